@@ -32,6 +32,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(SOURCE)
     torch.save({"w": torch.ones(2)}, "weights.pt")
+    (tmp_path / "syntax.py").write_text("import torch\ndef f(:\n")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     for file in ("timm/__init__.py", "torchvision/models/__init__.py", "torchvision/__init__.py", "own/__init__.py"):
         (tmp_path / "installed" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -66,12 +67,28 @@ MISTAKES = {
     ("inspect", "timm.create_model('resnet18')"): "after a colon: \"timm:create_model('resnet18')\"",
     ("inspect", "torchvision"): "such as torchvision.models:resnet18",
     ("inspect", "torchvision.models"): "such as torchvision.models:resnet18",
-    ("inspect", "own.parts"): "own.parts is a Python module; name a class in it: own.parts:Part",
+    ("inspect", "own.parts"): "own.parts is a Python module; name a class or function in it: own.parts:Part",
     ("inspect", "own"): "name a class or function in it after a colon, or write a function without arguments that "
     "builds the model, and name it: build.py:make",
     ("inspect", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
     ("diff", "weights.pt", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
-    ("verify", "weights.pt"): "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class",
+    ("verify", "weights.pt"): f"is a checkpoint; verify needs a model class:{CLASSES}",
+    ("inspect", "mynet"): "no such file or directory; no Python module is called mynet; name a model class as "
+    "file.py:Class or package.module:Class",
+    ("verify", "mynet"): "is not a model class; no Python module is called mynet; name a model class as file.py:Class "
+    "or package.module:Class",
+    ("inspect", "no_package.create_model('x')"): "the Python module no_package is not installed; install the package, "
+    "then write \"no_package:create_model('x')\"",
+    ("inspect", "no_package:create_model('x')"): "no module is called no_package; install the package of no_package, "
+    "or correct the name",
+    ("inspect", "Tiny()"): "Tiny(...) is the name of a class or function without its file; write 'net.py:Tiny()'",
+    ("inspect", "Small(3)"): "write 'file.py:Small(3)' with its file or module before the colon",
+    ("inspect", "model.bin"): "cannot be opened: no such file or directory",
+    ("inspect", "ten.py"): "cannot be opened: no such file or directory",
+    ("inspect", "syntax.py"): "syntax.py: is a Python file with a syntax error in line 2: invalid syntax; correct the "
+    "error, then name a class or function of the file",
+    ("inspect", "syntax"): "no such file or directory; syntax.py is a Python file with a syntax error in line 2: "
+    "invalid syntax; correct the error, then name a class or function of the file",
     ("inspec", "weights.pt"): "did you mean 'inspect'?",
     ("rules", "NaN"): "did you mean nan?",
 }
@@ -99,10 +116,11 @@ def test_only_classes_that_a_command_line_can_build_are_listed(here, statecli):
     classes = "".join(f"class A{n}{module.format('size=1')}" for n in range(22))
     (here / "many.py").write_text(f"from torch import nn\nclass C{module.format('cfg')}{classes}")
     lines = statecli("inspect", "many.py").err.splitlines()
-    assert lines[1:] == [*(f"  many.py:A{n}" for n in range(20)), "  or one of 2 more"]
+    assert lines[1:22] == [*(f"  many.py:A{n}" for n in range(20)), "  or one of 2 more"]
+    assert lines[22].startswith("C needs cfg; ")
     (here / "made.py").write_text(f"from torch import nn\nclass C{module.format('x: NetConfig')}"
                                   "def make(): return nn.Linear(2, 2)\ndef main(): print()\n")  # fmt: skip
-    assert statecli("inspect", "made.py").err.endswith("name a class or function in it: made.py:make\n")
+    assert "name a class or function in it: made.py:make; C needs x; " in statecli("inspect", "made.py").err
     (here / "none.py").write_text("def main(): print()\n")
     assert "write a function without arguments that builds the model" in statecli("inspect", "none.py").err
 
@@ -121,8 +139,135 @@ def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(here
         "from torch import nn\nclass A(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
         "class B(nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
     )
-    assert "write a function without arguments that builds the model" in statecli("inspect", "needs.py:A").err
+    assert statecli("inspect", "needs.py:A").err.endswith(
+        "needs.py:A: the constructor needs config; to use needs.py:make, add this function with a value for each ... "
+        "to needs.py:\ndef make():\n    return A(config=...)\n"
+    )
     assert "write 'needs.py:B(size=...)'" in statecli("inspect", "needs.py:B").err
+
+
+NEEDS = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class Config:
+    size: int = 3
+
+class Other:
+    def __init__(self, size):
+        self.size = size
+
+class Net(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.layer = nn.Linear(cfg.size, 2)
+
+class Child(Net):
+    pass
+
+class Embedding(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Embedding(10, 4))
+
+class Wide(Embedding):
+    pass
+"""
+MAKERS = """
+def make_config(): return Config()
+def make_other():
+    return Other(3)
+def make_batch(): return torch.ones(2, 3)
+def build():
+    model = Net(Config())
+    model = model.double()
+    return model.eval()
+def make_optimizer(): return torch.optim.SGD(Wide().parameters())
+def build_again() -> "nn.Module": return build()
+def _hidden(): return Net(Config())
+def build_wide(width): return Wide()
+"""
+
+
+def test_every_class_of_a_file_is_named(here, statecli):
+    """Those that a command line can build, the functions that build others, and what the rest needs."""
+    (here / "need.py").write_text(NEEDS + MAKERS)
+    specs = ["need.py:Embedding", "need.py:Wide", "need.py:build", "need.py:build_again"]
+    message, *lines = statecli("inspect", "need.py").err.splitlines()
+    assert message.endswith("name a class or function in it:")
+    assert lines[:4] == [f"  {spec}" for spec in specs]
+    assert lines[4].startswith("need.py:build builds Net, which needs cfg; Child needs cfg; to use need.py:make, add ")
+    for spec in specs:
+        assert statecli("inspect", spec).code == 0
+    assert statecli("inspect", "need.py:Net").err.endswith("needs cfg; write need.py:build, which builds Net\n")
+
+
+@pytest.mark.parametrize("target", ["inspect need.py", "inspect need.py:Child", "inspect need.Child"])
+def test_a_printed_function_works_when_it_is_pasted(here, statecli, target):
+    """It is added to the file, and named as the line says."""
+    (here / "need.py").write_text(NEEDS)
+    lines = statecli(*target.split()).err.splitlines()
+    start = next(
+        index for index, line in enumerate(lines) if "to use need.py:make, add this function to need.py:" in line
+    )
+    with (here / "need.py").open("a") as file:
+        file.write("\n".join(lines[start + 1 :]))
+    assert statecli("inspect", "need.py:make").code == 0
+    with pytest.raises(UnreadableError, match=r"need.py:make builds (Net|Child), which needs cfg"):
+        api.inspect("need.py")
+
+
+def test_an_error_in_python_has_the_function(here):
+    """In the sentence."""
+    (here / "need.py").write_text(NEEDS)
+    with pytest.raises(api.StateError, match=r"to need.py: def make\(\): return Net\(cfg=Config\(\)\)\Z"):
+        api.inspect("need.py:Net")
+
+
+@pytest.mark.parametrize("spec", ["need.py:Other", "need.py:Other(size=3)"])
+def test_a_class_that_is_no_module_is_refused_at_once(here, statecli, spec):
+    """Arguments would not help; a class of another file is looked up where it is defined."""
+    (here / "need.py").write_text(NEEDS)
+    lines = statecli("verify", spec).err.splitlines()
+    assert lines[0] == f"statecli: {spec}: the class Other is not an nn.Module; name a model class or a function:"
+    assert lines[1:3] == ["  need.py:Embedding", "  need.py:Wide"]
+    assert statecli("verify", "fractions:Fraction").code == 2
+
+
+@pytest.mark.parametrize("target", ["transformers.BertModel()", "transformers.BertModel", "transformers:BertModel"])
+def test_the_function_for_a_class_of_transformers_works(here, statecli, target):
+    """It builds the class from its configuration."""
+    pytest.importorskip("transformers")
+    message, *lines = statecli("verify", target).err.splitlines()
+    assert message.endswith("; to use build.py:make, write these lines to build.py:")
+    assert lines == ["from transformers import BertConfig, BertModel", "def make(): return BertModel(BertConfig())"]
+    (here / "build.py").write_text("\n".join(lines))
+    assert statecli("inspect", "build.py:make").code == 0
+
+
+def test_a_checkpoint_has_the_classes_of_files_next_to_it(here, statecli):
+    """Those of the current folder too; without any there is the general form."""
+    (here / "runs").mkdir()
+    torch.save({}, "runs/a.pt")
+    (here / "runs" / "own.py").write_text("from torch import nn\nclass Own(nn.Module): pass\n")
+    assert statecli("verify", "runs/a.pt").err.splitlines()[1] == "  runs/own.py:Own"
+    assert "  net.py:Tiny" in statecli("verify", "runs").err.splitlines()
+    (here / "net.py").unlink()
+    end = "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class\n"
+    assert statecli("verify", "weights.pt").err.endswith(end)
+
+
+def test_a_wrong_function_for_inputs_is_answered_with_functions(here, statecli):
+    """A class of the file is no function that returns inputs."""
+    (here / "need.py").write_text(
+        NEEDS + "def mk_batch(): return torch.ones(2, dtype=torch.int64)\ndef other(): pass\n"
+    )
+    line = ("verify", "need.py:Wide", "--input-from")
+    assert statecli(*line, "need.py:zz").err.endswith("need.py has no zz; its functions are mk_batch, other\n")
+    assert statecli(*line, "need.py:mkbatch").err.endswith("need.py has no mkbatch; did you mean mk_batch?\n")
+    (here / "none.py").write_text("x = 1\n")
+    assert statecli(*line, "none.py:Wide").err.endswith("none.py has no Wide; the file defines no function\n")
 
 
 @pytest.mark.parametrize("words", [("version",), ("-V",), ("--version",)], ids=" ".join)

@@ -290,11 +290,11 @@ def _use_color(choice: str, terminal: bool) -> bool:
 
 
 def print_state_error(error: StateError, debug: bool) -> int:
-    """Print an error on stderr: a line, and a line for each choice; return exit code 2."""
-    message, *choices = error.list_lines()
+    """Print an error on stderr: a line, a line for each choice, and the lines to paste; return exit code 2."""
+    message, *lines = error.list_lines()
     code = print_error(message, debug)
-    for choice in choices:
-        _print_line(f"  {truncate_middle(choice, MAX_LINE_CHARACTERS)}")
+    for line in lines:
+        _print_line(truncate_middle(line, MAX_LINE_CHARACTERS))
     return code
 
 

@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+#: Ends of the names of classes that hold settings.
+_CONFIGURATION_ENDS = ("Config", "Cfg", "Args")
+#: Ends of the names of other classes that a function returns instead of a model.
+_OTHER_ENDS = (*_CONFIGURATION_ENDS, "Tensor", "Dataset", "DataLoader", "Namespace", "Path", "Generator", "Parser")
+#: Modules of torch whose classes are not models.
+_OTHER_OWNERS = re.compile(r"\b(?:optim|lr_scheduler|data)\.")
+#: Capitalised names in the annotation of an argument that a literal can fill.
+_LITERAL_TYPES = {
+    *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
+    *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
+}
+#: Errors of reading and parsing a file, which may be nested too deeply for Python's parser.
+_PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
 class ModelClass(NamedTuple):
-    """Module class of a file, and the required arguments of its own `__init__`.
+    """Module class of a file, and the required arguments of its `__init__`.
 
-    `takes_object`: an argument is an object that a command line cannot spell, like a configuration.
+    `takes_object`: an argument is an object that a command line cannot spell, like a configuration. `call` is the code
+    that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names` are the classes of
+    the file in `call`.
     """
 
     name: str
     required: tuple[str, ...]
     takes_object: bool
+    call: str
+    names: tuple[str, ...]
+
+
+class ModelFactory(NamedTuple):
+    """Public function of a file that needs no arguments and returns a model, and the names called in its body."""
+
+    name: str
+    calls: frozenset[str]
 
 
 def list_model_classes(path: str) -> Iterator[ModelClass]:
     """Yield each module class of a file."""
-    modules: set[str] = set()
-    for node in _parse(path):
-        if isinstance(node, ast.ClassDef):
-            bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-            if any(base in modules or base.endswith(("Module", "Model")) for base in bases):
-                modules.add(node.name)
-                required = _list_init_arguments(node)
-                takes_object = any(takes_configuration(arg.arg, _format_annotation(arg)) for arg in required)
-                yield ModelClass(node.name, tuple(arg.arg for arg in required), takes_object)
+    classes = _map_classes(_parse(path))
+    for name in _list_module_names(classes):
+        required = _list_init_arguments(classes[name], classes)
+        takes_object = any(_takes_object(argument, classes) for argument in required)
+        used = {arg.arg: class_name for arg in required if (class_name := _find_class(arg, classes))}
+        values = (f"{arg.arg}={_write_value(used.get(arg.arg), classes)}" for arg in required)
+        names = tuple(dict.fromkeys([name, *used.values()]))
+        yield ModelClass(name, tuple(arg.arg for arg in required), takes_object, f"{name}({', '.join(values)})", names)
 
 
-def list_model_factories(path: str) -> Iterator[str]:
-    """Yield the name of each function of `list_factories` that returns an instance: `return Net(…)`."""
-    functions = {node.name: node for node in _parse(path) if isinstance(node, ast.FunctionDef)}
-    yield from (name for name in list_factories(path) if _returns_instance(functions[name]))
+def list_model_factories(path: str) -> Iterator[ModelFactory]:
+    """Yield each function of `list_factories` that returns a model, such as `return Net(…)`."""
+    body = _parse(path)
+    classes = _map_classes(body)
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    returns = _ReturnedModels(functions, classes, frozenset(_list_module_names(classes)))
+    for name in list_factories(path):
+        if returns.has_model(name):
+            yield ModelFactory(name, frozenset(_list_called_names(functions[name])))
 
 
 def list_definitions(path: str) -> Iterator[str]:
@@ -45,7 +76,13 @@ def list_definitions(path: str) -> Iterator[str]:
 
 def takes_configuration(name: str, annotation: str) -> bool:
     """Return True if an argument takes a configuration, an object that no command line can spell."""
-    return name in ("config", "cfg") or annotation.endswith("Config")
+    return name in ("config", "cfg", "conf", "args", "hparams") or annotation.endswith(_CONFIGURATION_ENDS)
+
+
+def takes_object(name: str, annotation: str) -> bool:
+    """Return True if an argument takes an object, such as a configuration or a module, that no literal can fill."""
+    words = {word for word in re.findall(r"\w+", annotation) if word[:1].isupper()}
+    return takes_configuration(name, annotation) or bool(words - _LITERAL_TYPES)
 
 
 def list_classes(path: str) -> Iterator[str]:
@@ -61,30 +98,147 @@ def list_factories(path: str) -> Iterator[str]:
             yield function.name
 
 
-def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file; none for a file not in Python."""
+def find_syntax_error(path: str) -> SyntaxError | None:
+    """Return the error of a file that is not in Python's syntax; None for a correct or unreadable file."""
     try:
-        with open(path, "rb") as file:
-            return ast.parse(file.read()).body
-    except (OSError, ValueError, SyntaxError):
+        _parse_file(path)
+    except SyntaxError as error:
+        return error
+    except _PARSE_ERRORS:
+        pass
+    return None
+
+
+def _parse(path: str) -> list[ast.stmt]:
+    """Return the statements of a file, those under `if` and `try` too; none for a file not in Python."""
+    try:
+        return [*_iter_statements(_parse_file(path))]
+    except _PARSE_ERRORS:
         return []
 
 
+def _parse_file(path: str) -> list[ast.stmt]:
+    with open(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the file's code, such as an invalid escape
+        return ast.parse(file.read()).body
+
+
+def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and not re.search("__name__|TYPE_CHECKING", ast.unparse(node.test)):
+            yield from _iter_statements([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from _iter_statements(node.body)
+
+
+def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+
+def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
+    """Return the classes that derive from a module: another module of the file, a class of torch.nn, `...Model`."""
+    modules: list[str] = []
+    for name, node in classes.items():
+        bases = [ast.unparse(base) for base in node.bases]
+        if any(base in modules or _is_module(base) for base in bases):
+            modules.append(name)
+    return modules
+
+
+def _is_module(base: str) -> bool:
+    owner, _, name = base.rpartition(".")
+    is_layer = owner in ("nn", "torch.nn") and name not in ("Parameter", "Buffer")
+    return is_layer or name.endswith(("Module", "Model"))
+
+
+class _ReturnedModels(NamedTuple):
+    """Which functions of a file return a model, by the expressions that they return."""
+
+    functions: Mapping[str, ast.FunctionDef]
+    classes: Mapping[str, ast.ClassDef]
+    modules: frozenset[str]
+
+    def has_model(self, name: str, callers: tuple[str, ...] = ()) -> bool:
+        function = self.functions[name]
+        annotation = ast.unparse(function.returns).strip("'\"") if function.returns is not None else ""
+        if annotation in self.modules or _is_module(annotation):
+            return True
+        values: dict[str, list[ast.expr]] = {}
+        for assignment in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
+            for target in assignment.targets:
+                values.setdefault(ast.unparse(target), []).append(assignment.value)
+        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
+        return any(self._is_model(value, values, (*callers, name)) for value in returned)
+
+    def _is_model(self, value: ast.expr, values: Mapping[str, list[ast.expr]], callers: tuple[str, ...]) -> bool:
+        """Return True for `Net(…)`, `nn.Linear(…)`, `Net(…).eval()`, `timm.create_model(…)` and their variables."""
+        if isinstance(value, ast.Name):
+            rest = {name: others for name, others in values.items() if name != value.id}
+            return any(self._is_model(other, rest, callers) for other in values.get(value.id, ()))
+        if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(ast.unparse(value.func)):
+            return False
+        called = value.func
+        while isinstance(called, ast.Attribute):
+            if self._names_model(called.attr, callers):
+                return True
+            called = called.value
+        if isinstance(called, ast.Name) and called.id not in values:
+            return self._names_model(called.id, callers)
+        return self._is_model(called, values, callers)
+
+    def _names_model(self, name: str, callers: tuple[str, ...]) -> bool:
+        if name in self.classes:
+            return name in self.modules
+        if name in self.functions:
+            return name not in callers and self.has_model(name, callers)
+        return (name[:1].isupper() and not name.endswith(_OTHER_ENDS)) or "model" in name
+
+
+def _list_called_names(function: ast.FunctionDef) -> Iterator[str]:
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    yield from (ast.unparse(call.func) for call in calls)
+
+
 def _format_annotation(argument: ast.arg) -> str:
-    return ast.unparse(argument.annotation).strip("'") if argument.annotation is not None else ""
+    return ast.unparse(argument.annotation).strip("'\"") if argument.annotation is not None else ""
 
 
-def _returns_instance(function: ast.FunctionDef) -> bool:
-    values = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
-    names = (ast.unparse(value.func).rpartition(".")[2] for value in values if isinstance(value, ast.Call))
-    return any(name[:1].isupper() for name in names)
+def _takes_object(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> bool:
+    annotation = _format_annotation(argument)
+    return annotation in classes or takes_object(argument.arg, annotation)
 
 
-def _list_init_arguments(node: ast.ClassDef) -> list[ast.arg]:
+def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """Return the class of the file whose instance an argument takes: its annotation, or the only configuration."""
+    annotation = _format_annotation(argument)
+    if annotation or not takes_configuration(argument.arg, annotation):
+        return annotation if annotation in classes else None
+    configurations = [name for name in classes if name.endswith(_CONFIGURATION_ENDS)]
+    return configurations[0] if len(configurations) == 1 else None
+
+
+def _write_value(class_name: str | None, classes: Mapping[str, ast.ClassDef]) -> str:
+    if class_name is None:
+        return "..."
+    required = _list_init_arguments(classes[class_name], classes)
+    return f"{class_name}({', '.join(f'{inner.arg}=...' for inner in required)})"
+
+
+def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
+    """Return the required arguments of the class's own `__init__`, of its fields, or of the base class in the file."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return _list_required_arguments(part.args, skip=1)
-    return []
+    bases = [base for base in map(ast.unparse, node.bases) if base in classes and base != node.name]
+    inherited = (
+        _list_init_arguments(classes[bases[0]], {n: c for n, c in classes.items() if n != node.name}) if bases else []
+    )
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value is None]
+        own = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
+        return [*inherited, *(arg for arg in own if "ClassVar" not in _format_annotation(arg))]
+    return inherited
 
 
 def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[ast.arg]:

@@ -1,14 +1,15 @@
-"""Suggest words to type instead of a missing target or a Python file without a class."""
+"""Suggest words to type instead of a missing target, or of a target that is not a model class."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from statecli.core import python_names
+from statecli.core import build_function, python_names
+from statecli.core.errors import Advice, StateError
 from statecli.core.quoting import quote_for_shell
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
@@ -22,13 +23,26 @@ _EXAMPLES = {
     "torchvision.models": "torchvision.models:resnet18",
 }
 _BUILD = "write a function without arguments that builds the model, and name it: build.py:make"
+#: Least similarity of a suggested file name, from 0 to 1: two.py (0.67) is not suggested for net.py.
+_SIMILARITY = 0.7
+#: Python files of a folder that are parsed for names.
+_MAX_FILES = 50
+
+
+_Error = TypeVar("_Error", bound=StateError)
 
 
 class Suggestion(NamedTuple):
-    """Sentence, and the targets to type named in the sentence."""
+    """Sentence, the targets to type named in the sentence, and how to build the classes that are not targets."""
 
     text: str = ""
     choices: tuple[str, ...] = ()
+    advice: Advice | None = None
+
+    def build_error(self, error_class: type[_Error], target: str = "", problem: str = "") -> _Error:
+        """Return the error `target: problem; suggestion`."""
+        text = "; ".join(filter(None, [problem, self.text]))
+        return error_class(f"{target}: {text}" if target else text, choices=self.choices, advice=self.advice)
 
 
 def suggest_for_missing(path: str) -> Suggestion:
@@ -39,21 +53,54 @@ def suggest_for_missing(path: str) -> Suggestion:
         return suggestion
     if os.path.isfile(f"{path}.py"):
         return _suggest_names_of_file(f"{path}.py")
+    near = _find_similar_file(path)
+    if near is not None:
+        return Suggestion(f"did you mean {near}?")
+    return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "") if dotted else Suggestion()
+
+
+def _find_similar_file(path: str) -> str | None:
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
     try:
-        near = get_close_matches(name, os.listdir(folder or os.curdir), n=1)
+        near = get_close_matches(name, os.listdir(folder or os.curdir), n=1, cutoff=_SIMILARITY)
     except OSError:
-        return Suggestion()
-    return Suggestion(f"did you mean {os.path.join(folder, near[0])}?") if near else Suggestion()
+        return None
+    return os.path.join(folder, near[0]) if near else None
 
 
 def describe_python_file(path: str) -> Suggestion:
     """Return `is a Python file, not a checkpoint; name a class in it: net.py:Net`."""
-    choices = tuple(_list_specs(path))
-    what = "is a Python file, not a checkpoint; "
-    return Suggestion(f"{what}name a class or function in it:", choices) if choices else Suggestion(f"{what}{_BUILD}")
+    error = python_names.find_syntax_error(path)
+    if error is not None:
+        return Suggestion(f"is a Python file with {_describe_syntax_error(error)}")
+    what, names = "is a Python file, not a checkpoint", _list_names(path)
+    if names.choices:
+        return Suggestion(f"{what}; name a class or function in it:", names.choices, names.advice)
+    return Suggestion(what, advice=names.advice or Advice(_BUILD))
+
+
+def suggest_classes_near(path: str) -> Suggestion:
+    """Return the classes and functions to type of the Python files in the checkpoint's and the current folder."""
+    next_to = path if os.path.isdir(path) else os.path.dirname(path)
+    folders = [""] if os.path.realpath(next_to) == os.getcwd() else [next_to, ""]
+    names = [_list_names(file) for folder in folders for file in _list_python_files(folder)]
+    choices = tuple(dict.fromkeys(choice for found in names for choice in found.choices))
+    return Suggestion("", choices, None if choices else next((n.advice for n in names if n.advice), None))
+
+
+def suggest_models_of(module: str, file: str | None) -> Suggestion:
+    """Return the classes and functions of a Python file; `file` is the file of a dotted module, if there is one."""
+    return _list_names(module) if module.endswith(".py") else _list_names(file, module) if file else Suggestion()
+
+
+def _list_python_files(folder: str) -> list[str]:
+    try:
+        files = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith(".py"))
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in files[:_MAX_FILES]]
 
 
 def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
@@ -63,7 +110,7 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
         if not os.path.isfile(file):
             continue
         if rest and parts[end] in python_names.list_definitions(file):
-            return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{file}:{rest}{call}')}")
+            return _suggest_colon(file, rest, call, file)
         if not rest or rest[0].isupper():
             return _suggest_names_of_file(file)
     modules = list(_find_modules(parts))
@@ -71,36 +118,83 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
         return None
     module, rest = ".".join(parts[: len(modules)]), ".".join(parts[len(modules) :])
     if rest:
-        return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{module}:{rest}{call}')}")
+        return _suggest_colon(module, rest, call, modules[-1].origin)
     return _suggest_names_of_module(module, modules[-1])
 
 
+def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
+    """Return `net.py:Net(3)`; how to build the class, if the class needs an object and `call` gives nothing."""
+    if file and call.strip("() ") == "":
+        function = build_function.write_for_name(module, name, file)
+        if function is not None:
+            return Suggestion(advice=function)
+    return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{module}:{name}{call}')}")
+
+
 def _suggest_names_of_file(path: str) -> Suggestion:
-    choices = tuple(_list_specs(path))
-    if not choices:
-        return Suggestion(f"{path} is a Python file: {_BUILD}")
-    return Suggestion(f"name a class or function of the file {path}:", choices)
+    error = python_names.find_syntax_error(path)
+    if error is not None:
+        return Suggestion(f"{path} is a Python file with {_describe_syntax_error(error)}")
+    names = _list_names(path)
+    if names.choices:
+        return Suggestion(f"name a class or function of the file {path}:", names.choices, names.advice)
+    return Suggestion(f"{path} is a Python file", advice=names.advice or Advice(_BUILD))
+
+
+def _describe_syntax_error(error: SyntaxError) -> str:
+    where = f" in line {error.lineno}" if error.lineno else ""
+    return f"a syntax error{where}: {error.msg}; correct the error, then name a class or function of the file"
 
 
 def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     what = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
     if name in _EXAMPLES:
         return Suggestion(f"{what}: name a class or function in it, such as {quote_for_shell(_EXAMPLES[name])}")
-    choices = tuple(_list_specs(spec.origin, name)) if spec.origin else ()
-    if choices:
-        return Suggestion(f"{what}; name a class in it:", choices)
-    return Suggestion(f"{what}: name a class or function in it after a colon, or {_BUILD}")
+    names = _list_names(spec.origin, name) if spec.origin else Suggestion()
+    if names.choices:
+        return Suggestion(f"{what}; name a class or function in it:", names.choices, names.advice)
+    return Suggestion(what, advice=names.advice or Advice(f"name a class or function in it after a colon, or {_BUILD}"))
 
 
-def _list_specs(path: str, module: str | None = None) -> Iterator[str]:
-    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for each builder of a model: classes, else functions."""
-    models = list(python_names.list_model_classes(path))
+def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
+    """Return how to name a class, for a name or a call that no file and no installed module has."""
+    module, _, attribute = name.rpartition(".")
+    top = name.partition(".")[0]
+    if not module and (call or name[:1].isupper()):
+        defined = [
+            f"{file}:{name}{call}" for file in _list_python_files("") if name in python_names.list_definitions(file)
+        ]
+        what = f"{name}{call and '(...)'} is the name of a class or function without its file; write"
+        if defined:
+            return Suggestion(what, tuple(map(quote_for_shell, defined)))
+        return Suggestion(f"{what} {quote_for_shell(f'file.py:{name}{call}')} with its file or module before the colon")
+    if module and not call and not attribute[:1].isupper():
+        return Suggestion()  # a file's name with an extension
+    missing = f"no Python module is called {top}" if not module else f"the Python module {top} is not installed"
+    if module:
+        return Suggestion(
+            f"{missing}; install the package, then write {quote_for_shell(f'{module}:{attribute}{call}')}"
+        )
+    if top in _EXAMPLES:
+        missing = f"the Python package {top} is not installed"
+        return Suggestion(f"{missing}; install the package, then write {quote_for_shell(_EXAMPLES[top])}")
+    return Suggestion(f"{missing}; name a model class as file.py:Class or package.module:Class")
+
+
+def _list_names(path: str, module: str | None = None) -> Suggestion:
+    """Return the builders of a model in a file: classes, then functions; and how to build the other classes."""
+    models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
+    names = [*_list_specs(models, module or path), *(f"{module or path}:{factory.name}" for factory in factories)]
+    advice = build_function.describe_unspellable(models, factories, module or path)
+    return Suggestion("", tuple(names), advice)
+
+
+def _list_specs(models: Iterable[python_names.ModelClass], module: str) -> Iterator[str]:
+    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for each class that a command line can build."""
     for model in models:
         call = f"({', '.join(f'{argument}=...' for argument in model.required)})" if model.required else ""
         if not model.takes_object:
-            yield quote_for_shell(f"{module or path}:{model.name}{call}")
-    if all(model.takes_object for model in models):
-        yield from (f"{module or path}:{name}" for name in python_names.list_model_factories(path))
+            yield quote_for_shell(f"{module}:{model.name}{call}")
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:

@@ -86,8 +86,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     if description == _TEXT and path.endswith(".py"):
         from statecli.core.target_suggestions import describe_python_file
 
-        what, choices = describe_python_file(path)
-        return UnreadableError(what, choices=choices)
+        return describe_python_file(path).build_error(UnreadableError)
     if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
     if description == _JSON and b'"statecli.lock/' in head[:200]:

@@ -7,6 +7,7 @@ imports torch.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     origins = Origins(get_typed_paths(spec))
     report_stage(f"importing {spec.module}")
     obj = load_object(spec)
+    _check_class(spec, obj)
     report_stage(f"building {spec.attribute}")
     make = functools.partial(_build_once, spec, obj, init_device, None)
     with torch_settings.keep_settings_and_grad_mode():
@@ -66,6 +68,21 @@ def _check_device(torch: Any, text: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"cannot build on device {text!r}: use cpu or meta") from error
+
+
+def _check_class(spec: ModelSpec, obj: Any) -> None:
+    """Raise ModelError, with the classes to name instead, for a class whose instances are not modules."""
+    from torch import nn
+
+    if not isinstance(obj, type) or issubclass(obj, nn.Module) or type(obj) is not type:
+        return  # a metaclass may build anything
+    if obj.__new__ is not object.__new__:
+        return
+    from statecli.core.target_suggestions import suggest_models_of
+
+    models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
+    end = "; name a model class or a function:" if models.choices else ""
+    raise models.build_error(ModelError, spec.text, f"the class {spec.attribute} is not an nn.Module{end}")
 
 
 def _build_once(

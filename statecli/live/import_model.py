@@ -10,29 +10,39 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import inspect
 import itertools
 import os
 import pkgutil
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from statecli.core.errors import ModelError
+from statecli.core.units import join_names
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
 
+#: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
+_SIMILARITY = 0.65
+#: Names that an error lists.
+_MAX_NAMES = 8
 _module_numbers = itertools.count()
 #: Top-level names that importing a spec's file brought from that file's own folder, by folder.
 _sibling_modules: dict[str, set[str]] = {}
 
 
-def load_object(spec: ModelSpec) -> Any:
-    """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code."""
+def load_object(spec: ModelSpec, *, is_model: bool = True) -> Any:
+    """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code.
+
+    `is_model`: False for a function that returns inputs; the error for a wrong name then suggests functions.
+    """
+    suggest = _suggest_models if is_model else _suggest_functions
     with protect_process(spec), report_as_model_error(spec, "importing it"):
-        return _get_attribute(spec, _import_file(spec) if spec.is_file else _import_dotted(spec))
+        return _get_attribute(spec, _import_file(spec) if spec.is_file else _import_dotted(spec), suggest)
 
 
 def _import_file(spec: ModelSpec) -> types.ModuleType:
@@ -137,15 +147,15 @@ def _suggest_modules(missing: str) -> str:
     names = [module.name for module in pkgutil.iter_modules(path)]
     if os.path.isfile(f"{missing}.py"):
         return f"; to import the file write {missing}.py:…"
-    return _did_you_mean(name, names)
+    return _did_you_mean(name, names) or f"; install the package of {missing}, or correct the name"
 
 
 def _did_you_mean(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, 3, 0.6) or [n for n in names if n.lower() == name.lower()]
+    near = difflib.get_close_matches(name, names, 3, _SIMILARITY) or [n for n in names if n.lower() == name.lower()]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def _get_attribute(spec: ModelSpec, module: types.ModuleType) -> Any:
+def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[[Any, str], str]) -> Any:
     obj: Any = module
     names_done: list[str] = []
     for name in spec.attribute.split("."):
@@ -153,12 +163,25 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType) -> Any:
             obj = getattr(obj, name)
         except AttributeError as error:
             where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
-            raise ModelError(f"{where} has no {name}{_suggest_attributes(obj, name)}") from error
+            raise ModelError(f"{where} has no {name}{suggest(obj, name)}") from error
         names_done.append(name)
     return obj
 
 
-def _suggest_attributes(obj: Any, name: str) -> str:
+def _suggest_functions(obj: Any, name: str) -> str:
+    """Suggest a function with a similar name, else the functions that the module itself defines."""
+    named = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
+    near = _did_you_mean(name, list(named))
+    if near:
+        return near
+    functions = [name_ for name_, value in named.items() if value.__module__ == getattr(obj, "__name__", None)]
+    if not functions:
+        return "; the file defines no function"
+    are = "its functions are" if len(functions) > 1 else "its only function is"
+    return f"; {are} {join_names(functions, _MAX_NAMES)}"
+
+
+def _suggest_models(obj: Any, name: str) -> str:
     from torch import nn
 
     public = [name_ for name_ in dir(obj) if not name_.startswith("__")]
@@ -168,6 +191,5 @@ def _suggest_attributes(obj: Any, name: str) -> str:
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
     if not models:
         return "; it defines no model class"
-    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
-    return f"; {classes} {', '.join(models[:8])}{more}"
+    return f"; {classes} {join_names(models, _MAX_NAMES)}"

@@ -9,12 +9,13 @@ import sys
 import traceback
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statecli.core.errors import ModelError, StateError
-from statecli.core.python_names import takes_configuration
+from statecli.core import build_function
+from statecli.core.errors import Advice, ModelError, StateError
+from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import hf_auto, torchscript_errors
@@ -33,7 +34,8 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
     except (StateError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ModelError(_describe_error(spec, doing, callee, error)) from error
+        mismatch = _explain_arguments(spec, callee, error)
+        raise mismatch or ModelError(_describe_error(spec, doing, error)) from error
 
 
 def _wait_for_gpu() -> None:
@@ -45,10 +47,7 @@ def _wait_for_gpu() -> None:
                 torch.cuda.synchronize(device)
 
 
-def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> str:
-    missing_arguments = _describe_missing_arguments(spec, callee, error)
-    if missing_arguments:
-        return missing_arguments
+def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
     hint = "; try --init-device cpu" if doing.endswith("on meta") and not hf_auto.is_auto(spec) else ""
     script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
@@ -150,8 +149,8 @@ def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
     return places[-1] if places else None
 
 
-def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str | None:
-    """Describe how to pass the required arguments, if the call did not fit the signature; None otherwise."""
+def _explain_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> ModelError | None:
+    """Return how to pass the required arguments, if the call did not fit the signature; None otherwise."""
     if callee is None or not isinstance(error, TypeError) or _find_deepest_user_line(error) is not None:
         return None
     try:
@@ -163,12 +162,13 @@ def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseExcepti
         if missing:
             arguments = ", ".join([*map(repr, spec.args), *(f"{k}={v!r}" for k, v in spec.kwargs.items())])
             all_arguments = ", ".join(filter(None, [arguments, *(f"{name}=..." for name in missing)]))
-            needs = f"{spec.text}: the constructor needs {join_names(missing)}"
+            what = "constructor" if isinstance(callee, type) else "function"
+            needs = f"{spec.text}: the {what} needs {join_names(missing)}"
             if any(_takes_object(callee, name) for name in missing):
-                return f"{needs}; write a function without arguments that builds the model, and name it: build.py:make"
+                return ModelError(needs, advice=_advise_function(spec, callee, missing))
             word = quote_for_shell(f"{base}({all_arguments})")
-            return f"{needs}; write {word} with a number, a string or a list for each ..."
-        return (
+            return ModelError(f"{needs}; write {word} with a number, a string or a list for each ...")
+        return ModelError(
             f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
         )
     return None
@@ -178,7 +178,34 @@ def _takes_object(callee: Any, name: str) -> bool:
     """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
     annotation = inspect.signature(callee).parameters[name].annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return takes_configuration(name, text)
+    return takes_object(name, text)
+
+
+def _advise_function(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
+    """Return the function to write: with the configuration class that a class of transformers names, if it fits."""
+    config_class = getattr(callee, "config_class", None)
+    name = getattr(config_class, "__name__", "")
+    if list(missing) == ["config"] and name and _has_name(spec.module, name) and _builds_alone(config_class):
+        return build_function.write_function(spec.module, f"{spec.attribute}({name}())", (spec.attribute, name))
+    in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
+    if in_file is not None:
+        return in_file
+    top = spec.attribute.partition(".")[0]
+    values = ", ".join(f"{argument}=..." for argument in missing)
+    return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
+
+
+def _has_name(module: str, name: str) -> bool:
+    return getattr(sys.modules.get(module), name, None) is not None
+
+
+def _builds_alone(config_class: Any) -> bool:
+    """Return True if the configuration has a default for each setting."""
+    try:
+        config_class()
+    except Exception:  # noqa: BLE001 code of a library or of the user
+        return False
+    return True
 
 
 def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:

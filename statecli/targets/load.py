@@ -70,14 +70,12 @@ def read_whole_checkpoint(text: str) -> ModelState:
     if not files.is_remote(path) and not files.exists(path):
         from statecli.core.target_suggestions import suggest_for_missing
 
-        advice, choices = suggest_for_missing(path)
-        text = f"{path}: cannot be opened: no such file or directory"
-        raise UnreadableError("; ".join(filter(None, [text, advice])), choices=choices)
+        problem = "cannot be opened: no such file or directory"
+        raise suggest_for_missing(path).build_error(UnreadableError, path, problem)
     if path.endswith(".py") and os.path.isfile(path):
         from statecli.core.target_suggestions import describe_python_file
 
-        advice, choices = describe_python_file(path)
-        raise UnreadableError(f"{path}: {advice}", choices=choices)
+        raise describe_python_file(path).build_error(UnreadableError, path)
     return kinds.classify_tensors(formats.read(path, section))
 
 

@@ -233,7 +233,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
     """Import the attribute of `spec` and keep the model's modules, which an import from another folder would drop."""
     before = dict(sys.modules)
     try:
-        return load_object(spec)
+        return load_object(spec, is_model=False)
     finally:
         for name, module in before.items():
             sys.modules.setdefault(name, module)

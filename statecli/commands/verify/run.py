@@ -173,16 +173,19 @@ def _lower_severity(finding: Finding) -> Finding:
 
 def _explain_wrong_target(target: str) -> UsageError:
     """Return an error that says why a target is not a model class, and what to type instead."""
-    from statecli.core.target_suggestions import describe_python_file, suggest_for_missing
+    from statecli.core import target_suggestions
+    from statecli.core.target_suggestions import Suggestion
 
     if target.endswith(".py") and os.path.isfile(target):
-        what, choices = describe_python_file(target)
-    elif files.is_remote(target) or os.path.exists(target):
-        what, choices = "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class", ()
-    else:
-        advice, choices = suggest_for_missing(target)
-        what = f"is not a model class; {advice or 'write file.py:Class or package.module:Class'}"
-    return UsageError(f"{target}: {what}", choices=choices)
+        return target_suggestions.describe_python_file(target).build_error(UsageError, target)
+    if files.is_remote(target) or os.path.exists(target):
+        near = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
+        end = ":" if near.choices else "" if near.advice else ", such as net.py:Net or package.module:Class"
+        return near.build_error(UsageError, target, f"is a checkpoint; verify needs a model class{end}")
+    suggestion = target_suggestions.suggest_for_missing(target)
+    if suggestion == Suggestion():
+        suggestion = Suggestion("write file.py:Class or package.module:Class")
+    return suggestion.build_error(UsageError, target, "is not a model class")
 
 
 def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:

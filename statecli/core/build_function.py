@@ -1,0 +1,122 @@
+"""Write the function to paste for a model class whose arguments a command line cannot spell. Nothing is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from statecli.core import python_names
+from statecli.core.errors import Advice
+from statecli.core.python_names import ModelClass, ModelFactory
+from statecli.core.units import join_names
+
+#: A class, at the start of a line.
+_CLASS = re.compile(r"^class (\w+)\b", re.MULTILINE)
+#: Classes of transformers that choose another class by a name or a file.
+_AUTO = "auto"
+
+
+def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> Advice | None:
+    """Return what the classes need that a command line cannot build, and a function that builds the first of them.
+
+    A class that a function of the file builds needs no other function.
+    """
+    unspellable = [model for model in models if model.takes_object]
+    built = {model: name for model in unspellable if (name := _find_factory(model.name, factories))}
+    notes = [f"{module}:{name} builds {model.name}, which needs {_join(model)}" for model, name in built.items()]
+    rest = [model for model in unspellable if model not in built]
+    if not rest:
+        return Advice("; ".join(_truncate(notes))) if notes else None
+    needs = _truncate([f"{model.name} needs {_join(model)}" for model in rest])
+    taken = {factory.name for factory in factories}
+    last = write_function(module, rest[0].call, rest[0].names, taken)
+    return Advice("; ".join([*_truncate(notes), *needs, last.text]), last.code)
+
+
+def write_for_class(module: str, name: str, file: str) -> Advice | None:
+    """Return how to build a class of a file whose arguments a command line cannot spell; None for another name."""
+    models = [model for model in python_names.list_model_classes(file) if model.name == name and model.takes_object]
+    if not models:
+        return None
+    factories = list(python_names.list_model_factories(file))
+    factory = _find_factory(name, factories)
+    if factory:
+        return Advice(f"write {module}:{factory}, which builds {name}")
+    return write_function(module, models[0].call, models[0].names, {factory.name for factory in factories})
+
+
+def write_for_name(module: str, name: str, file: str) -> Advice | None:
+    """Return what a class of an installed module or of a file needs, and how to build the class; None if unknown."""
+    if module == "transformers":
+        config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
+        if config is None:
+            return None
+        advice = write_function(module, f"{name}({config}())", (name, config))
+        return Advice(f"{name} needs a {config}; {advice.text}", advice.code)
+    model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
+    advice_for_class = write_for_class(module, name, file)
+    if model is None or advice_for_class is None:
+        return None
+    return Advice(f"{name} needs {_join(model)}; {advice_for_class.text}", advice_for_class.code)
+
+
+def write_function(module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = ()) -> Advice:
+    """Return the lines that build a model by `call`, and where to write them.
+
+    `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
+    `taken`: names of functions of the file.
+    """
+    with_values = " with a value for each ..." if "..." in call else ""
+    if module.endswith(".py"):
+        name = "make" if "make" not in taken else f"make_{names[0].lower()}"
+        text = f"to use {module}:{name}, add this function{with_values} to {module}:"
+        return Advice(text, (f"def {name}():", f"    return {call}"))
+    code = (f"from {module} import {', '.join(sorted(names))}", f"def make(): return {call}")
+    return Advice(f"to use build.py:make, write these lines{with_values} to build.py:", code)
+
+
+def _find_factory(name: str, factories: Sequence[ModelFactory]) -> str | None:
+    return next((factory.name for factory in factories if name in factory.calls), None)
+
+
+def _join(model: ModelClass) -> str:
+    return join_names(model.required, 3)
+
+
+def _truncate(notes: Sequence[str]) -> Iterator[str]:
+    yield from notes[:3]
+    if len(notes) > 3:
+        yield f"and {len(notes) - 3} more"
+
+
+def _find_transformers_config(name: str, models_folder: str) -> str | None:
+    """Return the configuration class of a class of transformers: `BertConfig` for `BertModel`; None if unknown."""
+    best = ("", "")
+    for folder in _list_folders(models_folder):
+        for config in _list_classes(folder, "configuration_"):
+            stem = config.removesuffix("Config")
+            if config.endswith("Config") and name.startswith(stem) and len(stem) > len(best[0]):
+                best = (stem, folder)
+    stem, folder = best
+    return f"{stem}Config" if stem and name in _list_classes(folder, "modeling_") else None
+
+
+def _list_folders(path: str) -> list[str]:
+    try:
+        return [os.path.join(path, name) for name in os.listdir(path) if name != _AUTO]
+    except OSError:
+        return []
+
+
+def _list_classes(folder: str, start: str) -> list[str]:
+    """Return the classes of the files whose name begins with `start`."""
+    try:
+        paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(start)]
+    except OSError:
+        return []
+    classes = []
+    for path in (path for path in paths if path.endswith(".py")):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            classes += _CLASS.findall(file.read())
+    return classes
