@@ -91,32 +91,43 @@ def _truncate(notes: Sequence[str]) -> Iterator[str]:
 
 
 def _find_transformers_config(name: str, models_folder: str) -> str | None:
-    """Return the configuration class of a class of transformers: `BertConfig` for `BertModel`; None if unknown."""
-    best = ("", "")
-    for folder in _list_folders(models_folder):
-        for config in _list_classes(folder, "configuration_"):
-            stem = config.removesuffix("Config")
-            if config.endswith("Config") and name.startswith(stem) and len(stem) > len(best[0]):
-                best = (stem, folder)
-    stem, folder = best
-    return f"{stem}Config" if stem and name in _list_classes(folder, "modeling_") else None
+    """Return the configuration class of a class of transformers: `BertConfig` for `BertModel`; None if unknown.
+
+    It is the annotation in the class's own `__init__`, or the configuration whose name begins as the class's.
+    """
+    stem, folder = "", ""
+    for candidate in _list_folders(models_folder):
+        for config in _CLASS.findall(_read_code(candidate, "configuration_")):
+            start = config.removesuffix("Config")
+            if start != config and name.startswith(start) and len(start) > len(stem):
+                stem, folder = start, candidate
+    if not stem:
+        return None
+    code = re.search(rf"^class {re.escape(name)}\b(?:.*\n(?!\S))*", _read_code(folder, "modeling_"), re.MULTILINE)
+    if code is None:
+        return None
+    own_init = re.search(r"def __init__\(\s*self,([^)]*)", code[0])
+    if own_init is None:
+        return f"{stem}Config"
+    annotation = re.match(r"\s*config: (\w+Config)\s*(?:,|$)", own_init[1])
+    return annotation[1] if annotation else f"{stem}Config" if re.match(r"\s*config\s*(?:,|$)", own_init[1]) else None
 
 
 def _list_folders(path: str) -> list[str]:
     try:
-        return [os.path.join(path, name) for name in os.listdir(path) if name != _AUTO]
+        return [os.path.join(path, name) for name in sorted(os.listdir(path)) if name != _AUTO]
     except OSError:
         return []
 
 
-def _list_classes(folder: str, start: str) -> list[str]:
-    """Return the classes of the files whose name begins with `start`."""
+def _read_code(folder: str, start: str) -> str:
+    """Return the text of the Python files whose name begins with `start`."""
     try:
-        paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(start)]
+        paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.startswith(start)]
     except OSError:
-        return []
-    classes = []
+        return ""
+    texts = []
     for path in (path for path in paths if path.endswith(".py")):
         with open(path, encoding="utf-8", errors="replace") as file:
-            classes += _CLASS.findall(file.read())
-    return classes
+            texts.append(file.read())
+    return "\n".join(texts)
