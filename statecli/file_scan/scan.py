@@ -183,13 +183,14 @@ def _iter_shards(path: str) -> Iterator[str]:
             yield file
 
 
-def _find_other_use(head: bytes) -> Hazard | None:
-    """Return the hazard of a file that loaders of code take by its first bytes, whatever else it is."""
-    if unsupported.is_compiled(head):
-        return Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
-    if unsupported.is_flatbuffer(head):
-        return Hazard("torch.jit.load takes the file for a flatbuffer, and runs its code", help=_FLATBUFFER_HELP)
-    return None
+def _find_other_uses(whole: Region) -> Iterator[Hazard]:
+    """Yield the hazards of a file that loaders take by its first or last bytes, whatever else it is."""
+    if unsupported.is_compiled(whole.head):
+        yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
+    if unsupported.is_flatbuffer(whole.head):
+        yield Hazard("torch.jit.load takes the file for a flatbuffer, and runs its code", help=_FLATBUFFER_HELP)
+    if not whole.head.startswith(_ZIP) and ends_as_zip(whole):
+        yield Hazard("torch.hub and pandas take the file for the zip archive that it ends with", help=_ZIP_HELP)
 
 
 def _is_plain_name(name: str) -> bool:
@@ -236,6 +237,7 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
 _CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
 _CACHE_HELP = "do not load it as a cache unless you made it"
+_ZIP_HELP = "save the tensors again without the archive, and ask who published the file"
 _FLATBUFFER_HELP = "do not load it with torch.jit unless you made it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
@@ -290,8 +292,7 @@ class FileScan:
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
-        hazard = _find_other_use(head)
-        if hazard is not None:
+        for hazard in _find_other_uses(self.whole):
             pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
         return pickles
 
@@ -736,6 +737,8 @@ class FileScan:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         unread, opening = None, b""
         self.steps.take(Budget.PIECES)
+        if alone:
+            self._scan_lone_tar(region, name, deflated)
         if deflated:
             if any(
                 _is_plain_array(_inflate_beginning(region, size)) for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
@@ -752,6 +755,16 @@ class FileScan:
             if unread:
                 self._add_unread(piece, unread)
             self.pieces.append(piece)
+
+    def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
+        """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""
+        head = (
+            _inflate_beginning(region, torch_tar.BLOCK)
+            if deflated
+            else region.read(0, min(torch_tar.BLOCK, region.size))
+        )
+        if torch_tar.parse_header(head[: torch_tar.BLOCK]) is not None:
+            self._scan_tar(_Piece(_inflate(region)[0] if deflated else region, name, 0, sure=True, hidden=False))
 
     def _salvage(self, piece: _Piece) -> None:
         """Queue the records with a local header, whatever the directory says."""

@@ -37,11 +37,12 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
 _ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
-#: then a version or a name.
-_COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact)", re.DOTALL)
-#: Where Ray Train keeps the pickle of a preprocessor, as digits in JSON; an escape may spell its key.
-_RAY_METADATA, _MAX_RAY_METADATA_BYTES = ".metadata.json", 64 << 20
-_RAY_PICKLE = re.compile(rb"preprocessor_pkl|\\u")
+#: then a version, a name, or the key of the code.
+_COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{7})", re.DOTALL)
+#: Where Ray keeps pickles as digits in JSON: the preprocessor of a checkpoint and the state of an experiment. An escape
+#: may spell the key.
+_RAY_NAME, _MAX_RAY_METADATA_BYTES = re.compile(r"\.metadata\.json|experiment_state-.*\.json"), 64 << 20
+_RAY_PICKLE = re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK|\\u")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
@@ -71,8 +72,8 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
             )
         if _is_ray_pickle(path, source):
             return UnreadableError(
-                "holds a pickle of Ray Train, which get_preprocessor loads and statecli does not read; remove the file "
-                "unless you trust its author"
+                "holds a pickle of Ray as digits, which Ray loads and statecli does not read; remove the file unless "
+                "you trust its author"
             )
         if is_compiled(head):
             what = "a file of torch.compile, whose pickles and code run when it is loaded"
@@ -129,8 +130,8 @@ def is_flatbuffer(head: bytes) -> bool:
 
 
 def _is_ray_pickle(path: str, source: Source) -> bool:
-    """Return whether `get_preprocessor` of Ray Train's checkpoints unpickles a text of the JSON file."""
-    if files.get_name(path) != _RAY_METADATA:
+    """Return whether Ray unpickles a text of the JSON file: `get_preprocessor`, or the analysis of an experiment."""
+    if _RAY_NAME.fullmatch(files.get_name(path)) is None:
         return False
     text = source.read(0, min(source.size, _MAX_RAY_METADATA_BYTES + 1))
     return len(text) > _MAX_RAY_METADATA_BYTES or _RAY_PICKLE.search(text) is not None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -593,7 +593,7 @@ def ends_as_zip(source: Source) -> bool:
     Both take the last end record, with any bytes before the archive and after its end. torch's reader does not look at
     the record's comment, and reads on by whole buffers.
     """
-    return bool(_find_directories(source))
+    return bool(_find_end(source).directories)
 
 
 def is_loaded_from_its_end(source: Source) -> bool:
@@ -602,15 +602,16 @@ def is_loaded_from_its_end(source: Source) -> bool:
     An installer or a packed program with several files, none with a name that loaders of torch open, is not one:
     torch.hub and pandas open an archive with a single file.
     """
-    directories = _find_directories(source)
-    if not directories:
+    end = _find_end(source)
+    if not end.directories:
         return False
-    offset = max(0, min(*directories, source.size - FARTHEST_END))
-    if source.size - offset > _MAX_SEARCHED_BYTES or not source.head.startswith(_PROGRAMS):
+    offset = max(0, min(*end.directories, source.size - FARTHEST_END))
+    # All archives of torch are zip64; where their directory begins is not known here.
+    if source.size - offset > _MAX_SEARCHED_BYTES or end.is_zip64 or not source.head.startswith(_PROGRAMS):
         return True
     if _LOADED_NAMES.search(source.read(offset, source.size - offset)) is not None:
         return True
-    return any(_count_members(source, directory) < 2 for directory in directories)
+    return any(_count_members(source, directory) < 2 for directory in end.directories)
 
 
 #: First bytes of programs that unpack or run the archive at their end.
@@ -619,18 +620,27 @@ _PROGRAMS = (b"MZ", b"\x7fELF", b"#!")
 _MAX_SEARCHED_BYTES = 4 * 2**20
 
 
-def _find_directories(source: Source) -> list[int]:
-    """Return the offsets where the directory of an archive at the file's end begins or may begin."""
+class _ArchiveEnd(msgspec.Struct, frozen=True):
+    """End of an archive: the offsets where its directory begins or may begin, none if the file does not end as one."""
+
+    directories: Sequence[int] = ()
+    is_zip64: bool = False
+
+
+def _find_end(source: Source) -> _ArchiveEnd:
+    """Return the end of an archive at the file's end."""
     start = max(0, source.size - FARTHEST_END)
     tail = source.read(start, source.size - start)
     at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
     if at < 0:
-        return []
+        return _ArchiveEnd()
     if tail[max(0, at - _END64_LOCATOR.size) : at].startswith(b"PK\6\7"):
-        return [start]
+        return _ArchiveEnd((start,), is_zip64=True)
     size, offset = struct.unpack_from("<II", tail, at + 12)
     begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    return [begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == _CENTRAL_MARK]
+    return _ArchiveEnd(
+        [begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == _CENTRAL_MARK]
+    )
 
 
 _CENTRAL_MARK = b"PK\1\2"

@@ -189,7 +189,10 @@ class _Unpacked:
         self._window = self._packed = self._input = b""
         self.damage: str | None = None
         self.stream: _Stream | None = None
-        self._begin_stream()
+        if source.head.startswith(bytes(_LZMA_HEADER_BYTES)):  # an empty LZMA stream is zeros
+            self._end_stream(b"", 0)
+        else:
+            self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return these bytes; fewer at the end or before damage. Raises _TooLarge."""

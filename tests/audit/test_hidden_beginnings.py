@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import struct
 import tarfile
 import zipfile
@@ -261,4 +262,102 @@ def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
         path.write_text(text)
         result = statecli("audit", str(folder))
         assert result.code == 2
-        assert ".metadata.json: holds a pickle of Ray Train, which get_preprocessor loads" in result.out
+        assert ".metadata.json: holds a pickle of Ray as digits, which Ray loads" in result.out
+
+
+def build_old_tar(first_name: str = "first") -> bytes:
+    """What torch saved before 0.1.10; loading it unpickles its member `storages`."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in ((first_name, b""), ("storages", EVIL), ("tensors", b"K\0."), ("pickle", b"}.")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def build_tar_that_is_an_array() -> bytes:
+    """The name of its first member is the header of a numpy array of bytes."""
+    tar, header = bytearray(build_old_tar()), b""
+    for _ in range(3):  # the header has the number of bytes after it
+        shape = len(tar) - 10 - len(header)
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (%d,), }\n" % shape
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    tar[: len(start)] = start
+    tar[148:156] = b" " * 8
+    tar[148:156] = b"%06o\0 " % sum(tar[:512])
+    assert np.load(io.BytesIO(bytes(tar))).shape == (len(tar) - len(start),)
+    return bytes(tar)
+
+
+LOADS_FROM_HUB = "import torch; torch.hub.load_state_dict_from_url('https://example.org/{name}', model_dir='.')"
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
+def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli, forked_python):
+    """torch.hub gives the only member of a zip to torch.load, which tries tarfile first."""
+    with zipfile.ZipFile(tmp_path / "weights.pth", "w", method) as archive:
+        archive.writestr("weight.npy", build_tar_that_is_an_array())
+    forked_python(LOADS_FROM_HUB.format(name="weights.pth"), cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists()
+    result = statecli("audit", str(tmp_path / "weights.pth"))
+    assert (result.code, "posix.system" in result.out) == (1, True)
+
+
+def test_a_zip_at_the_end_of_a_tensor_is_reported(folder, statecli, forked_python):
+    """Its member is a tar of old torch; the archive itself is a hazard, whatever is in it."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("w", build_old_tar())
+    save_file({"w": torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)}, folder / "model.safetensors")
+    forked_python(LOADS_FROM_HUB.format(name="model.safetensors"), cwd=folder)
+    assert (folder / "PWNED").exists()
+    result = statecli("audit", str(folder / "model.safetensors"))
+    assert result.code == 1
+    assert "torch.hub and pandas take the file for the zip archive that it ends with" in result.out
+
+
+def test_a_zip64_behind_a_program_is_not_passed(folder, statecli):
+    """torch's archives are zip64; their directory may begin far before the end, behind other entries."""
+    data = io.BytesIO(b"#!/bin/sh\n")
+    data.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.writestr("a/.data/extern_modules", b"")
+        for number in range(800):
+            archive.writestr(f"a/{number:0100}", b"")
+    file = bytearray(data.getvalue())
+    end = file.rfind(b"PK\5\6")
+    fields = struct.unpack("<4sHHHHIIH", file[end:])
+    file[end:end] = struct.pack(
+        "<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, fields[3], fields[4], fields[5], fields[6]
+    ) + struct.pack("<4sIQI", b"PK\6\7", 0, end, 1)
+    (folder / "tool").write_bytes(file)
+    assert statecli("audit", str(folder)).code == 2
+
+
+def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(folder, statecli):
+    """`CompiledArtifact.save` of torch 2.7 wrote no name of the format; torch 2.13 reads the file."""
+    (folder / "compiled").write_bytes(b"\1\2\3\4" + bytes(7) + b"\x20" + b"k" * 32 + bytes(7) + b"\x34" + b"x" * 100)
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "compiled: is a file of torch.compile" in result.out
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_pickle_behind_empty_lzma_streams_is_not_passed(streams, folder, statecli):
+    """Each of them is 18 zeros, and Python's lzma reads the next stream."""
+    (folder / "model.xz").write_bytes(bytes(18 * streams) + lzma.compress(EVIL))
+    with lzma.open(folder / "model.xz") as file:
+        assert file.read() == EVIL
+    assert statecli("audit", str(folder)).code == 2
+    (folder / "model.xz").write_bytes(bytes(100_000))
+    assert statecli("audit", str(folder)).code == 0
+
+
+def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
+    """ExperimentAnalysis unpickles its digits."""
+    state = {"_type": "CLOUDPICKLE_FALLBACK", "value": EVIL.hex()}
+    (folder / "experiment_state-2026.json").write_text(json.dumps({"trial_data": [state]}))
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "experiment_state-2026.json: holds a pickle of Ray as digits" in result.out
