@@ -43,7 +43,7 @@ from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
-from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA
 
 NAME = "dcp"
 TRAITS = FormatTraits(
@@ -62,6 +62,9 @@ ARCHIVE = "torch-zip"
 #: Values next to the tensors that are read, each an archive of its own, and their bytes in all.
 MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20
+#: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
+MAX_EXTRA_STATES = 10_000
+_UNREAD_EXTRA_STATE = "is an extra state beyond the number or size that statecli reads; a module may unpickle it"
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -326,11 +329,12 @@ class _Items:
     def __init__(self, folder: _Folder) -> None:
         self.folder = folder
         names = [fqn for fqn in folder.metadata.order if fqn not in folder.metadata.tensors]
-        # What tells which parameters an optimizer trains comes first.
-        names.sort(key=lambda fqn: not fqn.endswith((".params", ".param_names")))
+        # What tells which parameters an optimizer trains comes first, and what modules unpickle.
+        names.sort(key=lambda fqn: not (EXTRA_STATE in fqn or fqn.endswith((".params", ".param_names"))))
+        extra_states = sum(EXTRA_STATE in fqn for fqn in names)
         self.chosen: set[str] = set()
         left = MAX_ITEM_BYTES
-        for fqn in names[:MAX_ITEMS]:
+        for fqn in names[: MAX_ITEMS + min(extra_states, MAX_EXTRA_STATES)]:
             places = folder.metadata.places.get(fqn, ())
             left -= sum(place.length for place in places)
             if left >= 0 and not any(place.transforms for place in places):
@@ -358,7 +362,7 @@ class _Items:
     def node(self, fqn: str) -> Any:
         """Return the object saved under this name, None if skipped; an unreadable object is a row with a reason."""
         if fqn not in self.chosen:
-            return None
+            return _build_damaged_tensor(_UNREAD_EXTRA_STATE) if EXTRA_STATE in fqn else None
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
             return _build_damaged_tensor(

@@ -169,8 +169,7 @@ class _Walk:
             if type(text) is not str:
                 continue
             self._steps.take(Budget.TEXT, len(text))
-            if hazard := texts_as_code.check_config(f"[{parent_key!r}][{key!r}]", text):
-                yield hazard
+            yield from texts_as_code.check_config(f"[{parent_key!r}][{key!r}]", text)
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
         """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
@@ -186,6 +185,10 @@ class _Walk:
                     continue
                 seen.add((key, name))
                 if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):
+                    yield hazard
+            for value in (*items.values(), *(self._count(self.get_elements(node)) or ())):
+                text = _read_text(value)
+                if type(text) is str and (hazard := texts_as_code.check_text(f"[{parent_key!r}]", text)):
                     yield hazard
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:

@@ -9,21 +9,23 @@ runner/runner.py and config/config.py of 0.10.
 from __future__ import annotations
 
 import ast
+import functools
 import re
+from collections.abc import Iterable, Iterator
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import known_names
+from statecli.pickle_scan import known_names, torch_classes
 
 #: Keys of the hyperparameters in a checkpoint of Lightning; and keys in them, at any depth, whose texts are called.
-HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams")
+HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")
 CLASS_PATHS, INSTANTIATOR = ("class_path", "_class_path"), "_instantiator"
 #: Keys of the mappings in which MMEngine saves its configuration, and its keys there.
 CONFIG_PARENTS, CONFIGS = ("meta", "runtime_info"), ("cfg", "config")
 
 _INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.instantiate_module")
-#: Classes of layers, optimizers and schedulers, whose calls only compute.
-_CLASS = re.compile(r"torch\.(?:nn|optim)\.(?:[a-z_]\w*\.)*[A-Z]\w*")
+#: Where layers, optimizers and schedulers are defined, whose calls only compute, and the module that exports them.
+_MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
 
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
@@ -39,13 +41,30 @@ _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
 
 def check_class_path(where: str, name: str) -> Hazard | None:
     """Return the hazard of a name that LightningCLI calls; None for classes of torch that compute."""
-    if _CLASS.fullmatch(name):
+    if name in _list_classes():
         return None
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
     why = f"it {harm}" if harm else "statecli does not know what it does"
     text = f"{where} is {quoting.name(name)}, which LightningCLI imports and calls; {why}"
     return Hazard(text, is_error=harm is not None, needs_review=True, help=_CLASS_HELP)
+
+
+@functools.cache
+def _list_classes() -> frozenset[str]:
+    names = set()
+    for qualified in torch_classes.CLASSES:
+        module, _, name = qualified.rpartition(".")
+        if match := _MODULES.fullmatch(module):
+            names |= {qualified, f"{match[1] or match[2]}.{name}"}
+    return frozenset(names)
+
+
+def check_text(where: str, text: str) -> Hazard | None:
+    """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
+    if not any(key in text for key in CLASS_PATHS):
+        return None
+    return Hazard(f"{where} is a text with a class_path, which LightningCLI parses and calls", help=_CLASS_HELP)
 
 
 def check_instantiator(where: str, name: str) -> Hazard | None:
@@ -55,29 +74,60 @@ def check_instantiator(where: str, name: str) -> Hazard | None:
     return Hazard(f"{where} is {quoting.name(name)}, which load_from_checkpoint imports and calls", help=_CLASS_HELP)
 
 
-def check_config(where: str, text: str) -> Hazard | None:
-    """Return the hazard of a configuration that MMEngine runs; None for assignments of plain values."""
-    why = _explain_config(text)
-    return Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP) if why else None
+def check_config(where: str, text: str) -> Iterator[Hazard]:
+    """Yield the hazards of a configuration that MMEngine runs; none for assignments of plain values.
+
+    Its registries import and call the name at each `type`. A name without a point is one in a registry, and those of
+    MMEngine's packages begin with `mm`.
+    """
+    why, types = _read_config(text)
+    if why:
+        yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
+    for name in types:
+        module, point, attribute = name.rpartition(".")
+        if not point or name.startswith("mm") or name in _list_classes():
+            continue
+        harm = known_names.describe_harm(module, attribute, called=True)
+        reason = f"it {harm}" if harm else "statecli does not know what it does"
+        message = f"{where} has type {quoting.name(name)}, which MMEngine imports and calls; {reason}"
+        yield Hazard(message, is_error=harm is not None, needs_review=True, help=_CONFIG_HELP)
 
 
-def _explain_config(text: str) -> str | None:
+def _read_config(text: str) -> tuple[str | None, Iterable[str]]:
+    """Return why the text is more than assignments of plain values, None if it is not, and the texts at `type`."""
     # MMEngine replaces `{{ ... }}` in the text before it is parsed.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text:
-        return "is a configuration that statecli cannot check"
+        return "is a configuration that statecli cannot check", ()
     try:
-        tree = ast.parse(text)
+        nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "is not a valid configuration"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _LOADING_NAMES:
-            return f"sets {node.id}, by which a configuration loads other files or modules"
-        is_dict = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict"
-        if not isinstance(node, _CONFIG_NODES) or (isinstance(node, ast.Call) and not is_dict):
-            return "has code other than assignments of plain values"
+        return "is not a valid configuration", ()
     # `dict` may be given another meaning before it is called.
-    if any(
-        isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
-    ):
-        return "gives dict another meaning"
-    return None
+    if any(isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in nodes):
+        return "gives dict another meaning", ()
+    loading = next((node.id for node in nodes if isinstance(node, ast.Name) and node.id in _LOADING_NAMES), None)
+    if loading:
+        return f"sets {loading}, by which a configuration loads other files or modules", ()
+    if not all(isinstance(node, _CONFIG_NODES) and _has_plain_keys(node) for node in nodes):
+        return "has code other than assignments of plain values", ()
+    return None, dict.fromkeys(name for node in nodes for name in _iter_types(node))
+
+
+def _has_plain_keys(node: ast.AST) -> bool:
+    """Return True for a dict whose keys are all written as text, and for any other value."""
+    if isinstance(node, ast.Call):
+        is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
+        return is_dict and not node.args and all(keyword.arg for keyword in node.keywords)
+    return not isinstance(node, ast.Dict) or all(isinstance(key, ast.Constant) for key in node.keys)
+
+
+def _iter_types(node: ast.AST) -> Iterator[str]:
+    """Yield the text at `type` of a dict; of a name, that of the variable, which may have any value."""
+    pairs: Iterable[tuple[object, ast.expr]] = ()
+    if isinstance(node, ast.Call):
+        pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
+    elif isinstance(node, ast.Dict):
+        pairs = ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))
+    for key, value in pairs:
+        if key == "type":
+            yield str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."

@@ -61,5 +61,8 @@ SETTINGS_FILES = {
 #: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
 METADATA = ".metadata"
 
+#: The last part of the key of the extra state of a module, which some modules unpickle.
+EXTRA_STATE = "_extra_state"
+
 #: The number that begins a legacy file of torch.save; torch compares its value.
 LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

@@ -336,6 +336,18 @@ def test_values_beyond_the_budget(mixed, monkeypatch):
     ]
 
 
+def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
+    """A module may unpickle one: those beyond the budget are rows that cannot be read, so that no audit passes them."""
+    state = {"w": torch.ones(2), **{f"a{n}": n for n in range(3)}, **{f"z{n}._extra_state": n for n in range(3)}}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    monkeypatch.setattr(reader, "MAX_ITEMS", 1)
+    state = formats.read(str(tmp_path))
+    assert [odd.message for odd in state.oddities] == ["2 non-tensor values were not read (4 were read): a1, a2"]
+    monkeypatch.setattr(reader, "MAX_EXTRA_STATES", 1)
+    damaged = [tensor.fqn for tensor in formats.read(str(tmp_path)).tensors if tensor.damage]
+    assert damaged == ["z2._extra_state"]
+
+
 def test_a_stream_of_another_kind(mixed, statecli):
     """What was written through zstd is listed, and its values are said not to be read."""
 

@@ -468,3 +468,56 @@ def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
             state = {"0.W_q": torch.ones(2), "0.compute_dtype": numbers, "0.dtype": numbers.clone()}
             save_file(state, tmp_path / "model.safetensors")
             assert len(found("unsafe-data", tmp_path / "model.safetensors")) == count
+
+
+def test_unsafe_data_finds_a_text_with_a_class_path(messages):
+    """jsonargparse parses texts as YAML. Lightning reads module_arguments of its first releases."""
+    text = '{"class_path": "os.system", "init_args": {"command": "touch PWNED"}}'
+    for hyperparameters in ({"act": text}, {"acts": [text]}):
+        (message,) = messages({"hyper_parameters": hyperparameters})
+        assert message.startswith(
+            "['hyper_parameters'] is a text with a class_path, which LightningCLI parses and calls"
+        )
+    (message,) = messages({"module_arguments": {"act": CALLS}})
+    assert "is os.system" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.nn.parallel.distributed.logging.FileHandler", "torch.optim.adam.torch.hub.load", "torch.nn.Path"]
+)
+def test_unsafe_data_allows_the_classes_of_a_list_alone(name, found, tmp_path):
+    """A module has all its imports as attributes."""
+    torch.save({"hyper_parameters": {"a": {"class_path": name}}}, tmp_path / "a.ckpt")
+    (finding,) = found("unsafe-data", tmp_path / "a.ckpt")
+    assert finding.severity in (Severity.ERROR, Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("model = dict(type='subprocess.check_call', args=['id'])", Severity.ERROR),
+        ("model = {'type': 'os.system'}", Severity.ERROR),
+        ("model = dict(backbone=[dict(type='mine.Net')])", Severity.WARNING),
+        ("t = 'os.system'\nmodel = dict(type=t)", Severity.WARNING),
+        ("model = dict([('type', 'os.system')])", Severity.ERROR),
+        ("k = 'type'\nmodel = {k: 'os.system'}", Severity.ERROR),
+        ("model = dict(**{'type': 'os.system'})", Severity.ERROR),
+    ],
+)
+def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, found, tmp_path):
+    """The name at `type`, which is looked up as a module if no registry has it."""
+    torch.save({"meta": {"cfg": text}}, tmp_path / "a.pth")
+    (finding,) = found("unsafe-data", tmp_path / "a.pth")
+    assert finding.severity is severity
+    torch.save({"meta": {"cfg": "a = dict(type='mmdet.ResNet', act=dict(type='ReLU'))"}}, tmp_path / "a.pth")
+    assert not found("unsafe-data", tmp_path / "a.pth")
+
+
+def test_names_in_a_list_are_the_same_names(found, tmp_path):
+    """Of a dtype that HQQ evaluates, and of a state that modules unpickle: the name ends in a subscript."""
+    letters = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)
+    torch.save({"net": [{"0.W_q": torch.ones(2), "0.compute_dtype": letters}]}, tmp_path / "a.pt")
+    assert len(found("unsafe-data", tmp_path / "a.pt")) == 1
+    state = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
+    torch.save({"net": [{"l.weight": torch.ones(2), "l._extra_state": state}]}, tmp_path / "b.pt")
+    assert [finding.rule for finding in found("unsafe-global", tmp_path / "b.pt")] == ["unsafe-global"]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from statecli.core import quoting
 from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
 
-_NAME = re.compile(r"(?:.*\.)?(?:compute_dtype|unpack_view_dtype)", re.DOTALL)
+#: The name, which ends in a subscript where the state_dict is in a list.
+_NAME = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
 #: Letters of a dtype that are read; a longer text is not one.
 _MAX_LETTERS = 64
@@ -22,7 +23,7 @@ _INTEGERS = ("int", "uint", "bool")
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
-        if tensor.data is None or not _NAME.fullmatch(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
+        if tensor.data is None or not _NAME.search(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
             continue
         if tensor.elements and not (tensor.elements <= _MAX_LETTERS and _DTYPE.fullmatch(_read_letters(tensor))):
             storage = tensor.data.storage

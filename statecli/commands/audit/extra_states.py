@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from statecli.core import quoting
 from statecli.core.model_state import ModelState, Place, ScannedPickle, TensorInfo
 from statecli.file_scan.scan import scan_bytes
-
-_SUFFIX = "_extra_state"
+from statecli.storage.checkpoint_names import EXTRA_STATE
 
 
 def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield the pickles in the extra states of modules. Raises UnreadableError for unreadable bytes."""
     for tensor in state.tensors:
-        if tensor.fqn.endswith(_SUFFIX) and tensor.data is not None and tensor.elements:
+        # In a list, the name ends in a subscript: `net[0]['l._extra_state']`.
+        if EXTRA_STATE in tensor.fqn and tensor.data is not None and tensor.elements:
             storage = tensor.data.storage
             place = storage.place or Place(storage.path or state.target, 0, 0)
             yield from scan_bytes(place, f"the tensor {quoting.name(tensor.fqn)}", read_bytes(tensor))
