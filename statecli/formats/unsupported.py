@@ -65,7 +65,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     from statecli.pickle_scan.one_pickle import begins_as_pickle
 
     with Source(path) as source:
-        if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_from_its_end(source):
+        if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
             return UnreadableError(
                 "begins with other bytes, but ends with a zip archive, which loaders open and statecli cannot read; "
                 "do not load the file"

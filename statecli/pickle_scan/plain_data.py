@@ -145,6 +145,8 @@ class _Walk:
         for key, value in items.items():
             if type(value) in _CONTAINERS:
                 yield from self.check_python_state(key, value, node)
+            if type(key) is str and texts_as_code.is_dtype_key(key):
+                yield from self._check_dtype(node, key, value)
         if "params" in items:
             yield from self._check_param_group(node, items)
         if "milestones" in items:
@@ -161,6 +163,17 @@ class _Walk:
         for parent_key in texts_as_code.HYPERPARAMETERS:
             if type(items.get(parent_key)) in _CONTAINERS:
                 yield from self._check_hyperparameters(parent_key, items[parent_key])
+
+    def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
+        """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
+        raw = read_raw_bytes(value)
+        numbers = self._count(self.get_elements(value)) if raw is None else raw
+        if numbers is not None and not (
+            all(type(number) is int and 0 <= number < 128 for number in numbers)
+            and texts_as_code.is_dtype("".join(map(chr, numbers)))
+        ):
+            where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
+            yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
 
     def _check_configs(self, parent_key: str, parent: Value) -> Iterator[Hazard]:
         items = self._count(self.get_items(parent)) or {}

@@ -2,8 +2,8 @@
 
 LightningCLI merges the hyperparameters of a checkpoint into its configuration, and jsonargparse imports and calls the
 name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. MMEngine runs the configuration
-that it saves as text. Sources: lightning/pytorch/cli.py and core/saving.py of 2.6; mmengine/infer/infer.py,
-runner/runner.py and config/config.py of 0.10.
+that it saves as text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of
+2.6; mmengine/infer/infer.py, runner/runner.py and config/config.py of 0.10; hqq/core/utils.py of 0.2.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.ins
 _MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
 
+#: The key of a dtype that HQQ saves as letters, and such a dtype.
+_DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
+_DTYPE = re.compile(r"torch\.\w{1,30}")
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
 _CONFIG_NODES = (
     *(ast.Module, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set),
@@ -37,6 +40,16 @@ _CONFIG_NODES = (
 _LOADING_NAMES = frozenset(("_base_", "custom_imports"))
 _MAX_CONFIG_CHARACTERS = 2**20
 _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
+
+
+def is_dtype_key(name: str) -> bool:
+    """Return whether HQQ evaluates the letters at this key; in a list, the name of a tensor ends in a subscript."""
+    return _DTYPE_KEY.search(name) is not None
+
+
+def is_dtype(letters: str) -> bool:
+    """Return whether the letters are the name of a dtype of torch, as HQQ writes it."""
+    return _DTYPE.fullmatch(letters) is not None
 
 
 def check_class_path(where: str, name: str) -> Hazard | None:

@@ -10,10 +10,9 @@ directory and in a descriptor after the data, zip64 end records always.
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -580,81 +579,19 @@ def _limit_error(record: Record, limit: int) -> MalformedError:
     return MalformedError(f"{record.name} has {record.size:,} bytes, more than statecli's limit of {limit:,}")
 
 
-#: Parts of the names of records that torch's loaders open.
-_LOADED_NAMES = re.compile(
-    rb"\.pkl|\.data/|archive_format|aotinductor|model\.json|data/constants|serialized_(?:exported_program|state_dict|constants|example)",
-    re.IGNORECASE,
-)
-
-
 def ends_as_zip(source: Source) -> bool:
     """Whether there is a directory, and an end record where torch's zip reader and Python's look for end records.
 
     Both take the last end record, with any bytes before the archive and after its end. torch's reader does not look at
     the record's comment, and reads on by whole buffers.
     """
-    return bool(_find_end(source).directories)
-
-
-def is_loaded_from_its_end(source: Source) -> bool:
-    """Whether the file ends as an archive that a loader may open, whatever the file begins with.
-
-    An installer or a packed program with several files, none with a name that loaders of torch open, is not one:
-    torch.hub and pandas open an archive with a single file.
-    """
-    end = _find_end(source)
-    if not end.directories:
-        return False
-    offset = max(0, min(*end.directories, source.size - FARTHEST_END))
-    # All archives of torch are zip64; where their directory begins is not known here.
-    if source.size - offset > _MAX_SEARCHED_BYTES or end.is_zip64 or not source.head.startswith(_PROGRAMS):
-        return True
-    if _LOADED_NAMES.search(source.read(offset, source.size - offset)) is not None:
-        return True
-    return any(_count_members(source, directory) < 2 for directory in end.directories)
-
-
-#: First bytes of programs that unpack or run the archive at their end.
-_PROGRAMS = (b"MZ", b"\x7fELF", b"#!")
-#: Bytes of a directory in which names are searched; a longer one may hold any name.
-_MAX_SEARCHED_BYTES = 4 * 2**20
-
-
-class _ArchiveEnd(msgspec.Struct, frozen=True):
-    """End of an archive: the offsets where its directory begins or may begin, none if the file does not end as one."""
-
-    directories: Sequence[int] = ()
-    is_zip64: bool = False
-
-
-def _find_end(source: Source) -> _ArchiveEnd:
-    """Return the end of an archive at the file's end."""
     start = max(0, source.size - FARTHEST_END)
     tail = source.read(start, source.size - start)
     at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
     if at < 0:
-        return _ArchiveEnd()
+        return False
     if tail[max(0, at - _END64_LOCATOR.size) : at].startswith(b"PK\6\7"):
-        return _ArchiveEnd((start,), is_zip64=True)
+        return True
     size, offset = struct.unpack_from("<II", tail, at + 12)
     begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    return _ArchiveEnd(
-        [begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == _CENTRAL_MARK]
-    )
-
-
-_CENTRAL_MARK = b"PK\1\2"
-#: Bytes of an entry before its name, and where the lengths of name, extra fields and comment are.
-_ENTRY_BYTES, _ENTRY_LENGTHS_AT = 46, 28
-
-
-def _count_members(source: Source, directory: int) -> int:
-    """Return the number of entries from this byte on, 2 for more."""
-    count, at = 0, directory
-    while count < 2 and at + _ENTRY_BYTES <= source.size:
-        entry = source.read(at, _ENTRY_BYTES)
-        if not entry.startswith(_CENTRAL_MARK):
-            break
-        count += 1
-        at += _ENTRY_BYTES + sum(struct.unpack_from("<HHH", entry, _ENTRY_LENGTHS_AT))
-    return count
+    return any(0 <= begin <= source.size - 4 and source.read(begin, 4) == b"PK\1\2" for begin in begins)

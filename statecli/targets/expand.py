@@ -471,7 +471,7 @@ def _is_checkpoint(path: str, source: Source) -> bool:
         return True
     if packed_files.holds_checkpoint(path, source, _is_named):
         return True
-    if not source.head.startswith(b"PK\3\4") and zip_archive.is_loaded_from_its_end(source):
+    if not source.head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
         return True
     # Every command imports this module; only a walk over a folder needs the pickle reader.
     from statecli.pickle_scan.one_pickle import begins_as_pickle

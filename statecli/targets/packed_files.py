@@ -45,6 +45,7 @@ _JOBLIB_ZFILE = re.compile(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
 #: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data, which
 #: liblzma takes up to 256 GiB, or -1.
 _LZMA = re.compile(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
+_LZMA_SUFFIXES = (".xz", ".lzma")
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 #: A compression that Python cannot unpack before 3.14.
@@ -73,6 +74,9 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     if is_lz4 and _is_packed_pickle(source):
         return True
     name = files.get_name(path).lower()
+    # Empty LZMA streams are zeros, and so may be the beginning of another: pandas opens a file by its suffix.
+    if source.head.startswith(bytes(_LZMA_HEADER_BYTES)) and name.endswith(_LZMA_SUFFIXES):
+        raise _build_damage_error("it begins with zeros")
     if source.head.startswith(lz4_head.MAGIC):
         return is_model and _TAR_SUFFIXES.search(name) is not None
     if is_lz4 or source.head.startswith(_ZSTD):
@@ -189,10 +193,7 @@ class _Unpacked:
         self._window = self._packed = self._input = b""
         self.damage: str | None = None
         self.stream: _Stream | None = None
-        if source.head.startswith(bytes(_LZMA_HEADER_BYTES)):  # an empty LZMA stream is zeros
-            self._end_stream(b"", 0)
-        else:
-            self._begin_stream()
+        self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return these bytes; fewer at the end or before damage. Raises _TooLarge."""
@@ -249,12 +250,18 @@ class _Unpacked:
         self._packed = unused + self._packed
         self._fill(trailer_bytes + _MIN_HEADER_BYTES)
         self._packed = self._packed[trailer_bytes:]
-        if not _LZMA.match(self._packed):  # whose first byte may be a zero
+        are_stripped = not _LZMA.match(self._packed) and self._packed.startswith(b"\0")
+        if are_stripped:
             self._packed = self._packed.lstrip(b"\0")
             while len(self._packed) < _MIN_HEADER_BYTES and self._taken < min(limit, self._source.size):
                 self._fill(_MIN_HEADER_BYTES)
                 self._packed = self._packed.lstrip(b"\0")
+        is_last = not self._packed
         self._begin_stream()
+        if are_stripped and not is_last:  # the zeros may have been streams, or the beginning of this one
+            self.stream = self.stream or _Stream(None, 0, 0, is_certain=True)
+            self.stream = self.stream._replace(is_certain=True)
+            self.damage = self.damage or (None if self.stream.decompressor else "zeros are followed by other data")
 
     def _begin_stream(self) -> None:
         """Open the stream that begins here; none for other bytes. Raises UnreadableError without a module of Python."""
@@ -294,7 +301,8 @@ def _open_stream(packed: bytes) -> _Stream | None:
 
             return _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 0, 0, is_certain=True)
         if packed.startswith(_LZIP):  # lzma.open reads it with liblzma 5.4
-            return _Stream(_open_lzma(0x5D, b"\xff" * 8), _LZIP_HEADER_BYTES, 20, is_certain=False)
+            trailer_bytes = 20 if packed[4:5] != b"\0" else 12
+            return _Stream(_open_lzma(0x5D, b"\xff" * 8), _LZIP_HEADER_BYTES, trailer_bytes, is_certain=False)
         if _LZMA.match(packed):
             size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)

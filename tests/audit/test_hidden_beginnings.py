@@ -96,14 +96,14 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
     assert f"{name}: begins with other bytes, but ends with a zip archive" in result.out
 
 
-def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecli):
-    """An installer that unpacks itself."""
+def test_a_program_that_ends_as_a_zip_is_not_passed(folder, statecli):
+    """An installer may be one; whoever loads the file by its end reads the archive, whatever its names are."""
     path = folder / "setup.exe"
     path.write_bytes(b"MZ" + bytes(500))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("README.txt", "install")
         archive.writestr("setup.ini", "")
-    assert statecli("audit", str(folder)).code == 0
+    assert statecli("audit", str(folder)).code == 2
 
 
 @pytest.mark.parametrize("separator", ["/", "\\", "//"])
@@ -293,11 +293,27 @@ def build_tar_that_is_an_array() -> bytes:
 LOADS_FROM_HUB = "import torch; torch.hub.load_state_dict_from_url('https://example.org/{name}', model_dir='.')"
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
-def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli, forked_python):
+class EmptyBlocks:
+    """A compressor of zipfile that begins with blocks without data."""
+
+    def compress(self, data: bytes) -> bytes:
+        blocks = [data[at : at + 60_000] for at in range(0, len(data), 60_000)]
+        lengths = [struct.pack("<HH", len(block), len(block) ^ 0xFFFF) for block in blocks]
+        return b"\0\0\0\xff\xff" * 40 + b"".join(b"\0" + n + d for n, d in zip(lengths, blocks, strict=True))
+
+    def flush(self) -> bytes:
+        return b"\1\0\0\xff\xff"
+
+
+@pytest.mark.parametrize("method", ["stored", "compressed", "compressed, behind empty blocks"])
+def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli, forked_python, monkeypatch):
     """torch.hub gives the only member of a zip to torch.load, which tries tarfile first."""
-    with zipfile.ZipFile(tmp_path / "weights.pth", "w", method) as archive:
+    if "empty" in method:
+        monkeypatch.setattr(zipfile, "_get_compressor", lambda *_: EmptyBlocks())
+    kind = zipfile.ZIP_STORED if method == "stored" else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(tmp_path / "weights.pth", "w", kind) as archive:
         archive.writestr("weight.npy", build_tar_that_is_an_array())
+    monkeypatch.undo()
     forked_python(LOADS_FROM_HUB.format(name="weights.pth"), cwd=tmp_path)
     assert (tmp_path / "PWNED").exists()
     result = statecli("audit", str(tmp_path / "weights.pth"))
@@ -343,14 +359,35 @@ def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(folder, s
     assert "compiled: is a file of torch.compile" in result.out
 
 
-@pytest.mark.parametrize("streams", [1, 3])
-def test_a_pickle_behind_empty_lzma_streams_is_not_passed(streams, folder, statecli):
-    """Each of them is 18 zeros, and Python's lzma reads the next stream."""
-    (folder / "model.xz").write_bytes(bytes(18 * streams) + lzma.compress(EVIL))
+def compress_without_container(data: bytes, properties: int = 0x5D) -> bytes:
+    """LZMA with these properties: 0 is a valid byte for them."""
+    shares = {"lc": properties % 9, "lp": properties // 9 % 5, "pb": properties // 45, "dict_size": 1 << 20}
+    return lzma.compress(data, lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, **shares}])
+
+
+#: Streams without data before the one with the pickle: Python's lzma reads all of them.
+EMPTY_STREAMS = {
+    "zeros": bytes(18) + lzma.compress(EVIL),
+    "megabytes of zeros": bytes(18 * 120_000) + lzma.compress(EVIL),
+    "zeros, and properties of zero": bytes(18) + compress_without_container(EVIL, 0),
+    "a stream, zeros, and properties of zero": lzma.compress(b"") + bytes(36) + compress_without_container(EVIL, 0),
+    "lzip of version 0": b"LZIP\0\x10" + compress_without_container(b"")[13:] + bytes(12) + lzma.compress(EVIL),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_STREAMS)
+def test_a_pickle_behind_empty_streams_is_not_passed(name, folder, statecli):
+    """pandas opens a file by its suffix."""
+    (folder / "model.xz").write_bytes(EMPTY_STREAMS[name])
     with lzma.open(folder / "model.xz") as file:
         assert file.read() == EVIL
     assert statecli("audit", str(folder)).code == 2
-    (folder / "model.xz").write_bytes(bytes(100_000))
+
+
+def test_compressed_data_with_zeros_at_its_end_is_passed(folder, statecli):
+    """A tar of a tape, and blocks of a file system."""
+    (folder / "notes.xz").write_bytes(lzma.compress(b"text") + bytes(10_000))
+    (folder / "notes.gz").write_bytes(gzip.compress(b"text") + bytes(10_000))
     assert statecli("audit", str(folder)).code == 0
 
 

@@ -521,3 +521,12 @@ def test_names_in_a_list_are_the_same_names(found, tmp_path):
     state = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
     torch.save({"net": [{"l.weight": torch.ones(2), "l._extra_state": state}]}, tmp_path / "b.pt")
     assert [finding.rule for finding in found("unsafe-global", tmp_path / "b.pt")] == ["unsafe-global"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, bytes])
+def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
+    """HQQ joins what the value yields, a tensor or not."""
+    letters = b"__import__('os').system('id') or torch.float32"
+    (message,) = messages({"net": {"0.compute_dtype": kind(letters)}}, weights_only=kind is not bytes)
+    assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates its letters")
+    assert messages({"0.compute_dtype": kind(b"torch.float16"), "dtype": kind(letters)}, weights_only=False) == []

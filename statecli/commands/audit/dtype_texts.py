@@ -6,15 +6,12 @@ and evaluates them from load_state_dict, for any format of the file. Source: hqq
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
+from statecli.pickle_scan import texts_as_code
 
-#: The name, which ends in a subscript where the state_dict is in a list.
-_NAME = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
-_DTYPE = re.compile(r"torch\.\w{1,30}")
 #: Letters of a dtype that are read; a longer text is not one.
 _MAX_LETTERS = 64
 _INTEGERS = ("int", "uint", "bool")
@@ -23,9 +20,9 @@ _INTEGERS = ("int", "uint", "bool")
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
-        if tensor.data is None or not _NAME.search(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
+        if tensor.data is None or not texts_as_code.is_dtype_key(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
             continue
-        if tensor.elements and not (tensor.elements <= _MAX_LETTERS and _DTYPE.fullmatch(_read_letters(tensor))):
+        if tensor.elements and not (tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))):
             storage = tensor.data.storage
             place = storage.place or Place(storage.path or state.target, 0, 0)
             text = f"{quoting.name(tensor.fqn)} is not the name of a dtype; HQQ evaluates its letters as Python"
