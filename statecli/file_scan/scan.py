@@ -616,7 +616,7 @@ class FileScan:
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED:
             return region
-        inflated, unread = _inflate(region)
+        inflated, unread = _inflate(region, self.steps)
         if unread:
             self._add_unread(_Piece(region, name, piece.depth, hidden=False), unread)
         return inflated
@@ -748,15 +748,16 @@ class FileScan:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
             if any(
-                _is_plain_array(_inflate_beginning(region, size)) for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
+                _is_plain_array(_inflate_beginning(region, size, self.steps))
+                for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
             ):
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
-            opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES + 1)
+            opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
             is_value = copied and self.holds_values and self._goes_on(opening)
             if opening and not (sure or alone or is_value or _may_be_pickle(name, opening, len(opening))):
                 return
-            region, unread = _inflate(region)
+            region, unread = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
         # The reader lists no more than the first of these values, and a module may unpickle the bytes of any.
@@ -775,7 +776,7 @@ class FileScan:
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""
-        content = _inflate(region)[0] if deflated else region
+        content = _inflate(region, self.steps)[0] if deflated else region
         if torch_tar.parse_header(content.read(0, min(torch_tar.BLOCK, content.size))) is not None:
             self._scan_tar(_Piece(content, name, 0, sure=True, hidden=False))
 
@@ -891,7 +892,7 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
     return small or _PICKLE_BEGINNING.match(head) is not None or head.startswith((_ZIP, _NUMPY))
 
 
-def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTES) -> bytes:
+def _inflate_beginning(region: Region, size: int, steps: Steps, most: int = _ARRAY_HEADER_BYTES) -> bytes:
     """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
 
     More is read if these bytes inflate to less than half of their number, because any number of empty blocks may come
@@ -900,6 +901,7 @@ def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTE
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
     while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):
         step = min(max(size, at), region.size - at, 2**20)
+        steps.take(Budget.BYTES, step if at else 0)  # only blocks without data take a second step
         try:
             opening += inflater.decompress(region.read(at, step), most - len(opening))
         except zlib.error:
@@ -915,13 +917,14 @@ def _is_plain_array(head: bytes) -> bool:
     return head.startswith(_NUMPY) and end <= len(head) and _PLAIN_ARRAY.fullmatch(head[start:end]) is not None
 
 
-def _inflate(region: Region) -> tuple[Region, str | None]:
+def _inflate(region: Region, steps: Steps) -> tuple[Region, str | None]:
     """Return the content of a compressed record, up to a limit, and why the rest is missing."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     parts, size, at = [], 0, 0
     why: str | None = None
     while at < region.size and not inflater.eof and why is None:
         step = min(2**16, region.size - at)
+        steps.take(Budget.BYTES, step)
         try:
             parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED_BYTES - size + 1))
         except zlib.error as error:

@@ -39,10 +39,10 @@ _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
 #: then a version, a name, or the key of the code.
 _COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{7})", re.DOTALL)
-#: Where Ray keeps pickles as digits in JSON: the preprocessor of a checkpoint and the state of an experiment. An escape
-#: may spell the key.
-_RAY_NAME, _MAX_RAY_METADATA_BYTES = re.compile(r"\.metadata\.json|experiment_state-.*\.json"), 64 << 20
-_RAY_PICKLE = re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK|\\u")
+#: Where Ray keeps pickles as digits in JSON: the preprocessor of a checkpoint, whose key an escape may spell, and the
+#: state of an experiment and of its trials, which always have some.
+_RAY_CHECKPOINT, _RAY_EXPERIMENT = ".metadata.json", re.compile(r"experiment_state-.*\.json|trial_metadata\.json")
+_RAY_PICKLE, _MAX_RAY_METADATA_BYTES = re.compile(rb"preprocessor_pkl|\\u"), 64 << 20
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
@@ -131,8 +131,9 @@ def is_flatbuffer(head: bytes) -> bool:
 
 def _is_ray_pickle(path: str, source: Source) -> bool:
     """Return whether Ray unpickles a text of the JSON file: `get_preprocessor`, or the analysis of an experiment."""
-    if _RAY_NAME.fullmatch(files.get_name(path)) is None:
-        return False
+    name = files.get_name(path)
+    if name != _RAY_CHECKPOINT:
+        return _RAY_EXPERIMENT.fullmatch(name) is not None
     text = source.read(0, min(source.size, _MAX_RAY_METADATA_BYTES + 1))
     return len(text) > _MAX_RAY_METADATA_BYTES or _RAY_PICKLE.search(text) is not None
 

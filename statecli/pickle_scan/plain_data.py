@@ -192,9 +192,11 @@ class _Walk:
         for node in _Walk(self._steps).iter_containers(root):
             self._steps.take(Budget.FLOW)
             items = self._count(self.get_items(node)) or {}
-            for key, check in checks.items():
-                name = _read_text(items.get(key))
-                if type(name) is not str or (key, name) in seen:
+            for key, value in items.items():
+                # jsonargparse takes `act.class_path` for a key in `act`.
+                check = checks.get(key.rpartition(".")[2]) if type(key) is str else None
+                name = _read_text(value)
+                if check is None or type(name) is not str or (key, name) in seen:
                     continue
                 seen.add((key, name))
                 if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):

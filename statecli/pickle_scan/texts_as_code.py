@@ -31,6 +31,10 @@ _CLASS_HELP = "check the name before you give the file to LightningCLI"
 #: The key of a dtype that HQQ saves as letters, and such a dtype.
 _DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
+#: A class in the registry of another package of OpenMMLab: the scope and the name.
+_MM_CLASS = re.compile(r"mm[a-z0-9]+\.[A-Z]\w*")
+#: A text that YAML may read as a mapping, with a key that an escape spells.
+_ESCAPED_MAPPING = re.compile(r"[{:][^\\]*\\|\\[^{:]*[{:]", re.DOTALL)
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
 _CONFIG_NODES = (
     *(ast.Module, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set),
@@ -75,7 +79,7 @@ def _list_classes() -> frozenset[str]:
 
 def check_text(where: str, text: str) -> Hazard | None:
     """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
-    if not any(key in text for key in CLASS_PATHS):
+    if "class_path" not in text and not (_ESCAPED_MAPPING.search(text) and re.search(r"[{]|:\s", text)):
         return None
     return Hazard(f"{where} is a text with a class_path, which LightningCLI parses and calls", help=_CLASS_HELP)
 
@@ -98,7 +102,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
         yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
     for name in types:
         module, point, attribute = name.rpartition(".")
-        if not point or name.startswith("mm") or name in _list_classes():
+        if not point or _MM_CLASS.fullmatch(name) or name in _list_classes():
             continue
         harm = known_names.describe_harm(module, attribute, called=True)
         reason = f"it {harm}" if harm else "statecli does not know what it does"

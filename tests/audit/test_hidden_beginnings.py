@@ -395,6 +395,8 @@ def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
     """ExperimentAnalysis unpickles its digits."""
     state = {"_type": "CLOUDPICKLE_FALLBACK", "value": EVIL.hex()}
     (folder / "experiment_state-2026.json").write_text(json.dumps({"trial_data": [state]}))
+    (folder / "trial_metadata.json").write_text("{}")
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert "experiment_state-2026.json: holds a pickle of Ray as digits" in result.out
+    for name in ("experiment_state-2026.json", "trial_metadata.json"):
+        assert f"{name}: holds a pickle of Ray as digits" in result.out

@@ -402,8 +402,14 @@ CALLS = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
 
 @pytest.mark.parametrize(
     "hyperparameters",
-    [{"act": CALLS}, {"a": [{"b": (CALLS,)}]}, {"_class_path": "subprocess.run"}, {"_instantiator": "os.system"}],
-    ids=["plain", "deep", "its own class", "instantiator"],
+    [
+        {"act": CALLS},
+        {"a": [{"b": (CALLS,)}]},
+        {"act.class_path": "os.system"},
+        {"_class_path": "subprocess.run"},
+        {"_instantiator": "os.system"},
+    ],
+    ids=["plain", "deep", "dotted", "its own class", "instantiator"],
 )
 def test_unsafe_data_finds_what_lightning_calls(hyperparameters, messages):
     """jsonargparse calls the name of an argument without a type; Lightning before 2.6.6 any instantiator."""
@@ -473,7 +479,7 @@ def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
 def test_unsafe_data_finds_a_text_with_a_class_path(messages):
     """jsonargparse parses texts as YAML. Lightning reads module_arguments of its first releases."""
     text = '{"class_path": "os.system", "init_args": {"command": "touch PWNED"}}'
-    for hyperparameters in ({"act": text}, {"acts": [text]}):
+    for hyperparameters in ({"act": text}, {"acts": [text]}, {"act": text.replace("class", "\\x63lass")}):
         (message,) = messages({"hyper_parameters": hyperparameters})
         assert message.startswith(
             "['hyper_parameters'] is a text with a class_path, which LightningCLI parses and calls"
@@ -498,6 +504,8 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, found, tmp_path):
         ("model = dict(type='subprocess.check_call', args=['id'])", Severity.ERROR),
         ("model = {'type': 'os.system'}", Severity.ERROR),
         ("model = dict(backbone=[dict(type='mine.Net')])", Severity.WARNING),
+        ("model = dict(type='mmengine.utils.package_utils.call_command')", Severity.WARNING),
+        ("model = dict(type='mmap.mmap')", Severity.ERROR),
         ("t = 'os.system'\nmodel = dict(type=t)", Severity.WARNING),
         ("model = dict([('type', 'os.system')])", Severity.ERROR),
         ("k = 'type'\nmodel = {k: 'os.system'}", Severity.ERROR),
