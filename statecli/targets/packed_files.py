@@ -256,7 +256,7 @@ class _Unpacked:
             while len(self._packed) < _MIN_HEADER_BYTES and self._taken < min(limit, self._source.size):
                 self._fill(_MIN_HEADER_BYTES)
                 self._packed = self._packed.lstrip(b"\0")
-        is_last = not self._packed
+        is_last = not self._packed and self._taken >= self._source.size
         self._begin_stream()
         if are_stripped and not is_last:  # the zeros may have been streams, or the beginning of this one
             self.stream = self.stream or _Stream(None, 0, 0, is_certain=True)

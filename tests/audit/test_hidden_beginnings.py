@@ -369,6 +369,7 @@ def compress_without_container(data: bytes, properties: int = 0x5D) -> bytes:
 EMPTY_STREAMS = {
     "zeros": bytes(18) + lzma.compress(EVIL),
     "megabytes of zeros": bytes(18 * 120_000) + lzma.compress(EVIL),
+    "a stream, megabytes of zeros": compress_without_container(b"") + bytes(18 * 120_000) + lzma.compress(EVIL),
     "zeros, and properties of zero": bytes(18) + compress_without_container(EVIL, 0),
     "a stream, zeros, and properties of zero": lzma.compress(b"") + bytes(36) + compress_without_container(EVIL, 0),
     "lzip of version 0": b"LZIP\0\x10" + compress_without_container(b"")[13:] + bytes(12) + lzma.compress(EVIL),
