@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -235,3 +237,39 @@ def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecl
         lines = {(one["rule"], one["fqn"]): one.get("origin", {}).get("line") for one in findings}
         assert lines == {("shape-mismatch", "fc.bias"): 7, ("missing-entry", "scale"): 8}, arguments
         assert "net.py" in statecli(*arguments, "-f", "github").out, arguments
+
+
+RESULTS = """
+import torch
+from torch import nn
+
+
+class Mask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(())) * 0.1
+
+    def forward(self, x):
+        return self.l(x) * self.scale
+
+
+class Kernel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+        self.kernel = self.l.weight.softmax(0)
+
+    def forward(self, x):
+        return self.l(x) @ self.kernel
+"""
+
+
+@pytest.mark.parametrize("name", ["Mask", "Kernel"])
+@pytest.mark.parametrize("command", ["inspect", "inspect --to meta", "verify", "audit"])
+def test_the_result_of_an_operation_is_an_error_in_every_command(command, name, statecli, in_tmp_path):
+    """deepcopy raises, and so does the second backward: that breaks a run."""
+    Path("fx.py").write_text(RESULTS)
+    result = statecli(*command.split(), f"fx.py:{name}", "-f", "json")
+    assert result.code == 1
+    assert {problem["severity"] for problem in result.json["problems"]} == {"error"}

@@ -16,10 +16,12 @@ def decide_tensor_severity(tensor: TensorInfo) -> Severity:
 
     A note if the tensor is a scalar, is empty, or follows by the class's own code. An error if a checkpoint or a
     training loses something: a trainable tensor, a tensor of an unregistered module, a value drawn at random by the
-    constructor; and if a registered tensor stays. Otherwise a warning: an unregistered tensor stays, and forward may or
-    may not copy the tensor.
+    constructor; if a registered tensor stays; and for the result of an operation that requires grad, which breaks
+    `copy.deepcopy` and the second backward. Otherwise a warning: an unregistered tensor stays, and forward may or may
+    not copy the tensor.
     """
-    if tensor.within is not None or is_trainable(tensor):
+    is_result = tensor.kind is Kind.UNREGISTERED and bool(tensor.requires_grad) and tensor.derived is not None
+    if tensor.within is not None or is_trainable(tensor) or is_result:
         return Severity.ERROR
     if not tensor.shape or not tensor.elements or tensor.moves is True:
         return Severity.NOTE

@@ -42,7 +42,6 @@ from statecli.pickle_scan.one_pickle import (
     is_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedPickle
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.storage.checkpoint_names import METADATA
@@ -235,8 +234,6 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
     return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
-#: The storages in an archive of torch.save.
-_STORAGE = re.compile(r"data/\d+")
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
 _CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
 _CACHE_HELP = "do not load it as a cache unless you made it"
@@ -278,8 +275,6 @@ class FileScan:
         self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
-        #: Whether the archives are values of torch.distributed.checkpoint.
-        self.holds_values = files.get_name(source.path).endswith(".distcp")
         #: The bytes of the file at which pickles were looked for because a frame ends there.
         self.frame_ends: set[int] = set()
 
@@ -304,7 +299,6 @@ class FileScan:
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """Scan archives loaded as files of their own, because an archive may contain another archive."""
         whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
-        self.holds_values = True
         packed = [archive for archive in places if archive.transforms]
         if packed:
             self._add_unread(
@@ -600,8 +594,7 @@ class FileScan:
             usual = own in _USUAL_PICKLES or _TORCHSCRIPT_PICKLES.fullmatch(own) is not None or use is Use.PICKLE
         is_loaded = use is Use.PICKLE and not piece.depth
         sure = is_loaded or _PICKLE_SUFFIX.search(record.name) is not None
-        is_value = self.holds_values and _STORAGE.fullmatch(own) is not None
-        copied = (use is Use.STORAGE and not piece.depth) or is_value
+        copied = use is Use.STORAGE and not piece.depth
         # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
         alone = len(archive.records) == 1 and not piece.depth
         self._add_member(
@@ -754,25 +747,15 @@ class FileScan:
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
             opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
-            is_value = copied and self.holds_values and self._goes_on(opening)
-            if opening and not (sure or alone or is_value or _may_be_pickle(name, opening, len(opening))):
+            if opening and not (sure or alone or _may_be_pickle(name, opening, len(opening))):
                 return
             region, unread = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
-        # The reader lists no more than the first of these values, and a module may unpickle the bytes of any.
-        is_value = copied and self.holds_values and self._goes_on(region.head)
-        if sure or alone or is_value or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
+        if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._add_unread(piece, unread)
             self.pieces.append(piece)
-
-    def _goes_on(self, head: bytes) -> bool:
-        """Return whether the bytes are opcodes to their end, as few others are."""
-        _, error = self.reader.scan(head, "the storage")
-        return not isinstance(error, MalformedError) or isinstance(
-            error, (TruncatedPickle, MisframedPickle, OverBudget)
-        )
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""

@@ -23,6 +23,7 @@ from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, U
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
+from statecli.core.severity import is_trainable
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, fold
 from statecli.targets.location import is_installed
@@ -184,7 +185,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
     helps = list(dict.fromkeys(help for finding in findings if (help := _split_help(finding)[1])))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     inside = [row for row in rows if row.within]
-    rule = MODULE if inside else PARAMETER if any(row.requires_grad for row in rows) else TENSOR
+    rule = MODULE if inside else PARAMETER if any(map(is_trainable, rows)) else TENSOR
     return Problem(
         rule,
         max((finding.severity for finding in findings), key=lambda severity: severity.rank),

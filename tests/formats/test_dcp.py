@@ -348,25 +348,6 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
     assert damaged == ["z2._extra_state"]
 
 
-def test_bytes_in_values_beyond_the_budget_are_scanned(tmp_path, monkeypatch):
-    """A state_dict that is one value: its extra state is no row, and a module unpickles it."""
-    pickled = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
-    dcp.save({"w": torch.ones(2), "a": 1, "model": 1}, checkpoint_id=tmp_path, no_dist=True)
-    value = io.BytesIO()
-    torch.save({"l._extra_state": pickled, "other": torch.rand(500)}, value)
-
-    def replace_model(metadata: Any) -> None:
-        (info,) = (info for index, info in metadata.storage_data.items() if index.fqn == "model")
-        path = tmp_path / info.relative_path
-        info.offset, info.length = path.stat().st_size, len(value.getvalue())
-        path.write_bytes(path.read_bytes() + value.getvalue())
-
-    rewritten(tmp_path, replace_model)
-    monkeypatch.setattr(reader, "MAX_ITEMS", 0)
-    names = [name for pickle in scan.scan_pickles(str(tmp_path)) for name in pickle.names]
-    assert [f"{name.module}.{name.name}" for name in names if name.module == "posix"] == ["posix.system"]
-
-
 def test_a_stream_of_another_kind(mixed, statecli):
     """What was written through zstd is listed, and its values are said not to be read."""
 

@@ -153,12 +153,11 @@ NOT_COPYABLE = _rule(
     example="`self.lock = threading.Lock()` in `__init__`.",
     fix="drop the attribute in the class's `__getstate__`, and create it again in `__setstate__`.",
 )
-#: An error where the copy was tried, a warning where an audit predicts it.
 NON_LEAF_ATTRIBUTE = Rule(
     "non-leaf-attribute",
     "registration",
     ("verify", "audit"),
-    Severity.WARNING,
+    Severity.ERROR,
     summary="An attribute is the result of an operation on tensors that require grad.",
     why="""the value was computed once, when the model was built. It is not updated when its parameters learn or move.
 A second backward through the attribute raises, and so does `copy.deepcopy` of the model.""",
