@@ -383,9 +383,30 @@ def _have_common_elements(members: list[torch.Tensor]) -> bool:
 
 
 def _suggest_for_modules(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules, with the line that loads older checkpoints."""
+    """Return the fix for a container with modules, with the line that loads older checkpoints if it adds a key."""
     text = _suggest_module_container(container, site)
+    if not any(map(_may_save, _list_modules(container))):
+        return text
     return _add_loading(text, "keys of these modules" if text.startswith("# keep ") else f"{site.name}.*")
+
+
+def _list_modules(container: Any) -> list[nn.Module]:
+    """Return the modules in a container, and in the containers in it."""
+    members = _members(container)
+    inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _members(member)]
+    return [member for member in (*members, *inner) if issubclass(type(member), nn.Module)]
+
+
+def _may_save(module: nn.Module) -> bool:
+    """Return False if no key of the module is in a state_dict: a metric of torchmetrics saves no state by default."""
+    if next(module.parameters(), None) is not None:
+        return True
+    return any(
+        type(part).get_extra_state is not nn.Module.get_extra_state
+        or any(name not in part._non_persistent_buffers_set for name in part._buffers)
+        or any(getattr(part, "_persistent", {}).values())
+        for part in module.modules()
+    )
 
 
 def _suggest_module_container(container: Any, site: _Site) -> str:

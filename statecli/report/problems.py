@@ -200,9 +200,13 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Return the fixes one below the other; their common place, `# at the end of __init__:`, is written once."""
+    """Return the fixes one below the other; their common first and last lines are written once."""
     place = _get_place(fixes[0]) if fixes else ""
-    return "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])])
+    lines = "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])]).split("\n")
+    last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None
+    if last is None:
+        return "\n".join(lines)
+    return "\n".join([*(line for line in lines if line != last), last])
 
 
 def _get_place(fix: str) -> str:
@@ -221,13 +225,15 @@ def _describe_modules(rows: Sequence[TensorInfo]) -> str:
         count, names = len(modules), sorted({container for container, _ in modules})
     else:
         where, names = "an object that is not a module", list(dict.fromkeys(row.within or row.fqn for row in rows))
-        count = len(names)
+        count = len({row.within for row in rows if row.within})
     trained = sum(bool(row.requires_grad) for row in rows)
     parts = [plural(trained, "parameter")] if trained else []
     if rest := len(rows) - trained:
         parts.append(plural(rest, "other tensor") if trained else plural(rest, "tensor"))
-    are = "is" if count == 1 else "are"
-    return f"{_fold_names(names)}: {plural(count, 'module')} {are} kept in {where} ({', '.join(parts)})"
+    loose = 0 if modules else len(names) - count
+    what = plural(count, "module") + (f" and {plural(loose, 'tensor')}" if loose else "")
+    are = "is" if count + loose == 1 else "are"
+    return f"{_fold_names(names)}: {what} {are} kept in {where} ({', '.join(parts)})"
 
 
 def _describe_tensors(rows: Sequence[TensorInfo]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -493,3 +494,16 @@ def test_a_change_that_the_constructor_makes_is_rebuilt(inspect, call):
     source = f"{HEADER}        self.t = torch.zeros(3)\n        {call}\n    def fill(self): self.t[0] = 1\n"
     (row,) = inspect(source).tensors
     assert row.fix == 'self.register_buffer("t", torch.zeros(3), persistent=False)'
+
+
+def test_a_module_that_saves_nothing_adds_no_key(statecli, in_tmp_path):
+    """A metric: older checkpoints load as they are, and no line says otherwise."""
+    pytest.importorskip("torchmetrics")
+    Path("met.py").write_text(
+        "import torchmetrics\nfrom torch import nn\n\n\nclass N(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.l = nn.Linear(4, 4)\n"
+        "        self.acc = [torchmetrics.MeanSquaredError()]\n"
+    )
+    text = statecli("inspect", "met.py:N").out
+    assert "fix: self.acc = nn.ModuleList([torchmetrics.MeanSquaredError()])" in text
+    assert "older checkpoints" not in text
