@@ -183,13 +183,13 @@ def _iter_shards(path: str) -> Iterator[str]:
             yield file
 
 
-def _find_other_uses(whole: Region) -> Iterator[Hazard]:
+def _find_other_uses(head: bytes, *, has_zip_at_end: bool) -> Iterator[Hazard]:
     """Yield the hazards of a file that loaders take by its first or last bytes, whatever else it is."""
-    if unsupported.is_compiled(whole.head):
+    if unsupported.is_compiled(head):
         yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
-    if unsupported.is_flatbuffer(whole.head):
+    if unsupported.is_flatbuffer(head):
         yield Hazard("torch.jit.load takes the file for a flatbuffer, and runs its code", help=_FLATBUFFER_HELP)
-    if not whole.head.startswith(_ZIP) and ends_as_zip(whole):
+    if has_zip_at_end:
         yield Hazard("torch.hub and pandas take the file for the zip archive that it ends with", help=_ZIP_HELP)
 
 
@@ -285,14 +285,16 @@ class FileScan:
         is_metadata = files.get_name(self.whole.path).endswith(METADATA)
         sure = is_metadata or (head[:1] == b"\x80" and not header)
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
+        has_zip_at_end = False
         with self._within_budgets():
-            if not head.startswith(_ZIP) and ends_as_zip(self.whole):
+            has_zip_at_end = not head.startswith(_ZIP) and ends_as_zip(self.whole)
+            if has_zip_at_end:
                 self._scan_archive(first._replace(hidden=True))
             if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
-        for hazard in _find_other_uses(self.whole):
+        for hazard in _find_other_uses(head, has_zip_at_end=has_zip_at_end):
             pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
         return pickles
 
@@ -759,8 +761,10 @@ class FileScan:
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""
-        content = _inflate(region, self.steps)[0] if deflated else region
-        if torch_tar.parse_header(content.read(0, min(torch_tar.BLOCK, content.size))) is not None:
+        # Half of the size is inflated at least; an honest array is inflated no further.
+        head = _inflate_beginning(region, 2 * torch_tar.BLOCK, self.steps) if deflated else region.head
+        if torch_tar.parse_header(head[: torch_tar.BLOCK]) is not None:
+            content = _inflate(region, self.steps)[0] if deflated else region
             self._scan_tar(_Piece(content, name, 0, sure=True, hidden=False))
 
     def _salvage(self, piece: _Piece) -> None:
@@ -884,7 +888,8 @@ def _inflate_beginning(region: Region, size: int, steps: Steps, most: int = _ARR
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
     while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):
         step = min(max(size, at), region.size - at, 2**20)
-        steps.take(Budget.BYTES, step if at else 0)  # only blocks without data take a second step
+        if at:  # only blocks without data take a second step
+            steps.take(Budget.BYTES, step)
         try:
             opening += inflater.decompress(region.read(at, step), most - len(opening))
         except zlib.error:

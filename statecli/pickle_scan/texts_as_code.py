@@ -28,7 +28,7 @@ _INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.ins
 _MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
 
-#: The key of a dtype that HQQ saves as letters, and such a dtype.
+#: The key of a dtype that HQQ saves as letters, and the name of a dtype.
 _DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
 #: A class in the registry of another package of OpenMMLab: the scope and the name.
