@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from statecli.commands.audit.extra_states import locate_storage
 from statecli.core import quoting
-from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
+from statecli.core.model_state import Hazard, ModelState, ScannedPickle, TensorInfo
 from statecli.pickle_scan import texts_as_code
 
 #: Letters of a dtype that are read; a longer text is not one.
@@ -23,11 +24,11 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
         if tensor.data is None or not texts_as_code.is_dtype_key(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
             continue
         if tensor.elements and not (tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))):
-            storage = tensor.data.storage
-            place = storage.place or Place(storage.path or state.target, 0, 0)
             text = f"{quoting.name(tensor.fqn)} is not the name of a dtype; HQQ evaluates its letters as Python"
             hazard = Hazard(text, help="do not load the file with HQQ; save the layer again")
-            yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))
+            yield ScannedPickle(
+                f"the tensor {quoting.name(tensor.fqn)}", locate_storage(tensor, state), hazards=(hazard,)
+            )
 
 
 def _read_letters(tensor: TensorInfo) -> str:

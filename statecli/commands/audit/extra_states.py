@@ -19,9 +19,16 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
     for tensor in state.tensors:
         # In a list, the name ends in a subscript: `net[0]['l._extra_state']`.
         if EXTRA_STATE in tensor.fqn and tensor.data is not None and tensor.elements:
-            storage = tensor.data.storage
-            place = storage.place or Place(storage.path or state.target, 0, 0)
-            yield from scan_bytes(place, f"the tensor {quoting.name(tensor.fqn)}", read_bytes(tensor))
+            yield from scan_bytes(
+                locate_storage(tensor, state), f"the tensor {quoting.name(tensor.fqn)}", read_bytes(tensor)
+            )
+
+
+def locate_storage(tensor: TensorInfo, state: ModelState) -> Place:
+    """Return the place of the tensor's storage, or the start of its file for a storage in pieces."""
+    assert tensor.data is not None  # noqa: S101 - the caller has looked
+    storage = tensor.data.storage
+    return storage.place or Place(storage.path or state.target, 0, 0)
 
 
 def read_bytes(tensor: TensorInfo) -> bytes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from statecli.commands.audit.extra_states import read_bytes
+from statecli.commands.audit.extra_states import locate_storage, read_bytes
 from statecli.core import quoting
-from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle
+from statecli.core.model_state import Hazard, ModelState, ScannedPickle
 
 _STATE_BYTES = 5056
 #: Seed, `left`, `seeded`, `next`: torch takes the lower half of the last.
@@ -27,10 +27,10 @@ def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
             _, left, seeded, following = _BEGINNING.unpack_from(read_bytes(tensor))
             is_accepted = seeded and 0 < left <= _TABLE_LENGTH and following <= _TABLE_LENGTH
             if is_accepted and following + left > _TABLE_LENGTH + 1:
-                storage = tensor.data.storage
-                place = storage.place or Place(storage.path or state.target, 0, 0)
                 text = (
                     f"{quoting.name(tensor.fqn)}: state of a torch generator claims {left} unused numbers after number "
                     f"{following}, but its table has {_TABLE_LENGTH}; drawing them reads memory after the table"
                 )
-                yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(Hazard(text),))
+                yield ScannedPickle(
+                    f"the tensor {quoting.name(tensor.fqn)}", locate_storage(tensor, state), hazards=(Hazard(text),)
+                )

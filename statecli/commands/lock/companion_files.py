@@ -26,7 +26,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
-from statecli.storage.checkpoint_names import SETTINGS_FILES
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
 from statecli.storage.zip_archive import Archive
 from statecli.targets.section_of_target import split_section
 
@@ -181,7 +181,6 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Return True for a target, or for a state of the training read by a folder's reader."""
-    from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES
     from statecli.targets.expand import is_named_as_checkpoint
 
     # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
