@@ -33,8 +33,8 @@ _DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
 #: A class in the registry of another package of OpenMMLab: the scope and the name.
 _MM_CLASS = re.compile(r"mm[a-z0-9]+\.[A-Z]\w*")
-#: A text that YAML may read as a mapping, with a key that an escape spells.
-_ESCAPED_MAPPING = re.compile(r"[{:][^\\]*\\|\\[^{:]*[{:]", re.DOTALL)
+#: The beginning of a mapping in YAML, or the end of a key.
+_MAPPING = re.compile(r"\{|:\s")
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
 _CONFIG_NODES = (
     *(ast.Module, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set),
@@ -60,11 +60,16 @@ def check_class_path(where: str, name: str) -> Hazard | None:
     """Return the hazard of a name that LightningCLI calls; None for classes of torch that compute."""
     if name in _list_classes():
         return None
+    return _judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
+
+
+def _judge_call(what: str, name: str, loader: str, help: str) -> Hazard:
+    """Return the hazard of a name that the loader calls: an error for a known harm, else a warning."""
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
     why = f"it {harm}" if harm else "statecli does not know what it does"
-    text = f"{where} is {quoting.name(name)}, which LightningCLI imports and calls; {why}"
-    return Hazard(text, is_error=harm is not None, needs_review=True, help=_CLASS_HELP)
+    text = f"{what} {quoting.name(name)}, which {loader} imports and calls; {why}"
+    return Hazard(text, is_error=harm is not None, needs_review=True, help=help)
 
 
 @functools.cache
@@ -79,9 +84,13 @@ def _list_classes() -> frozenset[str]:
 
 def check_text(where: str, text: str) -> Hazard | None:
     """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
-    if "class_path" not in text and not (_ESCAPED_MAPPING.search(text) and re.search(r"[{]|:\s", text)):
+    if "class_path" in text:
+        what = "is a text with a class_path, which LightningCLI parses and calls"
+    elif "\\" in text and _MAPPING.search(text):
+        what = "is a text with escapes, which may spell a class_path that LightningCLI parses and calls"
+    else:
         return None
-    return Hazard(f"{where} is a text with a class_path, which LightningCLI parses and calls", help=_CLASS_HELP)
+    return Hazard(f"{where} {what}", help=_CLASS_HELP)
 
 
 def check_instantiator(where: str, name: str) -> Hazard | None:
@@ -101,13 +110,8 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
     if why:
         yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
     for name in types:
-        module, point, attribute = name.rpartition(".")
-        if not point or _MM_CLASS.fullmatch(name) or name in _list_classes():
-            continue
-        harm = known_names.describe_harm(module, attribute, called=True)
-        reason = f"it {harm}" if harm else "statecli does not know what it does"
-        message = f"{where} has type {quoting.name(name)}, which MMEngine imports and calls; {reason}"
-        yield Hazard(message, is_error=harm is not None, needs_review=True, help=_CONFIG_HELP)
+        if "." in name and not _MM_CLASS.fullmatch(name) and name not in _list_classes():
+            yield _judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
 
 
 def _read_config(text: str) -> tuple[str | None, Iterable[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import struct
+import time
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from statecli.core.finding import Severity
 from statecli.file_scan.scan import scan_pickles
+from statecli.pickle_scan import texts_as_code
 from statecli.pickle_scan.step_budget import Budget
 
 TABLE = list(range(624))
@@ -479,11 +481,15 @@ def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
 def test_unsafe_data_finds_a_text_with_a_class_path(messages):
     """jsonargparse parses texts as YAML. Lightning reads module_arguments of its first releases."""
     text = '{"class_path": "os.system", "init_args": {"command": "touch PWNED"}}'
-    for hyperparameters in ({"act": text}, {"acts": [text]}, {"act": text.replace("class", "\\x63lass")}):
+    for hyperparameters in ({"act": text}, {"acts": [text]}):
         (message,) = messages({"hyper_parameters": hyperparameters})
         assert message.startswith(
             "['hyper_parameters'] is a text with a class_path, which LightningCLI parses and calls"
         )
+    (message,) = messages({"hyper_parameters": {"act": text.replace("class", "\\x63lass")}})
+    assert message.startswith(
+        "['hyper_parameters'] is a text with escapes, which may spell a class_path that LightningCLI parses and calls"
+    )
     (message,) = messages({"module_arguments": {"act": CALLS}})
     assert "is os.system" in message
 
@@ -538,3 +544,11 @@ def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
     (message,) = messages({"net": {"0.compute_dtype": kind(letters)}}, weights_only=kind is not bytes)
     assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates its letters")
     assert messages({"0.compute_dtype": kind(b"torch.float16"), "dtype": kind(letters)}, weights_only=False) == []
+
+
+@pytest.mark.parametrize("unit", [":", "{", "\\", "\\a"])
+def test_a_long_text_in_hyperparameters_is_read_once(unit):
+    """A search from each of its characters to its end would take minutes."""
+    begin = time.process_time()
+    texts_as_code.check_text("text", unit * 300_000)
+    assert time.process_time() - begin < 2
