@@ -53,10 +53,11 @@ error if the second name is of a trainable tensor, because what training changes
 RULES = (LEFT_BEHIND, UNTIED_BY_MOVE, STALE_VIEW)
 
 _TIE_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
+STALE_VIEW_HELP = "replace the attribute with a property that computes it from the registered tensor"
 _TIE_HELP = {
     UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
     "or tie the two again in the class's own _apply",
-    STALE_VIEW.name: "replace the attribute with a property that computes it from the registered tensor",
+    STALE_VIEW.name: STALE_VIEW_HELP,
 }
 
 
@@ -73,6 +74,11 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
             severity=decide_tie_severity(owners.get(odd.fqn or "")),
             origin=odd.origin,
         )
+
+
+def map_stale_views(state: ModelState) -> dict[str | None, Finding]:
+    """Return the finding for each further name left at the old memory by a move."""
+    return {finding.fqn: finding for finding in report_broken_ties(state) if finding.rule == STALE_VIEW.name}
 
 
 def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:

@@ -292,3 +292,10 @@ def test_a_further_name_that_a_copy_parts_has_a_cell():
     check = copied("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
     assert rules(check) == {"view": "untied-by-copy"}
     assert cell(check, "copied", "view").verdict is Verdict.FAILED
+
+
+def test_a_view_of_a_parameter_is_one_mistake():
+    """An attribute with the first row of a weight is reported as a stale view, also where deepcopy refuses it."""
+    check = copied("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
+    assert rules(check) == {"row": "stale-view"}
+    assert cell(check, "copied", "l.weight").reason.startswith("row: a result of SelectBackward0")

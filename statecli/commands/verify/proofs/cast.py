@@ -26,7 +26,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
-from statecli.core.move_rules import STALE_VIEW, report_broken_ties
+from statecli.core.move_rules import STALE_VIEW, map_stale_views
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, decide_tie_severity
 from statecli.live import measure, tensor_bits
@@ -270,9 +270,7 @@ class _Proof:
 
     @functools.cached_property
     def _stale_views(self) -> dict[str | None, Finding]:
-        """Return the findings of the stand-in about further names left at the old memory by a move."""
-        findings = report_broken_ties(self._stand_in)
-        return {finding.fqn: finding for finding in findings if finding.rule == STALE_VIEW.name}
+        return map_stale_views(self._stand_in)
 
     def _fail_stale_aliases(self, row: TensorInfo) -> dict[str, Cell]:
         """Fail further names of a cast tensor that still refer to the old memory."""

@@ -62,6 +62,7 @@ class _Proof:
         self._non_leaves_of_forward: frozenset[str] = frozenset()
         self._recomputed = subject.state.recomputed
         self._ties_broken_by_move = move_rules.map_broken_ties(subject.state)
+        self._stale_views = move_rules.map_stale_views(subject.state)
         self._how = "copy.deepcopy, torch.save and torch.load of the module"
 
     def check(self) -> Check:
@@ -112,18 +113,18 @@ class _Proof:
         if raised is None:
             self._columns["copied"] = self._compare(copied_model, "a deep copy")
             return
-        if not (self._fail_uncopyable_tensors() or self._fail_obstacles(module)):
+        reasons = self._fail_uncopyable_tensors() or self._fail_obstacles(module)
+        if not reasons:
             if any(map(judging.is_lazy_tensor, self._tensors.values())):
                 self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
             else:
                 self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {raised}")
-        why = next((finding.message for finding in self._findings.values()), raised)
         for row in self._get_rows():
-            self._columns["copied"].setdefault(row.fqn, judging.build_inconclusive_cell(why))
+            self._columns["copied"].setdefault(row.fqn, judging.build_inconclusive_cell(next(iter(reasons), raised)))
 
-    def _fail_uncopyable_tensors(self) -> bool:
-        """Fail tensors that cannot be copied even alone; return True if there are any."""
-        rows = self._subject.rows_by_fqn()
+    def _fail_uncopyable_tensors(self) -> list[str]:
+        """Fail tensors that cannot be copied even alone; return a reason for each."""
+        rows, reasons = self._subject.rows_by_fqn(), []
         uncopyable = {
             name: tensor_
             for name, tensor_ in self._tensors.items()
@@ -140,15 +141,22 @@ class _Proof:
             help = _FLAT_WEIGHTS_HELP if name in self._flat_weights else help
             help = _RECOMPUTED_HELP if name in self._recomputed else help
             rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
-            self._fail(rule, name, f"{name}: {what}", help if operation else None)
-        return bool(uncopyable)
+            stale_view = self._stale_views.get(name)
+            if operation and stale_view:  # one mistake: the attribute is a view of a parameter
+                message = f"{stale_view.message}; {name} is {what}"
+                self._fail(move_rules.STALE_VIEW, name, message, move_rules.STALE_VIEW_HELP)
+            else:
+                self._fail(rule, name, f"{name}: {what}", help if operation else None)
+            reasons.append(f"{name}: {what}")
+        return reasons
 
-    def _fail_obstacles(self, module: nn.Module) -> bool:
-        """Report other attributes that cannot be copied even alone; return True if there are any."""
+    def _fail_obstacles(self, module: nn.Module) -> list[str]:
+        """Report other attributes that cannot be copied even alone; return a reason for each."""
         obstacles = _find_obstacles(self._subject, module)
-        for name, why in obstacles.items():
-            self._fail(rules.NOT_COPYABLE, name, f"{name}: {why}, so copy.deepcopy of the model raises", _OBSTACLE_HELP)
-        return bool(obstacles)
+        reasons = [f"{name}: {why}, so copy.deepcopy of the model raises" for name, why in obstacles.items()]
+        for name, reason in zip(obstacles, reasons, strict=True):
+            self._fail(rules.NOT_COPYABLE, name, reason, _OBSTACLE_HELP)
+        return reasons
 
     def _pickle(self, module: nn.Module) -> None:
         pickled, raised = judging.run_user_code(
