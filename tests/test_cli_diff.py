@@ -51,7 +51,7 @@ def b(a):
 def test_a_file_and_itself_are_identical(statecli, a):
     """0, one line that says so, nothing on stderr."""
     result = statecli("diff", "a.pt", "a.pt")
-    assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B\n", "")
+    assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B: exit status 0\n", "")
 
 
 def test_another_format_of_the_same_is_identical(statecli, a):
@@ -133,7 +133,7 @@ def test_an_expectation_that_holds_ends_0(statecli, b):
 def test_a_tolerance_is_named(statecli, b):
     """What is equal only within a tolerance is not called identical without it."""
     result = statecli("diff", "a.pt", "b.pt", "--atol", "1")
-    assert (result.code, result.out) == (0, "identical with --atol 1: 6 tensors, 288 B\n")
+    assert (result.code, result.out) == (0, "identical with --atol 1: 6 tensors, 288 B: exit status 0\n")
 
 
 def test_metadata_only_reads_no_values(statecli, b):

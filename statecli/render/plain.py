@@ -30,15 +30,18 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for parts in report.listing():
             sink.text("\t".join(map(escape_line, parts)) + "\n")
         return
-    page = None
+    page, result = None, ""
     if not options.quiet:
         page = (report.page if report.outline else report.page_without_rows or report.page)()
         table = _build_outline_table(page) if report.outline else (report.short_table or report.table)()
         for number, row in enumerate(align_rows(table) if table.rows else ()):
             write_line(row, "bold" if number == 0 else "")
         sink.text("\n" if table.rows else "")
+        if page.verdict and options.exit_status is not None:
+            result = format_result(report, page, options.exit_status)
         for total in page.totals:
-            write_line(escape_sentence(total))
+            if total != page.verdict or not result.startswith(total):  # the last line repeats the verdict
+                write_line(escape_sentence(total))
         for note in report.notes:
             write_line(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
         for fix in page.fixes:
@@ -58,8 +61,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
             write_line(f"  {' ' * len(label) if n else label}{code}")
     if options.quiet and (weakening := report.describe_weakening()):
         write_line(weakening)
-    if problems and page is not None and page.verdict and options.exit_status is not None:
-        write_line(format_result(report, page, options.exit_status))
+    if result:
+        write_line(escape_sentence(result))
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import format_severities, group_accepted, group_findings
+from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
 
@@ -347,12 +347,6 @@ def _format_others(audit: Audit) -> list[str]:
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 
-def _format_counts(audit: Audit, problems: Collection[Problem]) -> str:
-    """Return `2 errors`, or `clean`; if values were not read, `no findings`, because these may be NaN."""
-    has_unread_values = any(entry.what == "tensor" for entry in audit.not_checked)
-    return "no findings" if has_unread_values and not problems else format_severities(problems)
-
-
 def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     """Summarize the run in a line.
 
@@ -360,7 +354,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     failed and skipped targets are counted too.
     """
     targets_with_findings = sum(bool(target.findings) for target in audit.targets)
-    counts_text = _format_counts(audit, problems) if audit.ran or audit.findings else "no rule ran"
+    counts_text = format_counts(problems, audit.not_checked) if audit.ran or audit.findings else "no rule ran"
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]

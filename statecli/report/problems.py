@@ -11,7 +11,7 @@ import linecache
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -23,6 +23,7 @@ from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, U
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
+from statecli.core.run_scope import NotChecked
 from statecli.core.severity import is_trainable
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, fold
@@ -126,12 +127,22 @@ def format_severities(problems: Iterable[Problem]) -> str:
     return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
 
 
+def format_counts(problems: Collection[Problem], not_checked: Iterable[NotChecked]) -> str:
+    """Format the number of problems by severity; `no findings` for none if some values, maybe NaN, were not read."""
+    has_unread_values = any(entry.what == "tensor" for entry in not_checked)
+    return "no findings" if has_unread_values and not problems else format_severities(problems)
+
+
 def format_result(report: Report, page: Page, exit_status: int) -> str:
-    """Format the last line of a page with a verdict: `2 errors, 1 warning (1 problem accepted): exit status 1`."""
-    if exit_status and not page.problems:  # the failures are rows
+    """Format the last line of a page with a verdict: `2 errors, 1 warning (1 problem accepted): exit status 1`.
+
+    The reason may be rows or something inconclusive instead of problems. Then the line repeats the verdict.
+    """
+    problems = report.list_problems() if report.problems is not None else ()
+    if report.problems is None or exit_status == 2 or (exit_status and not problems):
         return f"{page.verdict}: exit status {exit_status}"
     accepted = f" ({plural(report.accepted_problems, 'problem')} accepted)" if report.accepted_problems else ""
-    return f"{format_severities(page.problems)}{accepted}: exit status {exit_status}"
+    return f"{format_counts(problems, report.not_checked)}{accepted}: exit status {exit_status}"
 
 
 def _get_cause(finding: Finding) -> object:

@@ -369,7 +369,7 @@ def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
     """How a tensor is rebuilt is nothing beside it."""
     before = save(torch.arange(6.0).view(3, 2), name)
     result = statecli("diff", before, save(after, f"b{name}"))
-    assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B\n")
+    assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B: exit status 0\n")
 
 
 ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensor data starts at byte"}

@@ -117,7 +117,7 @@ def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):
     a, b = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     torch.save({"a": {"net": weights(), "ema": weights()}}, a)
     torch.save({"a": {"net": weights(), "ema": weights(1)}}, b)
-    assert statecli("diff", f"{a}#a.net", f"{b}#a.net").out == "identical: 2 tensors, 32 B\n"
+    assert statecli("diff", f"{a}#a.net", f"{b}#a.net").out == "identical: 2 tensors, 32 B: exit status 0\n"
     changed = statecli("diff", f"{a}#a.ema", f"{b}#a.ema", "-f", "json")
     assert changed.code == 1
     assert [change["fqn"] for change in changed.json["changes"]] == ["weight", "bias"]

@@ -6,6 +6,7 @@ import pytest
 
 from statecli.commands.diff.result import Field
 from statecli.core.model_state import Kind
+from statecli.core.run_scope import NotChecked
 from statecli.render import Output, RenderOptions, format_report, table
 from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Group, Line, Page, Report, Table, build_problem
@@ -23,19 +24,46 @@ def test_the_verdict_is_below_the_title():
 
 
 @pytest.mark.parametrize(
-    ("page", "status", "last"),
+    ("problems", "status", "last"),
     [
-        (Page("", (Column("name"),), (), (), verdict="1 of 2 changed"), 1, "1 of 2 changed: exit status 1"),
-        (Page("", (Column("name"),), (), (), verdict="1 of 2 changed"), 0, "clean: exit status 0"),
-        (Page("", (Column("name"),), (), (), problems=(PROBLEM,), verdict="1 problem"), 1, "1 error: exit status 1"),
-        (Page("", (Column("name"),), (), (), problems=(PROBLEM,), verdict="1 problem"), 2, "1 error: exit status 2"),
+        (None, 1, "step failed: exit status 1"),
+        (None, 0, "step failed: exit status 0"),
+        ((), 0, "clean: exit status 0"),
+        ((PROBLEM,), 1, "1 error: exit status 1"),
+        ((PROBLEM,), 2, "step failed: exit status 2"),
     ],
 )
-def test_the_last_line_is_the_result_with_the_exit_status(page, status, last):
-    """What is left on the screen after long output."""
-    report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
-    text = format_report(report, Output.TABLE, RenderOptions(terminal=True, exit_status=status))
+@pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN])
+def test_the_last_line_is_the_result_with_the_exit_status(problems, status, last, output):
+    """What is left on the screen after long output. The problems may be below headings of their own."""
+    page = Page("", (Column("name"),), (), ("step failed",), verdict="step failed")
+    group = None if problems is None else lambda: problems
+    report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page, problems=group)
+    text = format_report(report, output, RenderOptions(terminal=True, exit_status=status))
     assert text.splitlines()[-1] == last
+
+
+def test_plain_lines_have_a_repeated_verdict_once():
+    """The last line has the verdict and the exit status."""
+    page = Page("", (Column("name"),), (), ("1 changed",), verdict="1 changed")
+    report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
+    text = format_report(report, Output.PLAIN, RenderOptions(terminal=False, exit_status=1))
+    assert text == "1 changed: exit status 1\n"
+
+
+def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
+    """These values may be NaN."""
+    page = Page("", (Column("name"),), (), (), verdict="1 audited: no findings")
+    report = Report(
+        "a.pt",
+        lambda: PROBLEM,
+        lambda: Table((), ()),
+        lambda: page,
+        problems=tuple,
+        not_checked=(NotChecked("tensor", 3, "values not read"),),
+    )
+    text = format_report(report, Output.TABLE, RenderOptions(terminal=True, exit_status=0))
+    assert text.splitlines()[-1] == "no findings: exit status 0"
 
 
 def test_a_remark_stands_in_empty_columns():
