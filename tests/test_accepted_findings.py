@@ -106,6 +106,17 @@ def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, 
         assert statecli(command, "net.py:Net", "--baseline", "known.json", "-q").code == 1, command
 
 
+def test_a_result_of_an_operation_is_accepted_in_every_command(statecli, in_tmp_path, tmp_path):
+    """Each command knows another consequence of `self.scaled = self.fc.weight * 2`."""
+    (tmp_path / "net.py").write_text(FOUR.format(more="self.scaled = self.fc.weight * 2"))
+    statecli("verify", "net.py:Net", "--write-baseline", "known.json", "--reason", "why", "-q")
+    for command in COMMANDS:
+        assert "compute it in forward" in statecli(command, "net.py:Net", "-f", "table").out
+        result = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "json")
+        assert (result.code, result.json["findings"]) == (0, []), command
+        assert "baseline-fixed" not in result.out, command
+
+
 def test_an_entry_of_a_mended_tensor_is_reported_by_audit(statecli, in_tmp_path, tmp_path):
     """Audit alone runs all rules about registration, so it knows what is mended."""
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))

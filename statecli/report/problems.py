@@ -103,7 +103,11 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
     """Return the fixes that no problem shows."""
     shown = [problem.help for problem in problems if problem.help]
-    return tuple(fix for fix in fixes if not any(fix.text.removeprefix(_get_place(fix.text)) in help for help in shown))
+    return tuple(
+        fix
+        for fix in fixes
+        if not any(_strip_comment_signs(fix.text.removeprefix(_get_place(fix.text))) in help for help in shown)
+    )
 
 
 def group_accepted(accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = ()) -> dict[str, tuple[Problem, ...]]:
@@ -215,9 +219,15 @@ def _join_fixes(fixes: Sequence[str]) -> str:
     place = _get_place(fixes[0]) if fixes else ""
     lines = "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None
-    if last is None:
-        return "\n".join(lines)
-    return "\n".join([*(line for line in lines if line != last), last])
+    if last is not None:
+        lines = [*(line for line in lines if line != last), last]
+    return _strip_comment_signs("\n".join(lines))
+
+
+def _strip_comment_signs(fix: str) -> str:
+    """Return the fix as sentences if all of its lines are comments, because then there is nothing to paste."""
+    lines = fix.split("\n")
+    return "\n".join(line.removeprefix("# ") for line in lines) if all(line[:1] == "#" for line in lines) else fix
 
 
 def _get_place(fix: str) -> str:

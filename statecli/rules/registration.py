@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from statecli.commands.verify.rules import NON_LEAF_ATTRIBUTE
 from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorInfo
@@ -47,7 +46,14 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that neither require grad nor belong to an unregistered module."""
     stored = _is_archive(subject)
     for row in _select_unregistered(subject):
-        if row.within is None and row.derived is None and not is_trainable(row):
+        if row.within is not None or is_trainable(row):
+            continue
+        if row.derived is not None:
+            # What a file is known to derive, hooks of torch compute before each forward.
+            if subject.module and subject.module.traits.is_class and row.fqn not in subject.module.recomputed:
+                what = f"computed once ({row.derived}); not updated when its parameters change or move"
+                yield _build_issue(row, what, decide_tensor_severity(row), "compute the value in forward")
+        else:
             is_harmless = stored or row.note == OF_A_METRIC
             severity = Severity.NOTE if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
@@ -136,18 +142,6 @@ def _report_broken_ties(subject: Subject, entry: Rule) -> Iterator[Issue]:
             yield Issue(finding.message, finding.fqn, help=finding.help, severity=finding.severity, origin=origin)
 
 
-@judges(NON_LEAF_ATTRIBUTE, needs_module)
-def non_leaf_attribute(subject: Subject) -> Iterator[Issue]:
-    """Yield the unregistered tensors that an operation computed."""
-    if subject.module is None or not subject.module.traits.is_class:
-        return  # what a file is known to derive, hooks of torch compute before each forward
-    recomputed = subject.module.recomputed
-    for row in _select_unregistered(subject):
-        if row.derived is not None and row.fqn not in recomputed:
-            what = f"computed once ({row.derived}); not updated when its parameters change or move"
-            yield _build_issue(row, what, help="compute the value in forward")
-
-
 RULES = (
     unregistered_tensor,
     unregistered_module,
@@ -156,5 +150,4 @@ RULES = (
     buffer_requires_grad,
     stale_view,
     untied_by_move,
-    non_leaf_attribute,
 )

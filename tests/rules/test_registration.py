@@ -196,15 +196,15 @@ def test_stale_view_spares_a_second_name_of_a_parameter(found, net):
     assert not found("stale-view", net("self.same = self.fc.weight"))
 
 
-def test_non_leaf_attribute_finds_what_was_computed_in_the_constructor(found):
+def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(found):
     """It follows neither training nor a move."""
-    (finding,) = found("non-leaf-attribute", f"{SAMPLES / 'precomputed.py'}:Normed")
+    (finding,) = found("unregistered-tensor", f"{SAMPLES / 'precomputed.py'}:Normed")
     assert "DivBackward0" in finding.message
 
 
-def test_non_leaf_attribute_spares_what_torch_recomputes(found, net):
+def test_unregistered_tensor_spares_what_torch_recomputes(found, net):
     """The old weight_norm sets its weight anew before each forward."""
-    assert not found("non-leaf-attribute", net("nn.utils.weight_norm(self.fc)"))
+    assert not found("unregistered-tensor", net("nn.utils.weight_norm(self.fc)"))
 
 
 HOOKED = {
@@ -216,13 +216,13 @@ HOOKED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
-def test_non_leaf_attribute_spares_what_a_hook_computes_before_each_forward(found, tmp_path, make):
+def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(found, tmp_path, make):
     """It follows what the parameters learn, though it is a plain attribute of a module pickled whole."""
     net = nn.Sequential(make())
     with torch.no_grad():
         net(torch.ones(1, 2))
     torch.save(net, tmp_path / "a.pt")
-    assert not found("non-leaf-attribute", tmp_path / "a.pt")
+    assert not found("unregistered-tensor", tmp_path / "a.pt")
 
 
 def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(found, net):
