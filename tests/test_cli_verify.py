@@ -406,6 +406,41 @@ def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, 
     assert "; the embedding takes integers from 0 to 49: --input 'int64:2x8<50'" in result.err
 
 
+LAYERS = """
+from torch import nn
+def linear(): return nn.Sequential(nn.Linear(12, 3))
+def flat(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+def conv(): return nn.Sequential(nn.Conv2d(3, 4, 3))
+def signal(): return nn.Sequential(nn.Conv1d(2, 4, 3))
+def later(): return nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "answer"),
+    [
+        ("linear", "2x5", "takes 12 values in the last dimension: --input 2x12"),
+        ("linear", "7x2x5", "takes 12 values in the last dimension: --input 7x2x12"),
+        ("conv", "2x4x8x8", "takes 3 channels: --input 2x3x8x8"),
+        ("conv", "4x8x8", "takes 3 channels: --input 3x8x8"),
+        ("signal", "1x3x9", "takes 2 channels: --input 1x2x9"),
+        ("flat", "2x5x2", None),
+        ("conv", "2x4", None),
+        ("later", "2x4", None),
+    ],
+)
+def test_a_wrong_size_of_an_input_is_answered_with_the_right_one(statecli, in_tmp_path, spec, given, answer):
+    """Only where the input of the layer is that of the model, so that the line works as it stands."""
+    Path("layers.py").write_text(LAYERS)
+    result = statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", given)
+    assert result.code == 2
+    assert ("the first layer" in result.err) == (answer is not None)
+    if answer is not None:
+        assert result.err.rstrip().endswith(answer)
+        right = answer.rpartition(" ")[2]
+        assert statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", right).code == 0
+
+
 BIG = """
 import torch
 from torch import nn

@@ -33,6 +33,10 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(SOURCE)
     torch.save({"w": torch.ones(2)}, "weights.pt")
     (tmp_path / "syntax.py").write_text("import torch\ndef f(:\n")
+    (tmp_path / "mynet").mkdir()
+    (tmp_path / "mynet" / "__init__.py").touch()
+    (tmp_path / "mynet" / "tiny.py").write_text(SOURCE)
+    (tmp_path / "empty").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     for file in ("timm/__init__.py", "torchvision/models/__init__.py", "torchvision/__init__.py", "own/__init__.py"):
         (tmp_path / "installed" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +56,17 @@ MISTAKES = {
     ("inspect", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
     ("verify", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
     ("inspect", "net.Base(1, depth=2)"): "name a class or function after a colon: 'net.py:Base(1, depth=2)'",
+    ("inspect", "mynet"): (
+        "mynet: is a folder without a checkpoint, but with Python files; name a class or function: "
+        "'mynet/tiny.py:Base(size=..., depth=...)', mynet/tiny.py:Tiny"
+    ),
+    ("verify", "mynet/"): (
+        "mynet/: is a folder; verify needs a model class:\n  'mynet/tiny.py:Base(size=..., depth=...)'\n"
+        "  mynet/tiny.py:Tiny"
+    ),
+    ("inspect", "mynet.Tiny"): "name a class or function after a colon: mynet/tiny.py:Tiny",
+    ("verify", "mynet.Tiny"): "name a class or function after a colon: mynet/tiny.py:Tiny",
+    ("verify", "empty"): f"empty: is a folder; verify needs a model class:{CLASSES}",
     ("verify", "net.Tinny"): f"name a class or function of the file net.py:{CLASSES}",
     ("inspect", "net.py:Base(size=..., depth=1)"): "write a value in place of ... (size): a number, a string or a list",
     ("inspect", "torch"): "torch is a Python package: name a class or function in it, such as 'torch.nn:Linear(2, 3)'",

@@ -83,8 +83,12 @@ def describe_python_file(path: str) -> Suggestion:
 
 def suggest_classes_near(path: str) -> Suggestion:
     """Return the classes and functions to type of the Python files in the checkpoint's and the current folder."""
-    next_to = path if os.path.isdir(path) else os.path.dirname(path)
-    folders = [""] if os.path.realpath(next_to) == os.getcwd() else [next_to, ""]
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    return suggest_classes_in(*([""] if os.path.realpath(folder) == os.getcwd() else [folder, ""]))
+
+
+def suggest_classes_in(*folders: str) -> Suggestion:
+    """Return the classes and functions to type of the Python files in the folders."""
     names = [_list_names(file) for folder in folders for file in _list_python_files(folder)]
     choices = tuple(dict.fromkeys(choice for found in names for choice in found.choices))
     return Suggestion("", choices, None if choices else next((n.advice for n in names if n.advice), None))
@@ -106,8 +110,13 @@ def _list_python_files(folder: str) -> list[str]:
 def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
     """Return how to name a class of a local file or of an installed module, for a name with dots."""
     for end in range(len(parts), 0, -1):
-        file, rest = f"{os.path.join(*parts[:end])}.py", ".".join(parts[end:])
+        folder, rest = os.path.join(*parts[:end]), ".".join(parts[end:])
+        file = f"{folder}.py"
         if not os.path.isfile(file):
+            if rest and os.path.isdir(folder):
+                defining = [name for name in _list_python_files(folder) if rest in python_names.list_definitions(name)]
+                if defining:
+                    return _suggest_colon(defining[0], rest, call, defining[0])
             continue
         if rest and parts[end] in python_names.list_definitions(file):
             return _suggest_colon(file, rest, call, file)

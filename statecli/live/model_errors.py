@@ -56,19 +56,51 @@ def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
-    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}{_suggest_ids(error)}"
+    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}{_suggest_input(error)}"
 
 
-def _suggest_ids(error: BaseException) -> str:
-    """Return the input to type, if an nn.Embedding was called with other values than its ids; "" otherwise."""
+def _suggest_input(error: BaseException) -> str:
+    """Return the input to type, if a layer of torch was called with another input than it takes; "" otherwise.
+
+    An nn.Embedding takes ids. An nn.Linear that gets the model's own input takes another size of its last dimension,
+    an nn.Conv1d, Conv2d or Conv3d another number of channels.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
-        rows = getattr(frame.f_locals.get("self"), "num_embeddings", None)
-        shape = getattr(frame.f_locals.get("input"), "shape", None)
-        if frame.f_code.co_name == "forward" and isinstance(rows, int) and shape is not None:
-            sizes = "x".join(map(str, shape))
-            return f"; the embedding takes integers from 0 to {rows - 1}: --input 'int64:{sizes}<{rows}'"
+        layer, value = frame.f_locals.get("self"), frame.f_locals.get("input")
+        shape = list(getattr(value, "shape", ()))
+        if frame.f_code.co_name != "forward" or not shape:
+            continue
+        rows = getattr(layer, "num_embeddings", None)
+        if isinstance(rows, int):
+            return f"; the embedding takes integers from 0 to {rows - 1}: --input 'int64:{_format_sizes(shape)}<{rows}'"
+        takes = _find_taken_size(layer, shape)
+        if takes is not None and _is_input_of_model(value, frames):
+            dimension, size, what = takes
+            shape[dimension] = size
+            return f"; the first layer takes {size:,} {what}: --input {_format_sizes(shape)}"
     return ""
+
+
+def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] | None:
+    """Return the dimension of an input that a layer refuses, the size that it takes, and what it counts."""
+    features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
+    if isinstance(features, int) and shape[-1] != features:
+        return -1, features, "values in the last dimension"
+    rank = len(getattr(layer, "kernel_size", ()))
+    if isinstance(channels, int) and rank and len(shape) in (rank + 1, rank + 2) and shape[-rank - 1] != channels:
+        return -rank - 1, channels, "channels"
+    return None
+
+
+def _is_input_of_model(value: Any, frames: Sequence[types.FrameType]) -> bool:
+    """Return whether `value` is an argument of the outermost module that was called."""
+    call = next((frame for frame in frames if frame.f_code.co_name == "_call_impl"), None)
+    return call is not None and any(value is argument for argument in call.f_locals.get("args", ()))
+
+
+def _format_sizes(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def format_exception(error: BaseException) -> str:

@@ -309,7 +309,7 @@ def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
 
 
 #: The end of a reason that has an input to type.
-_INPUT_TO_TYPE = re.compile(r"; (?P<what>[^;]*): (?P<option>--input '[^']*')\Z")
+_INPUT_TO_TYPE = re.compile(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
 
 
 def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:

@@ -64,7 +64,7 @@ def choose_checkpoint(path: str) -> Choice:
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
     indexes = [name for name in names if INDEX.search(name)]
     if not weights and not indexes:
-        raise UnreadableError(_describe_folder(path, names, folders))
+        raise _explain_folder(path, names, folders)
     configured = _choose_configured(path, names, (*weights, *indexes))
     chosen = configured or _choose(weights, indexes)
     others = [name for name in (*weights, *indexes) if name != chosen]
@@ -246,8 +246,26 @@ def _list(path: str) -> tuple[list[str], list[str]]:
     return files, folders
 
 
+def _explain_folder(path: str, names: list[str], folders: list[str]) -> UnreadableError:
+    """Return the error about a folder without weights; of a Python package, with its model classes."""
+    problem = _describe_folder(path, names, folders)
+    if not problem and not on_disk.is_remote(path) and any(name.endswith(".py") for name in names):
+        from statecli.core.target_suggestions import suggest_classes_in
+
+        classes = suggest_classes_in(path)
+        if classes.choices or classes.advice:
+            text = "is a folder without a checkpoint, but with Python files"
+            return classes.build_error(
+                UnreadableError, problem=text + "; name a class or function:" * bool(classes.choices)
+            )
+    return UnreadableError(
+        problem
+        or "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file"
+    )
+
+
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
-    """Return the message about a folder without weights."""
+    """Return what a folder without weights has instead; "" if nothing is known."""
     if foreign := sorted(FOREIGN.intersection(names)):
         what = "only weights of another framework, which statecli does not read"
         return f"is a folder with {what}: {quoting.names(foreign)}"
@@ -269,7 +287,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     if outer:
         links = f"{quoting.name(outer[0])} is a link to a parent folder, not a weight file"
         return f"is a folder without a checkpoint: {links}"
-    return "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file"
+    return ""
 
 
 def _links_to_parent(inner: str, path: str) -> bool:

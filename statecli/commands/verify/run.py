@@ -25,7 +25,7 @@ from statecli.commands.verify.result import (
     Verification,
     skip_harmless_cells,
 )
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.core.move_rules import LEFT_BEHIND
@@ -33,7 +33,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
 from statecli.core.selection import Selection, select
 from statecli.live.model_errors import describe_model_error
-from statecli.storage import files
+from statecli.storage import checkpoint_folder, files
 from statecli.targets import load
 
 if TYPE_CHECKING:
@@ -171,6 +171,14 @@ def _lower_severity(finding: Finding) -> Finding:
     )
 
 
+def _has_checkpoint(folder: str) -> bool:
+    try:
+        checkpoint_folder.choose_checkpoint(folder)
+    except UnreadableError:
+        return False
+    return True
+
+
 def _explain_wrong_target(target: str) -> UsageError:
     """Return an error that says why a target is not a model class, and what to type instead."""
     from statecli.core import target_suggestions
@@ -179,9 +187,13 @@ def _explain_wrong_target(target: str) -> UsageError:
     if target.endswith(".py") and os.path.isfile(target):
         return target_suggestions.describe_python_file(target).build_error(UsageError, target)
     if files.is_remote(target) or os.path.exists(target):
-        near = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
+        is_folder = os.path.isdir(target) and not _has_checkpoint(target)
+        near = target_suggestions.suggest_classes_in(target) if is_folder else Suggestion()
+        if not near.choices:
+            near = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
         end = ":" if near.choices else "" if near.advice else ", such as net.py:Net or package.module:Class"
-        return near.build_error(UsageError, target, f"is a checkpoint; verify needs a model class{end}")
+        what = "a folder" if is_folder else "a checkpoint"
+        return near.build_error(UsageError, target, f"is {what}; verify needs a model class{end}")
     suggestion = target_suggestions.suggest_for_missing(target)
     if suggestion == Suggestion():
         suggestion = Suggestion("write file.py:Class or package.module:Class")
