@@ -33,9 +33,9 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(SOURCE)
     torch.save({"w": torch.ones(2)}, "weights.pt")
     (tmp_path / "syntax.py").write_text("import torch\ndef f(:\n")
-    (tmp_path / "mynet").mkdir()
-    (tmp_path / "mynet" / "__init__.py").touch()
-    (tmp_path / "mynet" / "tiny.py").write_text(SOURCE)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "tiny.py").write_text(SOURCE)
     (tmp_path / "empty").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     for file in ("timm/__init__.py", "torchvision/models/__init__.py", "torchvision/__init__.py", "own/__init__.py"):
@@ -56,16 +56,16 @@ MISTAKES = {
     ("inspect", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
     ("verify", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
     ("inspect", "net.Base(1, depth=2)"): "name a class or function after a colon: 'net.py:Base(1, depth=2)'",
-    ("inspect", "mynet"): (
-        "mynet: is a folder without a checkpoint, but with Python files; name a class or function: "
-        "'mynet/tiny.py:Base(size=..., depth=...)', mynet/tiny.py:Tiny"
+    ("inspect", "pack"): (
+        "pack: is a folder without a checkpoint, but with Python files; name a class or function: "
+        "'pack/tiny.py:Base(size=..., depth=...)', pack/tiny.py:Tiny"
     ),
-    ("verify", "mynet/"): (
-        "mynet/: is a folder; verify needs a model class:\n  'mynet/tiny.py:Base(size=..., depth=...)'\n"
-        "  mynet/tiny.py:Tiny"
+    ("verify", "pack/"): (
+        "pack/: is a folder; verify needs a model class:\n  'pack/tiny.py:Base(size=..., depth=...)'\n"
+        "  pack/tiny.py:Tiny"
     ),
-    ("inspect", "mynet.Tiny"): "name a class or function after a colon: mynet/tiny.py:Tiny",
-    ("verify", "mynet.Tiny"): "name a class or function after a colon: mynet/tiny.py:Tiny",
+    ("inspect", "pack.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
+    ("verify", "pack.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
     ("verify", "empty"): f"empty: is a folder; verify needs a model class:{CLASSES}",
     ("verify", "net.Tinny"): f"name a class or function of the file net.py:{CLASSES}",
     ("inspect", "net.py:Base(size=..., depth=1)"): "write a value in place of ... (size): a number, a string or a list",
