@@ -39,7 +39,7 @@ from statecli.pickle_scan.one_pickle import (
     PickleReader,
     Region,
     is_harmless,
-    is_magic_number,
+    may_equal_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.storage import checkpoint_folder, files, json_object
@@ -265,8 +265,8 @@ class FileScan:
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
         self.reader = PickleReader(source.path, self.steps)
-        #: Whether the pickle that was scanned last is the number that begins a legacy file.
-        self.last_is_magic = False
+        #: Whether torch may take the pickle that was scanned last for the number that begins a legacy file.
+        self.last_may_be_magic = False
         self.digested_bytes = 0
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, by their bytes.
@@ -396,7 +396,8 @@ class FileScan:
         legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
         while at < size and (end := self._scan_pickle(piece, at)):
             at, count = at + end, count + 1
-            legacy = legacy or (piece.sure and count == 1 and self.last_is_magic)
+            if count == 1 and self.last_may_be_magic and (piece.sure or piece.region is self.whole):
+                legacy, piece = True, piece._replace(sure=True)
             if not legacy or count >= _LEGACY_PICKLES:
                 rest = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
                 begins = _PICKLE_BEGINNING.match(rest) is not None
@@ -418,7 +419,7 @@ class FileScan:
         scanner, unread = self.reader.read(
             piece.region, at, where, piece.region.size if length_known else FIRST_WINDOW_BYTES
         )
-        self.last_is_magic = is_magic_number(scanner)
+        self.last_may_be_magic = may_equal_magic_number(scanner)
         region = piece.region.get_part(at, scanner.end or len(scanner.data))
         read: list[str] = []
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)

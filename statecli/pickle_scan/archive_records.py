@@ -75,13 +75,12 @@ def classify_records(archive: Archive) -> Callable[[Record], Use]:
     folder = _normalize_name(f"{archive.folder}/")
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
-    compiled = any(map(_is_compiled, archive.records)) or any(map(_is_machine_code, names.values()))
     packaged = _PACKAGE in names.values()
     declared = _read_declared(archive, names) if exported else _Declared(set(), set())
 
     def use_of(record: Record) -> Use:
         name = names[record.name]
-        if compiled and (_is_compiled(record.name) or _is_machine_code(name)):
+        if _is_compiled(record.name):
             return Use.COMPILED
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
             return Use.PROGRAM
@@ -107,18 +106,14 @@ def _classify_script_record(name: str) -> Use:
     return {"bytecode.pkl": Use.BYTECODE, "model.json": Use.OLD_SCRIPT}.get(name, Use.OTHER)
 
 
-def _is_machine_code(name: str) -> bool:
-    """Whether a library opened by AOTInductor's loader may open the record, named below the archive's folder."""
-    return name.startswith(_COMPILED_CONSTANTS) and _MACHINE_CODE.search(name) is not None
-
-
 def _is_compiled(name: str) -> bool:
     """Whether AOTInductor's loader compiles, links or opens the record, given its whole name.
 
     The loader takes the first record's name up to a slash for the archive's folder, or the whole name without a slash,
     and takes slashes in a row for one.
     """
-    return _COMPILED in re.sub(r"[\\/]+", "/", _normalize_name(name))
+    name = re.sub(r"[\\/]+", "/", _normalize_name(name))
+    return _COMPILED in name or (_COMPILED_CONSTANTS in name and _MACHINE_CODE.search(name) is not None)
 
 
 def _normalize_name(name: str) -> str:

@@ -89,13 +89,13 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
     torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
     """
-    stack = [inputs]
+    stack: list[tuple[str, Any]] = [("", inputs)]
     while stack:
-        value = stack.pop()
+        key, value = stack.pop()
         steps.take(Budget.TEXT)
         if type(value) is list:
-            stack.extend(value)
-        if type(value) is not dict or type(value.get("nodes")) is list:  # a graph in a node is judged as a graph
+            stack.extend((key, child) for child in value)
+        if type(value) is not dict or key == "graph":  # what torch takes for a graph is judged as a graph
             continue
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
             yield "gets a text or an object in place of a number"
@@ -107,7 +107,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         if type(operator) is str and not _is_custom_operator(operator):
             yield f"calls {operator} with arguments that statecli does not check"
             return
-        stack.extend(value.values())
+        stack.extend(value.items())
 
 
 def _is_custom_operator(name: str) -> bool:

@@ -17,6 +17,7 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.pickles.machine_state import CROSSES_FRAME
+from statecli.pickles.nodes import Global, Obj
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
@@ -171,6 +172,20 @@ def is_cut_off(region: Region) -> bool:
 def is_magic_number(scanner: Scanner) -> bool:
     """Return True for the first pickle of a legacy file of torch.save, however the number is spelled."""
     return type(scanner.root) is int and scanner.root == LEGACY_MAGIC_NUMBER
+
+
+def may_equal_magic_number(scanner: Scanner) -> bool:
+    """Return True if torch.load may take the pickle for the magic number, because it compares with `!=`.
+
+    `Decimal(119547037146038801333356)` is equal, and so may be any result of a call but a dict.
+    """
+    if not isinstance(scanner.root, Obj):
+        return is_magic_number(scanner)
+    callee = scanner.root.cls
+    return not (isinstance(callee, Global) and callee.qualified in _DICTS)
+
+
+_DICTS = frozenset(["collections.OrderedDict", "collections.defaultdict", "collections.Counter"])
 
 
 def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:

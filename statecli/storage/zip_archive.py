@@ -430,10 +430,13 @@ def _refuse(record: Record, disk: int) -> None:
 
 
 def _decode_name(name: bytes, flags: int) -> str:
-    try:
-        return str(name, "utf-8" if flags & _UTF8 or name.isascii() else "cp437")
-    except UnicodeDecodeError:
-        return str(name, "utf-8", "surrogateescape")
+    """Return the name of a record. Raises MalformedError for a name that torch reads as UTF-8, and zipfile as CP437."""
+    if not (flags & _UTF8 or name.isascii()):
+        raise MalformedError(
+            f"the record {name.decode('utf-8', 'backslashreplace')!r} does not say in which encoding its name is; "
+            "readers disagree which record it is"
+        )
+    return str(name, "utf-8", "surrogateescape")
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:

@@ -376,6 +376,30 @@ def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statec
     assert statecli("audit", str(tmp_path)).code != 0
 
 
+def _returned(text: str) -> bytes:
+    """A persistent id for which torch returns its second part, a text."""
+    return b"(" + b"".join(b"\x8c" + bytes([len(one)]) + one.encode() for one in ("module", text, "", "")) + b"tQ"
+
+
+_NUMBER = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_EQUAL_NUMBERS = {
+    "a decimal": pickle.dumps(Decimal(0x1950A86A20F9469CFC6C), 2),
+    "a number below another": b"N0" + _NUMBER,
+    "a number in msgpack": b"\x8a\xa4" + b"k000\xc5\1\0".ljust(164, b"\0") + b"0" + _NUMBER,
+}
+
+
+@pytest.mark.parametrize("first", _EQUAL_NUMBERS.values(), ids=_EQUAL_NUMBERS)
+@pytest.mark.parametrize("name", ["model.pt", "model.pkl", "model.msgpack"])
+def test_a_number_equal_to_the_magic_number_begins_a_legacy_file(tmp_path, first, name, statecli, forked_python):
+    """torch compares the first object with `!=`, and unpickles four more, whose names its own ids may return."""
+    payload = _returned("builtins") + _returned("open") + b"\x93\x8c\x05PWNED\x8c\x01w\x86R."
+    (tmp_path / name).write_bytes(first + b"M\xe9\x03." + b"}." + payload + b"].")
+    forked_python(f"import torch; torch.load('{name}', weights_only=False)", cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists()
+    assert statecli("audit", tmp_path / name).code != 0
+
+
 _ODD_MODULES = ("lib-dynload", "évil", "7zip", "two words")
 
 

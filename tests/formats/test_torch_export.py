@@ -1379,6 +1379,25 @@ def test_a_library_among_the_constants_is_told(name, forged):
     assert f"data/constants/{name}" in message.lower() or f"data/constants/{name}" in message
 
 
+FOLDERS = {
+    "two slashes": "archive/data//constants/m.so",
+    "a backslash": "archive/data\\constants/m.so",
+    "another folder": "other/data/constants/m.so",
+    "no folder": "data/constants/m.so",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS.values(), ids=FOLDERS)
+@pytest.mark.parametrize("first", ["archive/data.pkl", "foo"])
+def test_a_library_is_found_in_any_spelling_of_its_folder(name, first, tmp_path):
+    """The loader of AOTInductor joins slashes, and takes a first record `foo` for the archive's folder."""
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        for record in (first, name):
+            archive.writestr(record, b"\x7fELF")
+    names = [mention for found in scan_pickles(str(tmp_path / "a.pt2")) for mention in found.names]
+    assert [(mention.name, mention.called) for mention in names] == [("so", True)]
+
+
 def test_whatever_lies_below_the_compiled_models_is_code(forged):
     """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
     ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))

@@ -121,7 +121,6 @@ ACCEPTED = {
     "a name of 60 kB": build([Member("a/" + "n" * 60_000, b"x")]),
     "a name with NUL": build([Member("a/\0b", b"x")]),
     "a name that is no UTF-8": build([Member(b"a/\xff\xfe", b"x")]),
-    "a name in cp437": build([Member(b"a/\x81", b"x", flags=8)]),
     "a directory entry": build([Member("a/", b"", marks=0x10), Member("a/x", b"x", marks=0x20)]),
 }
 
@@ -182,6 +181,11 @@ REFUSED = {
     ),
     "encrypted in the local header": (build(changed("data.pkl", local_flags=0x0809)), "own header contradicts"),
     "local sizes without a descriptor": (build(changed("data.pkl", local_flags=0x0800)), "own header contradicts"),
+    "a name in cp437 or UTF-8": (build([Member("a/é".encode(), b"x", flags=8)]), "does not say in which encoding"),
+    "a local name in cp437": (
+        build([Member("a/é", b"x", flags=0x0808, local_flags=8)]),
+        "does not say in which encoding its name is",
+    ),
     "local signature": (
         build(changed("data/0", local_signature=b"PK\0\0")),
         "the zip archive is damaged: no record begins at byte",

@@ -6,6 +6,8 @@ where they run.
 
 from __future__ import annotations
 
+import decimal
+import fractions
 import io
 import marshal
 import os
@@ -1260,6 +1262,14 @@ ARRAY = b"\x93NUMPY\1\0" + struct.pack("<H", len(NUMPY_HEADER)) + NUMPY_HEADER +
 MAGIC = b"\x80\x02N0" + number(0x1950A86A20F9469CFC6C) + b"."
 
 
+#: Pickles that torch takes for the magic number, because their value is equal to it.
+EQUAL_NUMBERS = {
+    "a decimal": pickle.dumps(decimal.Decimal(0x1950A86A20F9469CFC6C), 2),
+    "a fraction": pickle.dumps(fractions.Fraction(0x1950A86A20F9469CFC6C), 2),
+    "a number below another": MAGIC[2:],
+}
+
+
 def numpy(header, pickle):
     """An array file with that header."""
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
@@ -1345,6 +1355,10 @@ FILES = {
     + SYSTEM
     + b"."
     + pickled(b"]"),
+    **{
+        f"a legacy stream that begins with {name}": first + b"\x80\2M\xe9\x03." + b"}." + EVIL + b"]."
+        for name, first in EQUAL_NUMBERS.items()
+    },
     **{f"an array of objects, {name}": numpy(header, pickled(SYSTEM)) for name, header in HEADERS.items()},
     **{
         f"bytes in a state_dict that begin with {begin!r}": archive(
