@@ -59,6 +59,7 @@ class _Node(NamedTuple):
 
 def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
+    yield from _check_other_objects(document, steps)
     inputs = frozenset(_list_user_inputs(document))
     for number, graph in enumerate(_iter_graphs(document, steps)):
         yield from (Misuse(*found) for found in find_huge_numbers(graph, number > 0, steps))
@@ -108,6 +109,32 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             yield f"calls {operator} with arguments that statecli does not check"
             return
         stack.extend(value.items())
+
+
+def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
+    """Yield the objects of the file outside of nodes: in the signatures of modules, and among a graph's outputs.
+
+    Names of the main graph's inputs are no objects of the file there.
+    """
+    main = document
+    for key in ("graph_module", "graph"):
+        main = main.get(key) if type(main) is dict else None
+    given = _list_given_objects(main) if type(main) is dict else frozenset()
+    stack: list[tuple[str, Any, frozenset[str]]] = [("", document, given)]
+    while stack:
+        key, value, names = stack.pop()
+        steps.take(Budget.TEXT)
+        if type(value) is list:
+            stack.extend((key, child, names) for child in value)
+        if type(value) is not dict:
+            continue
+        if key == "graph":
+            stack.append(("outputs", value.get("outputs"), _list_given_objects(value)))
+        elif "as_custom_obj" in value and _get_object_name(value) not in names:
+            yield Misuse("torch.export.unflatten", "compiles the repr() of an object of the file as an argument")
+            return
+        else:
+            stack.extend((below, child, names) for below, child in value.items())
 
 
 def _is_custom_operator(name: str) -> bool:

@@ -423,6 +423,50 @@ def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path, ignored
     assert mark.exists()
 
 
+class _Added(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class _Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.added = _Added()
+
+    def forward(self, x):
+        return self.added(x, 1.5)
+
+
+def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
+    """The object is an argument of a submodule, and no argument of a node."""
+    path = tmp_path / "a.pt2"
+    torch.export.save(
+        torch.export.export(_Outer(), (torch.ones(2, 2),), preserve_module_call_signature=("added",)), path
+    )
+    assert messages(path) == []
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    program = json.loads(records["models/model.json"])
+    (entry,) = [entry for entry in program["graph_module"]["module_call_graph"] if entry["fqn"] == "added"]
+    entry["signature"]["inputs"][1] = {"as_custom_obj": {"name": "output", "class_fqn": "x"}}
+    records["models/model.json"] = json.dumps(program).encode()
+    config = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    records["data/constants/model_constants_config.json"] = json.dumps({"config": {"output": config}}).encode()
+    records["data/constants/opaque_obj_0"] = pickle.dumps(types.SimpleNamespace(), 2)
+    with zipfile.ZipFile(path, "w") as archive:
+        for record, data in records.items():
+            archive.writestr(f"archive/{record}", data)
+    assert any("the repr() of an object of the file" in message for message in messages(path))
+
+
+def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
+    """torch takes it from the constants of the file."""
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
+    found = messages(change(path, lambda graph: graph["outputs"].append(custom)))
+    assert any("an object of the file" in message for message in found)
+
+
 def test_each_character_of_an_expression_is_a_step():
     """Parsing one takes as long as a word of code."""
     steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
