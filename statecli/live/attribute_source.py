@@ -16,7 +16,8 @@ class Assignment:
 
     `owner`: the object of the target (`self`); `early`: the statement is before `super().__init__()`. `targets`: all
     names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`: several values go to several names;
-    `reused`: the value is a local name used again by the function.
+    `reused`: the value is a local name used again by the function. `before` and `after`: the rest of the line
+    (`if wide:`, `; self.size = 3`).
     """
 
     owner: str
@@ -26,6 +27,8 @@ class Assignment:
     targets: tuple[str, ...] = ()
     unpacked: bool = False
     reused: bool = False
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,11 +162,24 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
                 text_ for text_ in target_texts if text_ != (target_text if target_text in target_texts else name)
             ]
             unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
-            text = _get_source_text(file.lines, value)
             return Assignment(
-                owner, value, text, node in file.early, (target_text, *other_targets), unpacked, _is_reused(file, node)
+                owner,
+                value,
+                _get_source_text(file.lines, value),
+                node in file.early,
+                (target_text, *other_targets),
+                unpacked,
+                _is_reused(file, node),
+                *_get_rest_of_line(file.lines, node),
             )
     return None
+
+
+def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
+    """Return the code before the statement on its first line, and after it on its last, without a comment."""
+    before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
+    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
+    return before, after if after.lstrip().startswith(";") else ""
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:

@@ -248,7 +248,15 @@ def _suggest(
         return _suggest_for_other_holder(unregistered, rebuild)
     if _find_class_value(unregistered, site.name) is not _ABSENT:
         text = f"# first delete the class attribute {site.name}, which hides the registered tensor\n{text}"
-    return _AFTER_SUPER_INIT + text if source and source.early and not text.startswith("#") else text
+    if source is None or text.startswith("#"):
+        return text
+    return _AFTER_SUPER_INIT + text if source.early else _keep_rest_of_line(text, source)
+
+
+def _keep_rest_of_line(text: str, source: Assignment) -> str:
+    """Return the fix with the code on the same line as the assignment, if the fix is one line and comments."""
+    code = [line for line in text.split("\n") if not line.startswith("#")]
+    return text.replace(code[0], f"{source.before}{code[0]}{source.after}", 1) if len(code) == 1 else text
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:

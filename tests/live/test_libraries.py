@@ -93,7 +93,7 @@ def test_what_the_user_assigns_to_a_librarys_module_is_registered_there(library,
     (row,) = rows(inspect(NET.format("self.pos = poslib.Pos(); self.pos.extra = torch.ones(2)")), "extra")
     assert (row.origin.line, row.fix) == (
         LINE,
-        'self.pos.register_buffer("extra", torch.ones(2), persistent=False)',
+        'self.pos = poslib.Pos(); self.pos.register_buffer("extra", torch.ones(2), persistent=False)',
     )
 
 
