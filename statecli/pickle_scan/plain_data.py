@@ -207,15 +207,23 @@ class _Walk:
                     yield hazard
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`."""
+        """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`.
+
+        torch writes the `repr` of a key, and that of an object is any text.
+        """
         for key in items:
             text = _read_text(key)
             if type(text) is str and _BREAKS.search(text):
-                yield Hazard(
-                    f"{self.describe_path(node)}[{quoting.quote(text)}]: key with a quote, a backslash or a line "
-                    "break; torch writes the key into Python code that it compiles, so that the key can run code"
-                )
-                return
+                what = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
+            elif type(text) not in (str, int, float, bool, type(None)):
+                what = ": key that is neither a text nor a number"
+            else:
+                continue
+            yield Hazard(
+                f"{self.describe_path(node) or 'the root'}{what}; torch writes the key into Python code that it "
+                "compiles, so that the key can run code"
+            )
+            return
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check numbers raised to a power by optimizers: a beta to the number of steps, a sum to the alpha of ASGD."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import logging
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed._mesh_layout import _MeshLayout
+from torch.distributed.device_mesh import DeviceMesh
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
@@ -1030,6 +1033,46 @@ def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
         ((rule, message),) = findings(built(tmp_path / "a.pt2", {**parts, **more}))
         assert rule == "unsafe-data"
         assert "torch writes the key into Python code" in message
+
+
+@pytest.mark.parametrize("key", [datetime.date(2000, 1, 1), (1, "a"), b"a", torch.Size([2])], ids=str)
+def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path):
+    """torch writes its repr into a guard; a DeviceMesh has the names of its dimensions in it, as they are."""
+    data = io.BytesIO()
+    torch.save((({key: torch.ones(2)},), {}), data)
+    found = findings(built(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()}))
+    assert any("key that is neither a text nor a number" in message for _, message in found)
+
+
+def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path):
+    """The oracle, with a DeviceMesh."""
+    mark, path = tmp_path / "ran", tmp_path / "a.pt2"
+    torch.export.save(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), path)
+    code = f"+str(__import__('os').system('touch {mark}'))+"
+    mesh = DeviceMesh.__new__(DeviceMesh)
+    mesh.__dict__.update(
+        _mesh_dim_names=(f'0), "{code}", (1=',),
+        _layout=_MeshLayout.from_sizes_strides((1,), (1,)),
+        _device_type="cpu",
+        _flatten_rank_map=(0,),
+        _thread_id=0,
+    )
+    data = io.BytesIO()
+    torch.save((({mesh: torch.ones(2, 2)},), {}), data)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in records.items():
+            archive.writestr(name, data.getvalue() if "sample_inputs" in name else content)
+    assert "unsafe-data" in {rule for rule, _ in findings(path)}
+    with contextlib.suppress(Exception):
+        torch.export.load(path).module()(torch.ones(2, 2))
+    assert mark.exists()
+
+
+class _AddedHalf(nn.Module):
+    def forward(self, x):
+        return x + 1.5
 
 
 @pytest.mark.parametrize("text", ['x")\rexec(1)', "a\nb", "a\\", 'a"b'])
