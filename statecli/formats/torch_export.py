@@ -89,6 +89,11 @@ _RECORDS = (
 )
 _FOLDERS = ("weights", "constants")
 _OLD = "serialized_exported_program.json"
+_OLD_PICKLES = ("state_dict", "constants", "example_inputs")
+_OLD_RECORDS = (
+    *(_OLD, "version", "extra_files/"),
+    *(f"serialized_{part}.{suffix}" for part in _OLD_PICKLES for suffix in ("pt", "json")),
+)
 _COMPILED = "data/aotinductor/"
 #: What torch.export calls tensors that code makes of literals: no attribute of any module.
 _PARTS = re.compile(r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL)
@@ -197,6 +202,7 @@ class _Reader:
     def read_old(self) -> None:
         """torch 2.7 and older."""
         program = self._read_json(_OLD)
+        self.oddities.extend(find_unused_records(self.archive, *_OLD_RECORDS, prefix=""))
         payloads: _Payloads = {}
         for part, is_weight in (("state_dict", True), ("constants", False)):
             # The first releases named both .json, and wrote archives of torch.save into them all the same.

@@ -114,7 +114,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the objects of the file outside of nodes: in the signatures of modules, and among a graph's outputs.
 
-    Names of the main graph's inputs are no objects of the file there.
+    There, a name of an input of the main graph is the input, not an object of the file.
     """
     main = document
     for key in ("graph_module", "graph"):

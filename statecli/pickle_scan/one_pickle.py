@@ -14,7 +14,7 @@ from statecli.core.model_state import Place
 from statecli.pickle_scan import frames
 from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
+from statecli.pickles.errors import ComputedName, MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.pickles.machine_state import CROSSES_FRAME
 from statecli.pickles.nodes import Global, Obj
@@ -197,7 +197,7 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
     """
     # A float may have the byte of FRAME, and what follows is the length of no frame.
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied
-    if misframed or isinstance(unread, OverBudget):
+    if misframed or isinstance(unread, OverBudget) or (isinstance(unread, ComputedName) and not copied):
         return False
     acts = scanner.call_count or scanner.change_count
     # A code of copyreg imports only what the loader has registered, and a file of msgpack begins with one.

@@ -20,5 +20,9 @@ class MisframedPickle(MalformedError):
     """
 
 
+class ComputedName(MalformedError):
+    """The name of an import is the result of a call, which may be any text."""
+
+
 class OverBudget(MalformedError):
     """Reading the rest of the pickle would take too much time or memory."""

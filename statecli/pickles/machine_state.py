@@ -14,7 +14,7 @@ from operator import length_hint
 from typing import ClassVar
 
 from statecli.core.errors import MalformedError
-from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedPickle
+from statecli.pickles.errors import ComputedName, MisframedPickle, OverBudget, TruncatedPickle
 from statecli.pickles.keys import Tokens, wrap_key
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
@@ -178,6 +178,8 @@ class MachineState:
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
+            if not {type(module), type(name)}.isdisjoint((Obj, Persistent)):
+                raise ComputedName(f"{self.label}: the name of an import is the result of a call (byte {pos - 1})")
             raise self.make_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
             raise self.make_unsupported_error(

@@ -167,7 +167,9 @@ def explain_skipped_folder(path: str) -> tuple[str, str] | None:
     """Return why an audit of the parent folder may not enter a folder, and the reason in two words; None if it may."""
     if on_disk.is_link(path):
         return "a link to a folder", "link"
-    return ("a folder of a tool, without a file named as a checkpoint", "of a tool") if is_of_tool(path) else None
+    if not is_of_tool(path):
+        return None
+    return "a folder of a tool; outside of installed packages it has no file named as a checkpoint", "of a tool"
 
 
 def is_of_tool(path: str) -> bool:

@@ -727,7 +727,10 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     _, others = found(tmp_path)
     reasons = {one.target: (one.reason, *one.not_checked) for one in others}
-    of_tool = ("a folder of a tool, without a file named as a checkpoint", NotChecked("folder", 1, "of a tool"))
+    of_tool = (
+        "a folder of a tool; outside of installed packages it has no file named as a checkpoint",
+        NotChecked("folder", 1, "of a tool"),
+    )
     assert reasons == {
         **{str(tmp_path / name): of_tool for name in (".git", "__pycache__", "node_modules")},
         str(tmp_path / "out"): ("a link to a folder", NotChecked("folder", 1, "link")),

@@ -269,3 +269,19 @@ def legacy(
     keys = b"](" + b"".join(text(key) for key, _, _ in storages) + b"e"
     head = pickled(number(magic)) + pickled(number(1001)) + pickled(machine) + pickle + pickled(keys)
     return head + b"".join(struct.pack("<q", count) + data for _, count, data in storages)
+
+
+def build_mesh(text: str) -> object:
+    """A DeviceMesh, which ordinary checkpoints have, with any text in its repr."""
+    from torch.distributed._mesh_layout import _MeshLayout
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh.__new__(DeviceMesh)
+    mesh.__dict__.update(
+        _mesh_dim_names=(text,),
+        _layout=_MeshLayout.from_sizes_strides((1,), (1,)),
+        _device_type="cpu",
+        _flatten_rank_map=(0,),
+        _thread_id=0,
+    )
+    return mesh

@@ -22,6 +22,8 @@ from statecli.pickle_scan import export_expressions
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.rules.pickles import RULES
 
+from . import attacks
+
 pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
@@ -444,19 +446,30 @@ def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
         torch.export.export(_Outer(), (torch.ones(2, 2),), preserve_module_call_signature=("added",)), path
     )
     assert messages(path) == []
+    mark = tmp_path / "ran"
     with zipfile.ZipFile(path) as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     program = json.loads(records["models/model.json"])
     (entry,) = [entry for entry in program["graph_module"]["module_call_graph"] if entry["fqn"] == "added"]
     entry["signature"]["inputs"][1] = {"as_custom_obj": {"name": "output", "class_fqn": "x"}}
+    given = {"name": "cobj", "class_fqn": "x"}
+    program["graph_module"]["graph"]["inputs"].insert(0, {"as_custom_obj": given})
+    program["graph_module"]["graph"]["custom_obj_values"] = {"cobj": given}
+    spec = {"custom_obj": {"arg": given, "custom_obj_name": "output"}}
+    program["graph_module"]["signature"]["input_specs"].insert(0, spec)
     records["models/model.json"] = json.dumps(program).encode()
     config = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
     records["data/constants/model_constants_config.json"] = json.dumps({"config": {"output": config}}).encode()
-    records["data/constants/opaque_obj_0"] = pickle.dumps(types.SimpleNamespace(), 2)
+    records["data/constants/opaque_obj_0"] = pickle.dumps(
+        attacks.build_mesh(f"1))], 0)\ropen('{mark}','w')\rdef f(a=0):\r    pass#"), 2
+    )
     with zipfile.ZipFile(path, "w") as archive:
         for record, data in records.items():
             archive.writestr(f"archive/{record}", data)
     assert any("the repr() of an object of the file" in message for message in messages(path))
+    with contextlib.suppress(Exception):
+        torch.export.unflatten(torch.export.load(path))
+    assert mark.exists()
 
 
 def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):

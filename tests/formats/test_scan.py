@@ -389,6 +389,14 @@ _EQUAL_NUMBERS = {
 }
 
 
+def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
+    """Also in bytes that no first byte tells to be a pickle: a loader's ids may return any text."""
+    payload = b"N0" + _returned("posix") + _returned("system") + b"\x93" + b"."
+    (tmp_path / "a.bin").write_bytes(payload)
+    (found,) = scan_pickles(str(tmp_path / "a.bin"))
+    assert "the name of an import is the result of a call" in (found.unread or "")
+
+
 @pytest.mark.parametrize("first", _EQUAL_NUMBERS.values(), ids=_EQUAL_NUMBERS)
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "model.msgpack"])
 def test_a_number_equal_to_the_magic_number_begins_a_legacy_file(tmp_path, first, name, statecli, forked_python):

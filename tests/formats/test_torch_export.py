@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.distributed._mesh_layout import _MeshLayout
-from torch.distributed.device_mesh import DeviceMesh
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import Evidence, Kind
+from statecli.core.oddity_kind import OddityKind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions
@@ -1044,21 +1043,16 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
     assert any("key that is neither a text nor a number" in message for _, message in found)
 
 
-def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path):
-    """The oracle, with a DeviceMesh."""
+@pytest.mark.parametrize(
+    "key", [lambda code: attacks.build_mesh(f'0), "{code}", (1='), lambda code: (code,)], ids=["a mesh", "a tuple"]
+)
+def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path, key):
+    """The oracle."""
     mark, path = tmp_path / "ran", tmp_path / "a.pt2"
     torch.export.save(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), path)
     code = f"+str(__import__('os').system('touch {mark}'))+"
-    mesh = DeviceMesh.__new__(DeviceMesh)
-    mesh.__dict__.update(
-        _mesh_dim_names=(f'0), "{code}", (1=',),
-        _layout=_MeshLayout.from_sizes_strides((1,), (1,)),
-        _device_type="cpu",
-        _flatten_rank_map=(0,),
-        _thread_id=0,
-    )
     data = io.BytesIO()
-    torch.save((({mesh: torch.ones(2, 2)},), {}), data)
+    torch.save((({key(code): torch.ones(2, 2)},), {}), data)
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -1544,6 +1538,19 @@ def test_old_layouts_that_lack_a_part(program, tmp_path, line):
         for name, data in records.items():
             archive.writestr(name, data)
     assert line(tmp_path / "z.pt2") == "'serialized_state_dict.pt' is compressed; save the program again with torch"
+
+
+def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
+    """Another loader may read them: torch.jit.load takes the folder of the first record."""
+    path = of_2_7(program, tmp_path / "x.pt2")
+    assert findings(path) == []
+    assert [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS] == []
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("extra_files/notes.txt", b"text")
+        archive.writestr("a/data.pkl", b"N.")
+    (unused,) = [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS]
+    assert "a/data.pkl" in unused.message
+    assert "notes" not in unused.message
 
 
 def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):

@@ -156,9 +156,12 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
         yield Oddity(OddityKind.UNUSED_STORAGES.value, message, place=Place(first.path, first.offset, first.length))
 
 
-def find_unused_records(archive: Archive, *used: str) -> Iterator[Oddity]:
-    """Yield records with bytes that no loader reads: `used` are names in the archive's folder, or folders with /."""
-    prefix = f"{archive.folder}/"
+def find_unused_records(archive: Archive, *used: str, prefix: str | None = None) -> Iterator[Oddity]:
+    """Yield records with bytes that no loader reads: `used` are names below `prefix`, or folders with /.
+
+    `prefix`: by default the archive's folder.
+    """
+    prefix = f"{archive.folder}/" if prefix is None else prefix
     names = {prefix + name for name in used}
     folders = tuple(name for name in names if name.endswith("/"))
     records = (record for name, record in archive.records.items() if name not in names)
