@@ -43,7 +43,7 @@ setup(
             "statecli.values._native",
             ["statecli/values/_native.c"],
             # Products fused with sums, as some compilers do by themselves, would make the last digit depend on them.
-            extra_compile_args=["-O3", "-g0", "-ffp-contract=off", "-fno-trapping-math"],
+            extra_compile_args=["-O3", "-g0", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"],
             # Without a compiler numpy does the same work in more passes.
             optional=True,
         )

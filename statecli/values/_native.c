@@ -1,15 +1,17 @@
-/* The sums of `kernels.py` for two blocks of floats, and the counts and digest of `facts_kernel.py` for one block, each
+/* The sums of `kernels.py` for two blocks of numbers, and the counts and digest of `facts_kernel.py` for one block, each
    in one pass over the bytes.
 
    numpy needs eleven passes for the former and twenty for the latter. If this file was not compiled, numpy does both.
 
-   Sums of float32 go into float64 after TERMS terms, so that none is further than 6e-7 (relative, of sums of positive
-   terms) from one made in float64: 8 roundings of 2^-24, and one of each product. The sum of before * after, whose
-   terms may cancel, is made in float64 throughout. The lanes are fixed and products are not fused with sums, so that
-   any processor, with narrow vectors or wide, finds the same bits. */
+   Blocks are decoded by rows: to float32 where that holds each value of the type (of integers up to 8 bits the sums of
+   a row are exact too), else to float64. Sums of float32 go into float64 after TERMS terms, so that none is further than
+   6e-7 (relative, of sums of positive terms) from one made in float64: 8 roundings of 2^-24, and one of each product.
+   The sum of before * after, whose terms may cancel, is made in float64 throughout. The lanes are fixed and products
+   are not fused with sums, so that any processor, with narrow vectors or wide, finds the same bits. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -25,15 +27,34 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { FLOAT32, BFLOAT16, FLOAT16, TYPES };
-static const char *const NAMES[] = {"float32", "bfloat16", "float16"};
-static const int SIZES[] = {4, 2, 2};
+/* Types up to FLOAT32 are decoded to float32, others to float64; sums of the first three are exact in float32. */
+enum {
+    BOOL, INT8, UINT8, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, INT16, UINT16, FLOAT16, BFLOAT16, FLOAT32,
+    INT32, UINT32, FLOAT64, INT64, UINT64, COMPLEX64, COMPLEX128, TYPES
+};
+static const char *const NAMES[] = {
+    "bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "int16", "uint16",
+    "float16", "bfloat16", "float32", "int32", "uint32", "float64", "int64", "uint64", "complex64", "complex128",
+};
+static const int SIZES[] = {1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8, 16};
+
+/* What has changed: what differs in value, in its bits, or by more than atol + rtol * |before|. */
+typedef enum { BY_VALUE, BY_BITS, BY_TOLERANCE } Mode;
+typedef struct {
+    Mode mode;
+    double atol, rtol;
+} Change;
 
 typedef struct {
-    double gaps[LANES], squares[LANES], before[LANES], after[LANES], product[LANES];
-    /* The largest gap, as its bits: of what has no sign they are in the order of the numbers. */
+    const char *raw;
+    int type;
+} Block;
+
+typedef struct {
+    double gaps[LANES], squares[LANES], before[LANES], after[LANES], product[LANES], widest[LANES];
+    /* The largest gap of float32, as its bits: of what has no sign they are in the order of the numbers. */
     int32_t largest[LANES];
-    /* Whether there was a float16 that `decode` cannot. */
+    /* Whether there was a float16 or a float8 that `decode` cannot. */
     int32_t special;
     Py_ssize_t changed, first;
 } Sums;
@@ -50,18 +71,78 @@ INLINE int32_t bits_of(float number) {
     return found;
 }
 
+/* A row of float8 with `mantissa` bits of mantissa, a bias of `bias`; the codes from `special` on, without their sign,
+   are no numbers, or if it is 0 the code of -0. The exponent moves to where float32 has it, then times a power of two:
+   that much the biases differ. Subnormals are made of integers, because some processors are slow at multiplying them. */
+INLINE int32_t decode_float8(const uint8_t *raw, int mantissa, int bias, int special, float *row) {
+    const float unit = value((uint32_t)(127 + 1 - bias - mantissa) << 23), difference = value((uint32_t)(254 - bias) << 23);
+    uint8_t found = 0, subnormals = 0;
+    for (int n = 0; n < ROW; n++) {
+        found |= special ? (raw[n] & 0x7f) >= special : raw[n] == 0x80;
+        subnormals |= (uint8_t)((raw[n] & 0x7f) - 1) < (1 << mantissa) - 1;
+    }
+    if (!subnormals) {
+        for (int n = 0; n < ROW; n++) {
+            uint32_t extended = (uint32_t)(int32_t)(int8_t)raw[n];
+            row[n] = value((extended << (23 - mantissa)) & (0x80000000u | 0x7fu << (23 - mantissa))) * difference;
+        }
+        return found;
+    }
+    for (int n = 0; n < ROW; n++) {
+        int32_t code = (int8_t)raw[n], size = code & 0x7f;
+        int32_t normal = (size << (23 - mantissa)) + ((127 - bias) << 23), subnormal = bits_of((float)size * unit);
+        int32_t number = size < 1 << mantissa ? subnormal : normal;
+        row[n] = value((uint32_t)number | ((uint32_t)code & 0x80000000u));
+    }
+    return found;
+}
+
 /* A row as float32. A float16's exponent moves to where float32 has it, then times 2^112: that much the biases differ.
    Subnormals come out right; infinities and NaN do not, and are told as special. */
 INLINE int32_t decode(const char *raw, int type, float *row) {
+    const uint8_t *codes = (const uint8_t *)raw;
     uint16_t halves[ROW];
     if (type == FLOAT32) {
         memcpy(row, raw, 4 * ROW);
         return 0;
     }
+    if (type == BOOL) {
+        for (int n = 0; n < ROW; n++)
+            row[n] = codes[n] != 0;
+        return 0;
+    }
+    if (type == INT8) {
+        for (int n = 0; n < ROW; n++)
+            row[n] = (int8_t)codes[n];
+        return 0;
+    }
+    if (type == UINT8) {
+        for (int n = 0; n < ROW; n++)
+            row[n] = codes[n];
+        return 0;
+    }
+    if (type == E4M3FN)
+        return decode_float8(codes, 3, 7, 0x7f, row);
+    if (type == E5M2)
+        return decode_float8(codes, 2, 15, 0x7c, row);
+    if (type == E4M3FNUZ)
+        return decode_float8(codes, 3, 8, 0, row);
+    if (type == E5M2FNUZ)
+        return decode_float8(codes, 2, 16, 0, row);
     memcpy(halves, raw, sizeof halves);
     if (type == BFLOAT16) {
         for (int n = 0; n < ROW; n++)
             row[n] = value((uint32_t)halves[n] << 16);
+        return 0;
+    }
+    if (type == INT16) {
+        for (int n = 0; n < ROW; n++)
+            row[n] = (int16_t)halves[n];
+        return 0;
+    }
+    if (type == UINT16) {
+        for (int n = 0; n < ROW; n++)
+            row[n] = halves[n];
         return 0;
     }
     uint16_t special = 0;
@@ -74,18 +155,27 @@ INLINE int32_t decode(const char *raw, int type, float *row) {
     return special;
 }
 
-INLINE int differ(float a, float b, int bits) {
-    return bits ? bits_of(a) != bits_of(b) : a != b;
+INLINE int differ(float a, float b, Mode mode, Change change) {
+    if (mode == BY_TOLERANCE)
+        return fabs((double)b - a) > change.atol + change.rtol * fabs(a);
+    return mode == BY_BITS ? bits_of(a) != bits_of(b) : a != b;
 }
 
-/* One row of both; `bits`: what differs in its bits has changed. */
-INLINE void add_row(const float *one, const float *two, int bits, Py_ssize_t at, Sums *sums) {
-    float gaps[LANES], squares[LANES], before[LANES], after[LANES];
+/* More than the relative error of a tolerance in float32, and than the absolute error of one that is not normal. */
+#define DOUBT 0x1p-20f
+#define LEAST 0x1p-120f
+/* A tolerance up to this fits float32, times any value. */
+#define MOST 1.0
+
+/* One row of both; `exact`: float32 holds the sum of the products. */
+INLINE void add_row(const float *one, const float *two, int exact, Mode mode, Change change, Py_ssize_t at, Sums *sums) {
+    float gaps[LANES], squares[LANES], before[LANES], after[LANES], exact_product[LANES];
     double product[LANES];
-    int32_t largest[LANES], changed[LANES];
+    int32_t largest[LANES], changed[LANES], doubtful[LANES];
+    const float atol = change.atol, rtol = change.rtol;
     for (int lane = 0; lane < LANES; lane++) {
-        gaps[lane] = squares[lane] = before[lane] = after[lane] = product[lane] = 0;
-        largest[lane] = changed[lane] = 0;
+        gaps[lane] = squares[lane] = before[lane] = after[lane] = exact_product[lane] = product[lane] = 0;
+        largest[lane] = changed[lane] = doubtful[lane] = 0;
         /* Unrolled, so that the loop over the lanes is the one that is made of vectors. */
         #pragma GCC unroll 8
         for (int n = lane; n < ROW; n += LANES) {
@@ -95,44 +185,199 @@ INLINE void add_row(const float *one, const float *two, int bits, Py_ssize_t at,
             squares[lane] += gap * gap;
             before[lane] += a * a;
             after[lane] += b * b;
-            product[lane] += (double)a * b;
+            if (exact)
+                exact_product[lane] += a * b;
+            else
+                product[lane] += (double)a * b;
             largest[lane] = size > largest[lane] ? size : largest[lane];
-            changed[lane] += differ(a, b, bits);
+            if (mode == BY_TOLERANCE) {  /* in float32; only a row with doubtful elements is compared in float64 */
+                float limit = atol + rtol * fabsf(a);
+                changed[lane] += value(size) > limit * (1 + DOUBT) + LEAST;
+                doubtful[lane] += value(size) > limit * (1 - DOUBT) - LEAST;
+            } else
+                changed[lane] += differ(a, b, mode, change);
         }
     }
-    int32_t count = 0;
+    int32_t count = 0, doubt = 0;
     for (int lane = 0; lane < LANES; lane++) {
         sums->gaps[lane] += gaps[lane];
         sums->squares[lane] += squares[lane];
         sums->before[lane] += before[lane];
         sums->after[lane] += after[lane];
-        sums->product[lane] += product[lane];
+        sums->product[lane] += exact ? exact_product[lane] : product[lane];
         sums->largest[lane] = largest[lane] > sums->largest[lane] ? largest[lane] : sums->largest[lane];
         count += changed[lane];
+        doubt += doubtful[lane];
+    }
+    if (mode == BY_TOLERANCE && (doubt != count || change.atol > MOST || change.rtol > MOST)) {
+        count = 0;
+        for (int n = 0; n < ROW; n++)
+            count += differ(one[n], two[n], mode, change);
     }
     if (count && sums->first < 0) {
         int n = 0;
-        while (!differ(one[n], two[n], bits))
+        while (!differ(one[n], two[n], mode, change))
             n++;
         sums->first = at + n;
     }
     sums->changed += count;
 }
 
-WIDEST static void add(const char *one, const char *two, int type, int other, int bits, Py_ssize_t count, Sums *sums) {
+/* The bytes of a row; past the end of the block zeros, which add nothing. */
+INLINE const char *take_row(const Block *block, Py_ssize_t at, Py_ssize_t count, char *last) {
+    const char *raw = block->raw + at * SIZES[block->type];
+    return count - at >= ROW ? raw : memcpy(last, raw, (count - at) * SIZES[block->type]);
+}
+
+WIDEST static void add(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
     float a[ROW], b[ROW];
     char last[2][4 * ROW] = {{0}};
+    int type = one->type, other = two->type, exact = type <= UINT8 && other <= UINT8;
     for (Py_ssize_t at = 0; at < count; at += ROW) {
-        const char *x = one + at * SIZES[type], *y = two + at * SIZES[other];
-        if (count - at < ROW) {
-            x = memcpy(last[0], x, (count - at) * SIZES[type]);
-            y = memcpy(last[1], y, (count - at) * SIZES[other]);
-        }
+        const char *x = take_row(one, at, count, last[0]), *y = take_row(two, at, count, last[1]);
         sums->special |= decode(x, type, a) | decode(y, other, b);
-        if (bits)
-            add_row(a, b, 1, at, sums);
+        if (change.mode == BY_BITS)
+            add_row(a, b, 0, BY_BITS, change, at, sums);
+        else if (change.mode == BY_TOLERANCE && exact)
+            add_row(a, b, 1, BY_TOLERANCE, change, at, sums);
+        else if (change.mode == BY_TOLERANCE)
+            add_row(a, b, 0, BY_TOLERANCE, change, at, sums);
+        else if (exact)
+            add_row(a, b, 1, BY_VALUE, change, at, sums);
         else
-            add_row(a, b, 0, at, sums);
+            add_row(a, b, 0, BY_VALUE, change, at, sums);
+    }
+}
+
+/* --- in float64 --- */
+
+INLINE double double_of(uint64_t bits) {
+    double found;
+    memcpy(&found, &bits, 8);
+    return found;
+}
+
+/* An integer of 64 bits, rounded once, in steps of which compilers make vectors: 2^84 and 2^52 hold its halves. */
+INLINE double rounded(uint64_t number) {
+    return (double_of(number >> 32 | 0x4530000000000000u) - 0x1.00000001p84) +
+           double_of((number & 0xffffffffu) | 0x4330000000000000u);
+}
+
+INLINE double rounded_signed(uint64_t number) {
+    return (double_of((number >> 32 ^ 0x80000000u) | 0x4530000000000000u) - 0x1.00000801p84) +
+           double_of((number & 0xffffffffu) | 0x4330000000000000u);
+}
+
+/* A row as float64; of complex numbers one part of each. */
+#define WIDEN(TYPE, STEP, EXPRESSION)                                                                                  \
+    {                                                                                                                  \
+        for (int n = 0; n < ROW; n++) {                                                                                \
+            TYPE number;                                                                                               \
+            memcpy(&number, raw + STEP * n, sizeof number);                                                            \
+            row[n] = EXPRESSION;                                                                                       \
+        }                                                                                                              \
+        return 0;                                                                                                      \
+    }
+INLINE int32_t widen(const char *raw, int type, double *row) {
+    float narrow[ROW];
+    if (type == INT32)
+        WIDEN(int32_t, 4, number)
+    if (type == UINT32)
+        WIDEN(uint32_t, 4, number)
+    if (type == INT64)
+        WIDEN(uint64_t, 8, rounded_signed(number))
+    if (type == UINT64)
+        WIDEN(uint64_t, 8, rounded(number))
+    if (type == FLOAT64)
+        WIDEN(double, 8, number)
+    if (type == COMPLEX64)
+        WIDEN(float, 8, number)
+    if (type == COMPLEX128)
+        WIDEN(double, 16, number)
+    int32_t special = decode(raw, type, narrow);
+    for (int n = 0; n < ROW; n++)
+        row[n] = narrow[n];
+    return special;
+}
+
+/* The squares may vanish, but no result is less than a leg. */
+INLINE double hypotenuse(double one, double two) {
+    double root = sqrt(one * one + two * two), leg = one > two ? one : two;
+    return root > leg ? root : leg;
+}
+
+/* |after - before| of 64-bit integers, rounded once. */
+INLINE void integer_gaps(const char *one, const char *two, uint64_t sign, double *gaps) {
+    for (int n = 0; n < ROW; n++) {
+        uint64_t a, b;
+        memcpy(&a, one + 8 * n, 8), memcpy(&b, two + 8 * n, 8);
+        a ^= sign, b ^= sign;
+        gaps[n] = rounded(a > b ? a - b : b - a);
+    }
+}
+
+/* The sums of a row of numbers, besides those of the gaps. */
+INLINE void add_products(const double *one, const double *two, Sums *sums) {
+    for (int lane = 0; lane < LANES; lane++) {
+        double before = 0, after = 0, product = 0;
+        #pragma GCC unroll 8
+        for (int n = lane; n < ROW; n += LANES) {
+            before += one[n] * one[n];
+            after += two[n] * two[n];
+            product += one[n] * two[n];
+        }
+        sums->before[lane] += before;
+        sums->after[lane] += after;
+        sums->product[lane] += product;
+    }
+}
+
+/* The gaps of a row of elements, whose absolute values before are `sizes`. */
+INLINE void add_gaps(const double *gaps, const double *sizes, Change change, Py_ssize_t at, Sums *sums) {
+    int64_t changed[ROW], count = 0;
+    for (int n = 0; n < ROW; n++)
+        changed[n] = gaps[n] > (change.mode == BY_TOLERANCE ? change.atol + change.rtol * sizes[n] : 0);
+    for (int n = 0; n < ROW; n++)
+        count += changed[n];
+    for (int lane = 0; lane < LANES; lane++) {
+        double sum = 0, squares = 0, widest = sums->widest[lane];
+        #pragma GCC unroll 8
+        for (int n = lane; n < ROW; n += LANES) {
+            sum += gaps[n];
+            squares += gaps[n] * gaps[n];
+            widest = gaps[n] > widest ? gaps[n] : widest;
+        }
+        sums->gaps[lane] += sum;
+        sums->squares[lane] += squares;
+        sums->widest[lane] = widest;
+    }
+    for (int n = 0; count && sums->first < 0; n++)
+        if (changed[n])
+            sums->first = at + n;
+    sums->changed += count;
+}
+
+WIDEST static void add_wide(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
+    double a[ROW], b[ROW], gaps[ROW], sizes[ROW], imaginary[ROW], other_imaginary[ROW];
+    char last[2][16 * ROW] = {{0}};
+    int type = one->type, other = two->type;
+    for (Py_ssize_t at = 0; at < count; at += ROW) {
+        const char *x = take_row(one, at, count, last[0]), *y = take_row(two, at, count, last[1]);
+        sums->special |= widen(x, type, a) | widen(y, other, b);
+        add_products(a, b, sums);
+        for (int n = 0; n < ROW; n++)
+            gaps[n] = fabs(b[n] - a[n]), sizes[n] = fabs(a[n]);
+        if (type == INT64 || type == UINT64)
+            integer_gaps(x, y, type == INT64 ? (uint64_t)1 << 63 : 0, gaps);
+        if (type >= COMPLEX64) {
+            widen(x + SIZES[type] / 2, type, imaginary), widen(y + SIZES[other] / 2, other, other_imaginary);
+            add_products(imaginary, other_imaginary, sums);
+            for (int n = 0; n < ROW; n++)
+                gaps[n] = hypotenuse(gaps[n], fabs(other_imaginary[n] - imaginary[n]));
+            for (int n = 0; n < ROW && change.mode == BY_TOLERANCE; n++)
+                sizes[n] = hypotenuse(sizes[n], fabs(imaginary[n]));
+        }
+        add_gaps(gaps, sizes, change, at, sums);
     }
 }
 
@@ -151,33 +396,49 @@ static int type_named(const char *name) {
     return -1;
 }
 
+/* Whether the two types are compared here: what has no float64 for each value only with the same type. */
+static int are_comparable(int type, int other) {
+    int exact = type != INT64 && type != UINT64 && other != INT64 && other != UINT64;
+    return (exact || type == other) && (type >= COMPLEX64) == (other >= COMPLEX64);
+}
+
 static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer one, two;
     const char *name, *other_name;
     int bits;
-    if (!PyArg_ParseTuple(args, "y*y*ssp", &one, &two, &name, &other_name, &bits))
+    Change change = {BY_VALUE, 0, 0};
+    if (!PyArg_ParseTuple(args, "y*y*sspdd", &one, &two, &name, &other_name, &bits, &change.atol, &change.rtol))
         return NULL;
     PyObject *found = NULL;
-    int type = type_named(name), other = type < 0 ? -1 : type_named(other_name);
-    if (type < 0 || other < 0)
+    Block before = {one.buf, type_named(name)}, after = {two.buf, before.type < 0 ? -1 : type_named(other_name)};
+    if (before.type < 0 || after.type < 0)
         goto end;
-    Py_ssize_t count = one.len / SIZES[type];
-    if (one.len % SIZES[type] || two.len % SIZES[other] || two.len / SIZES[other] != count) {
+    int size = SIZES[before.type], other_size = SIZES[after.type];
+    Py_ssize_t count = one.len / size;
+    if (one.len % size || two.len % other_size || two.len / other_size != count) {
         PyErr_SetString(PyExc_ValueError, "the blocks are not of equally many elements");
         goto end;
     }
+    if (!are_comparable(before.type, after.type)) {
+        PyErr_Format(PyExc_ValueError, "%s and %s are not compared here", name, other_name);
+        goto end;
+    }
+    change.mode = bits ? BY_BITS : change.atol || change.rtol ? BY_TOLERANCE : BY_VALUE;
     Sums sums = {.first = -1};
     Py_BEGIN_ALLOW_THREADS;
-    add(one.buf, two.buf, type, other, bits, count, &sums);
+    (before.type > FLOAT32 || after.type > FLOAT32 ? add_wide : add)(&before, &after, change, count, &sums);
     Py_END_ALLOW_THREADS;
-    int32_t largest = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        largest = sums.largest[lane] > largest ? sums.largest[lane] : largest;
+    double largest = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        double widest = sums.widest[lane], narrow = value(sums.largest[lane]);
+        widest = narrow > widest ? narrow : widest;
+        largest = widest > largest ? widest : largest;
+    }
     if (sums.special)
         found = Py_BuildValue("");
     else
-        found = Py_BuildValue("nndddddd", sums.changed, sums.first, (double)value(largest), total(sums.gaps),
-                              total(sums.squares), total(sums.before), total(sums.after), total(sums.product));
+        found = Py_BuildValue("nndddddd", sums.changed, sums.first, largest, total(sums.gaps), total(sums.squares),
+                              total(sums.before), total(sums.after), total(sums.product));
 end:
     PyBuffer_Release(&one);
     PyBuffer_Release(&two);
@@ -350,5 +611,10 @@ PyMODINIT_FUNC PyInit__native(void) {
         keys[n] = mixed((n + 1) * GOLDEN);
     for (uint64_t n = 0; n < WIDTH; n++)
         lanes[n] = mixed((n + WORDS + 1) * GOLDEN) | 1;
-    return PyModule_Create(&MODULE);
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module && PyModule_AddIntConstant(module, "VERSION", 2)) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
 }

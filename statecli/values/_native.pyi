@@ -2,14 +2,20 @@
 
 from typing import Any
 
-def tally(
-    before: Any, after: Any, before_type: str, after_type: str, bits: bool, /
-) -> tuple[int, int, float, float, float, float, float, float] | None:
-    """Two blocks of bytes, each of float32, bfloat16 or float16, as stored and of equally many elements.
+#: Number of this interface: `compiled_kernel` uses no other.
+VERSION: int
 
-    How many changed (with `bits`, differ in a bit), the first of them or -1, the largest |Δ|, the sums of |Δ|, Δ²,
-    before², after² and before · after; None where there is an infinity or a NaN on either side. A sum may have
-    overflowed to infinity, or a square vanished. Raises `ValueError` for other types and for blocks of unequal length.
+def tally(
+    before: Any, after: Any, before_type: str, after_type: str, bits: bool, atol: float, rtol: float, /
+) -> tuple[int, int, float, float, float, float, float, float] | None:
+    """Two blocks of bytes as stored, of equally many elements: bool, integers, floats of 8 to 64 bits, or complex.
+
+    64-bit integers are compared with the same type only, and complex numbers with complex numbers.
+
+    How many changed (differ by more than atol + rtol * |before|; with `bits`, in a bit of a float of at most 32 bits),
+    the first of them or -1, the largest |Δ|, the sums of |Δ|, Δ², before², after² and before · after; None where there
+    is an infinity or a NaN in a float16 or float8, and sums that are not finite for others. A sum may have overflowed
+    to infinity, or a square vanished. Raises `ValueError` for other types and for blocks of unequal length.
     """
 
 def floats(block: Any, size: int, infinity: int, normal: int, /) -> tuple[int, int, int, int, int, int, int]:

@@ -126,10 +126,10 @@ def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Pro
 def _tally_small(options: CompareOptions, before: bytes, after: bytes, dtype: str) -> Tally | None:
     """Return the tally of a task of one block; None if the compiled kernel cannot compute this tally."""
     element = find_element(dtype)
-    if element is None or options.atol or options.rtol or dtype not in kernels.NATIVE_TYPES:
+    if element is None:
         return None
     before_items, after_items = np.frombuffer(before, element.stored), np.frombuffer(after, element.stored)
-    return kernels.tally_stored(before_items, after_items, (dtype, dtype), options.bitwise)
+    return kernels.tally_stored(before_items, after_items, (dtype, dtype), options)
 
 
 def _locate_elements(data: TensorData) -> tuple[str, int] | None:

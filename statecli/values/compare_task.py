@@ -157,12 +157,9 @@ class Worker:
         return total
 
     def _tally_block(self, before: Array, before_type: str, after: Array, after_type: str, start: int) -> Tally:
-        if not (self.options.atol or self.options.rtol):
-            tally = kernels.tally_stored(
-                before, after, (before_type, after_type), self.options.bitwise and before_type == after_type
-            )
-            if tally is not None:
-                return tally.shift(start)
+        tally = kernels.tally_stored(before, after, (before_type, after_type), self.options)
+        if tally is not None:
+            return tally.shift(start)
         before_element, after_element = require_element(before_type), require_element(after_type)
         if explain_not_numeric(before_type):
             return kernels.tally_opaque(kernels.compare_bits(before, after, before_element.items)).shift(start)

@@ -13,16 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statecli.values.compiled_kernel import native as _native
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, Element, code_values, find_element
 from statecli.values.summary import MASK, Facts
-
-try:
-    from statecli.values import _native
-except ImportError:  # there was no compiler when statecli was installed
-    _native = None  # type: ignore[assignment]
-else:
-    if not hasattr(_native, "floats"):  # built before an update of the source: `pip install -e .` builds it again
-        _native = None  # type: ignore[assignment]
 
 #: Bytes of a block: with its intermediate arrays it stays in a core's second-level cache.
 BLOCK_BYTES = 512 << 10

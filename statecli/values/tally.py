@@ -20,6 +20,8 @@ from statecli.values.delta import ZERO_BEFORE, Delta
 TERMS_PER_SUM = 16
 #: A sum of squares in float32 below this may lack terms that vanished.
 MIN_SQUARES = 2.0**-80
+#: The same of a sum in float64.
+MIN_WIDE_SQUARES = 2.0**-900
 #: Values of this size and above, or below its inverse, are scaled before they are squared in float64.
 MAX_UNSCALED = 2.0**500
 

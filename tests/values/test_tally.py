@@ -164,7 +164,7 @@ def test_bits_tell_zeros_apart():
     for name, dtype in STORED.items():
         one, two = stored(before.to(dtype)), stored(after.to(dtype))
         assert kernels.tally_stored(one, two, (name, name)).changed == 0
-        by_bits = kernels.tally_stored(one, two, (name, name), bits=True)
+        by_bits = kernels.tally_stored(one, two, (name, name), CompareOptions(bitwise=True))
         assert (by_bits.changed, by_bits.first) == (1, 299)
 
 
@@ -174,9 +174,9 @@ def test_blocks_of_unequal_length_are_refused():
     block = np.zeros(64, np.uint8)
     for one, other in ((block, block[:60]), (block[:63], block), (block, block[:0])):
         with pytest.raises(ValueError, match="equally many"):
-            kernels._native.tally(one, other, "float32", "float32", False)
+            kernels._native.tally(one, other, "float32", "float32", False, 0.0, 0.0)
     with pytest.raises(ValueError, match="not a type"):
-        kernels._native.tally(block, block, "float64", "float64", False)
+        kernels._native.tally(block, block, "float4", "float4", False, 0.0, 0.0)
 
 
 def told(before, after):

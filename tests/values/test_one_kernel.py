@@ -1,0 +1,170 @@
+"""The compiled kernel against numpy in float64: every type, tolerance, tail, alignment and special value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli.values import kernels
+from statecli.values.compiled_kernel import native
+from statecli.values.delta import CompareOptions
+from statecli.values.elements import Decoder, require_element
+
+pytestmark = pytest.mark.skipif(native is None, reason="no compiled kernel")
+
+TYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+#: Types whose sums the kernel makes in float32: 8 terms, each with the error of its product.
+NARROW = frozenset(TYPES) - {"int32", "uint32", "int64", "uint64", "float64", "complex64", "complex128"}
+
+
+def tally_by_numpy(before, after, types, options):
+    """The tally of the decoded values, computed in float64."""
+    kinds = [require_element(dtype) for dtype in types]
+    one, two = (Decoder()(block, kind).copy() for block, kind in zip((before, after), kinds, strict=True))
+    one, two = (block.astype(np.float64) if block.dtype == np.float32 else block for block in (one, two))
+    changed = kernels.compare_bits(before, after, kinds[0].items) if options.bitwise else None
+    return kernels.tally_values(one, two, options, Decoder(), changed)
+
+
+def assert_same(before, after, types, options):
+    """The kernel counts what numpy counts, and its sums are as near as it promises; or it leaves the block to numpy."""
+    found = kernels.tally_stored(before, after, types, options)
+    if found is None:
+        return False
+    wanted = tally_by_numpy(before, after, types, options)
+    assert found[:3] == wanted[:3], (types, options)
+    assert (found.nan_before, found.left_out, found.lost) == (wanted.nan_before, wanted.left_out, wanted.lost)
+    near = 6e-7 if NARROW.issuperset(types) else 1e-13
+    assert found.max_abs == pytest.approx(wanted.max_abs, rel=2e-7 if near > 1e-9 else 1e-15)
+    for name in ("sum_abs", "squares", "before", "after"):
+        assert getattr(found, name).to_float() == pytest.approx(getattr(wanted, name).to_float(), rel=near), name
+    scale = math.sqrt(wanted.before.to_float() * wanted.after.to_float())
+    assert found.product.to_float() == pytest.approx(wanted.product.to_float(), abs=near * scale)
+    return True
+
+
+def draw_block(dtype, rng, count, *, special=False):
+    """Return stored elements of a type: ordinary ones, or any bits."""
+    stored = np.dtype(require_element(dtype).stored)
+    if special or dtype in ("bool", "int8", "uint8", "int16", "uint16"):
+        block = np.frombuffer(rng.bytes(count * stored.itemsize), stored).copy()
+        if dtype == "bool" and not special:
+            block &= 1
+        return block
+    if stored.kind in "iu" and not dtype.startswith(("float", "bfloat")):
+        info = np.iinfo(stored)
+        return rng.integers(info.min, info.max, count, stored, endpoint=True)
+    numbers = rng.standard_normal(count) * 10.0 ** rng.integers(-2, 2)
+    if stored.kind == "c":
+        return (numbers + 1j * rng.standard_normal(count)).astype(stored)
+    if dtype in ("float32", "float64"):
+        return numbers.astype(stored)
+    if dtype == "float16":
+        return numbers.astype(np.float16).view(np.uint16)
+    if dtype == "bfloat16":
+        return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    codes = rng.integers(0, 0x70, count, np.uint8) | (rng.integers(0, 2, count, np.uint8) << 7)
+    return np.where(codes == 0x80, 0, codes).astype(np.uint8)  # not NaN in any of them
+
+
+#: Tails of rows and of lanes, and a block of many rows.
+COUNTS = (1, 7, 16, 127, 128, 129, 1000, 70_001)
+OPTIONS = (
+    CompareOptions(),
+    CompareOptions(bitwise=True),
+    CompareOptions(atol=0.25),
+    CompareOptions(rtol=1e-2),
+    CompareOptions(atol=1e-6, rtol=1e-6),
+    CompareOptions(atol=3.0, rtol=2.0),
+)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_type_by_each_tolerance(dtype, count):
+    """Also where few elements differ, and where the difference is about the tolerance."""
+    rng = np.random.default_rng(count)
+    before, after = draw_block(dtype, rng, count), draw_block(dtype, rng, count)
+    few = before.copy()
+    few[-1:] = after[-1:]
+    for options, other in itertools.product(OPTIONS, (after, few, before)):
+        done = assert_same(before, other, (dtype, dtype), options)
+        assert done or (options.bitwise and dtype in kernels._COMPARED_BY_VALUE), options
+
+
+@pytest.mark.parametrize("before_type", TYPES)
+def test_pairs_of_types(before_type):
+    """A cast is compared by value; 64-bit integers only with their own type, complex numbers with complex ones."""
+    rng = np.random.default_rng(5)
+    before = draw_block(before_type, rng, 300)
+    for after_type in TYPES:
+        after = draw_block(after_type, rng, 300)
+        for options in (CompareOptions(), CompareOptions(atol=0.5, rtol=1e-3)):
+            assert_same(before, after, (before_type, after_type), options)
+    with pytest.raises(ValueError, match="not compared here"):
+        native.tally(bytes(64), bytes(64), "int64", "uint64", False, 0.0, 0.0)
+    with pytest.raises(ValueError, match="not compared here"):
+        native.tally(bytes(64), bytes(64), "complex64", "float64", False, 0.0, 0.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(TYPES), st.integers(0, 2**32), st.sampled_from(OPTIONS), st.integers(1, 300))
+def test_any_bits(dtype, seed, options, count):
+    """NaN, infinities, -0.0, denormal and extreme numbers: the kernel is right, or leaves the block to numpy."""
+    rng = np.random.default_rng(seed)
+    before = draw_block(dtype, rng, count, special=True)
+    after = before.copy()
+    where = rng.random(count) < rng.random()
+    after[where] = draw_block(dtype, rng, count, special=True)[where]
+    assert_same(before, after, (dtype, dtype), options)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_block_at_any_address(dtype):
+    """Elements of a mapped file may lie at an odd byte."""
+    rng = np.random.default_rng(7)
+    before, after = draw_block(dtype, rng, 500), draw_block(dtype, rng, 500)
+    wanted = kernels.tally_stored(before, after, (dtype, dtype))
+    shifted = [np.frombuffer(b"x" + block.tobytes(), np.uint8)[1:].view(block.dtype) for block in (before, after)]
+    assert kernels.tally_stored(*shifted, (dtype, dtype)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("dtype", "before", "after", "gap"),
+    [
+        ("int64", -(2**63), 2**63 - 1, 2.0**64),
+        ("int64", 2**62, 2**62 + 1, 1.0),
+        ("uint64", 0, 2**64 - 1, 2.0**64),
+        ("uint64", 2**63, 2**63 + 1, 1.0),
+        ("int64", 0, 2**53 + 1, 2.0**53),
+        ("uint64", 0, 2**53 + 3, 2.0**53 + 4),
+    ],
+)
+def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, gap):
+    """Their values have no float64 each, but neighbours differ by 1."""
+    one, two = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
+    found = kernels.tally_stored(one, two, (dtype, dtype))
+    assert (found.max_abs, found.changed) == (gap, 3)
+    assert kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
+    assert kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int16", "float64", "complex64"])
+def test_an_element_at_the_tolerance_is_compared_in_float64(dtype):
+    """The first float64 above the difference excuses it, the first below does not."""
+    kind = require_element(dtype).stored
+    values = {"bfloat16": (0x3F80, 0x3F90), "float16": (0x3C00, 0x3C10)}.get(dtype, (1, 3))
+    one, two = (np.full(200, value, kind) for value in values)
+    gap = kernels.tally_stored(one, two, (dtype, dtype)).max_abs
+    for atol, changed in ((gap, 0), (math.nextafter(gap, 0), 200), (math.nextafter(gap, 9), 0)):
+        found = kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
+        assert found.changed == changed, atol
