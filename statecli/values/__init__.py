@@ -13,7 +13,8 @@ Importing this package imports nothing. Its modules need numpy (`to_device` also
     digest.py        tensors -> digests for lock files
     to_device.py     tensors of a checkpoint -> a device, and back, compared
     compare.py       pairs of tensors -> how they differ: the plan, and adding it up; compare_task.py: one task
-    small_pairs.py   small neighbouring pairs without tasks; sparse.py: two sparse tensors by value
+    neighbours.py    small tensors next to each other in a file, by one read; small_pairs.py: pairs of these
+    sparse.py        two sparse tensors by value
     kernels.py       two blocks of values -> their `Tally` (tally.py): _native.c where compiled, numpy
                      otherwise; gpu_kernel.py: the same on a GPU
     histogram.py     how the differences of one tensor are spread

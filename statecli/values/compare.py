@@ -41,7 +41,7 @@ from statecli.values.ranges import (
     resolve_data,
     sort_by_place,
 )
-from statecli.values.read import explain_not_numeric, explain_overlap, is_packed, open_view, read_items
+from statecli.values.read import explain_not_numeric, explain_overlap, find_piece, is_plain, open_view, read_items
 from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import Tally
 from statecli.workers import pool
@@ -115,9 +115,7 @@ def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Pro
     """Return the tallies of small adjacent pairs, by the number of the pair. These pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
-    tallies = compare_small_pairs(
-        [(pair.before, pair.after) for pair in pairs], _locate_elements, partial(_tally_small, options)
-    )
+    tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], partial(_tally_small, options))
     if tallies and progress:
         progress(pairs[max(tallies)].after.fqn, sum(pairs[n].before.nbytes for n in tallies))
     return tallies
@@ -130,11 +128,6 @@ def _tally_small(options: CompareOptions, before: bytes, after: bytes, dtype: st
         return None
     before_items, after_items = np.frombuffer(before, element.stored), np.frombuffer(after, element.stored)
     return kernels.tally_stored(before_items, after_items, (dtype, dtype), options)
-
-
-def _locate_elements(data: TensorData) -> tuple[str, int] | None:
-    piece = _find_piece(data)
-    return (piece.path, piece.offset) if piece else None
 
 
 def _to_delta(total: Tally, pair: Pair) -> Delta:
@@ -552,37 +545,20 @@ def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
     data = resolve_data(data, name)
     boxes = data.storage.boxes
     if boxes is None:
-        whole = _find_piece(data)
+        whole = find_piece(data)
         return {0: whole} if whole and math.prod(data.shape) else {}
-    if not _is_plain(data) or data.offset or math.prod(data.shape) != math.prod(boxes.shape):
+    if not is_plain(data) or data.offset or math.prod(data.shape) != math.prod(boxes.shape):
         return {}
     pieces: dict[int, Piece] = {}
     strides = contiguous_strides(boxes.shape)
     for box in sorted(boxes.boxes, key=lambda box: box.start):
         start, count = sum(at * step for at, step in zip(box.start, strides, strict=True)), math.prod(box.data.shape)
-        piece = _find_piece(resolve_data(box.data, name)) if is_run(box.data.shape, boxes.shape) else None
+        piece = find_piece(resolve_data(box.data, name)) if is_run(box.data.shape, boxes.shape) else None
         if count and piece is None:
             return {}
         if count and piece:
             pieces[start] = Piece(piece.path, piece.offset - start * element_width(data.dtype), data.dtype)
     return pieces
-
-
-def _is_plain(data: TensorData) -> bool:
-    """Return True if the elements are the storage's elements, in its order and as stored."""
-    in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
-    lazy = data.conjugate or data.negative or data.quantizer is not None
-    return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
-
-
-def _find_piece(data: TensorData) -> Piece | None:
-    """Return where the elements begin; None if they are not contiguous and in the byte order of this machine."""
-    element, where = find_element(data.dtype), data.storage
-    if element is None or where.packing is not None or where.boxes is not None or not _is_plain(data):
-        return None
-    size = element.size
-    inside = (data.offset + math.prod(data.shape)) * size <= where.length
-    return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None
 
 
 # --- equal bytes with another name -----------------------------------------------------------------------------------
@@ -641,7 +617,7 @@ def _compute_crc(data: TensorData, name: str) -> int | None:
         return None
     where = data.storage
     if (
-        _find_piece(data)
+        find_piece(data)
         and where.crc32 is not None
         and math.prod(data.shape) * element_width(data.dtype) == where.length
     ):

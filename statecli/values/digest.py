@@ -14,6 +14,7 @@ scheme, and its scale and zero point, per tensor or per channel.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,11 +25,13 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
+from statecli.storage import files
 from statecli.values.digest_algorithm import Algorithm
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
-from statecli.values.ggml_blocks import to_stored_blocks
-from statecli.values.ranges import prefetch, sort_by_place
-from statecli.values.read import Strided, explain_overlap, is_packed, open_view, read_items
+from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
+from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, NeighbourFiles, group_neighbours
+from statecli.values.ranges import element_width, prefetch, sort_by_place
+from statecli.values.read import Strided, explain_overlap, find_piece, is_packed, open_view, read_items
 from statecli.workers import pool
 
 #: Bytes read and hashed at a time, measured: more or less is not faster.
@@ -101,7 +104,7 @@ class DigestTask(msgspec.Struct, frozen=True, gc=False):
         return self.tensor
 
 
-def load_hasher(algorithm: Algorithm) -> Callable[[], Any]:
+def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
     """Return a constructor of hashes with the interface of `hashlib`. Raises `MissingDependency`."""
     if algorithm is Algorithm.SHA256:
         return hashlib.sha256
@@ -119,12 +122,45 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
     """Return the digest or the error of each tensor."""
     new = load_hasher(algorithm)
     tensors = [task.tensor for task in tasks]
-    parts = (data for tensor in tensors for _, data in (("", tensor.data), *tensor.parts) if data is not None)
+    known = _digest_neighbours(tensors, new)
+    others = (tensor for n, tensor in enumerate(tensors) if n not in known)
+    parts = (data for tensor in others for _, data in (("", tensor.data), *tensor.parts) if data is not None)
     with prefetch(*parts):
-        return [_digest_or_error(tensor, new) for tensor in tensors]
+        return [known.get(n) or _digest_or_error(tensor, new) for n, tensor in enumerate(tensors)]
 
 
-def _digest_or_error(tensor: TensorInfo, new: Callable[[], Any]) -> str | StateError:
+def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
+    """Return the digests of small tensors that lie next to each other on disk, by number.
+
+    All other tensors are left out, and those of a file with an error: reading each alone finds the tensor to name.
+    """
+    neighbours = [item for n, tensor in enumerate(tensors) if (item := _find_neighbour(n, tensor)) is not None]
+    digests: dict[int, str] = {}
+    with NeighbourFiles() as opened:
+        for run in group_neighbours(neighbours):
+            start = run[0].offset
+            try:
+                data = opened.read(run[0].path, start, max(item.offset + item.length for item in run))
+            except UnreadableError:
+                continue
+            for item in run:
+                at = item.offset - start
+                digests[item.number] = str(new(data[at : at + item.length]).hexdigest())
+    return digests
+
+
+def _find_neighbour(number: int, tensor: TensorInfo) -> Neighbour | None:
+    data = tensor.data
+    if data is None or tensor.parts or tensor.nbytes > MAX_TENSOR_BYTES or data.storage.crc32 is not None:
+        return None
+    piece = find_piece(data)
+    if piece is None or files.reads_are_requests(piece.path) or find_ggml_type(data.storage) is not None:
+        return None
+    length = math.prod(data.shape) * element_width(data.dtype)
+    return Neighbour(piece.path, piece.offset, length, number) if 0 < length <= MAX_TENSOR_BYTES else None
+
+
+def _digest_or_error(tensor: TensorInfo, new: Callable[..., Any]) -> str | StateError:
     try:
         return _digest_tensor(tensor, new)
     except StateError as error:
@@ -135,7 +171,7 @@ def _content_key(tensor: TensorInfo) -> Any:
     return tensor.data, tensor.parts, tensor.layout
 
 
-def _digest_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:
+def _digest_tensor(tensor: TensorInfo, new: Callable[..., Any]) -> str:
     own = "" if tensor.data is None else _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
     if own and not tensor.parts:
         return own
@@ -147,7 +183,7 @@ def _digest_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:
     return _digest_lines([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 
 
-def _digest_data(data: TensorData, name: str, new: Callable[[], Any]) -> str:
+def _digest_data(data: TensorData, name: str, new: Callable[..., Any]) -> str:
     codes = msgspec.structs.replace(data, quantizer=None)
     if data.quantizer is None:
         return _digest_elements(codes, name, new)
@@ -156,7 +192,7 @@ def _digest_data(data: TensorData, name: str, new: Callable[[], Any]) -> str:
     )
 
 
-def _describe_quantizer(quantizer: Quantizer, tensor: str, new: Callable[[], Any]) -> Iterator[str]:
+def _describe_quantizer(quantizer: Quantizer, tensor: str, new: Callable[..., Any]) -> Iterator[str]:
     scale = "-" if quantizer.scale is None else float(quantizer.scale).hex()
     yield f"{quantizer.scheme} {scale} {quantizer.zero_point} {quantizer.axis}"
     for name, data in (("scales", quantizer.scales), ("zero_points", quantizer.zero_points)):
@@ -164,11 +200,11 @@ def _describe_quantizer(quantizer: Quantizer, tensor: str, new: Callable[[], Any
             yield _describe_part(name, data, f"{tensor}: {name}", new)
 
 
-def _describe_part(name: str, data: TensorData, message_name: str, new: Callable[[], Any]) -> str:
+def _describe_part(name: str, data: TensorData, message_name: str, new: Callable[..., Any]) -> str:
     return f"{name} {data.dtype} {list(data.shape)} {_digest_data(data, message_name, new)}"
 
 
-def _digest_lines(lines: Iterable[str], new: Callable[[], Any]) -> str:
+def _digest_lines(lines: Iterable[str], new: Callable[..., Any]) -> str:
     digest = new()
     digest.update("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
     return str(digest.hexdigest())
@@ -177,7 +213,7 @@ def _digest_lines(lines: Iterable[str], new: Callable[[], Any]) -> str:
 # --- elements --------------------------------------------------------------------------------------------------------
 
 
-def _digest_elements(data: TensorData, name: str, new: Callable[[], Any]) -> str:
+def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> str:
     digest = new()
     with open_view(data, name) as view:
         reason = (

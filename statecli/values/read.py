@@ -23,6 +23,7 @@ from statecli.core.model_state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks
 from statecli.values.ranges import Range, open_range, resolve_data
+from statecli.workers.task import Piece
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
 CHUNK_ELEMENTS = 64 * 1024
@@ -412,3 +413,20 @@ def read_all_values(data: TensorData, name: str = "tensor") -> Any:
     with open_view(data, name) as view:
         chunks = [chunk.copy() for chunk in read_values(view)]
     return np.concatenate(chunks) if chunks else np.empty(0)
+
+
+def is_plain(data: TensorData) -> bool:
+    """Return True if the elements are the storage's elements, in its order and as stored."""
+    in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
+    lazy = data.conjugate or data.negative or data.quantizer is not None
+    return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
+
+
+def find_piece(data: TensorData) -> Piece | None:
+    """Return where the elements begin; None if they are not contiguous and in the byte order of this machine."""
+    element, where = find_element(data.dtype), data.storage
+    if element is None or where.packing is not None or where.boxes is not None or not is_plain(data):
+        return None
+    size = element.size
+    inside = (data.offset + prod(data.shape)) * size <= where.length
+    return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None

@@ -7,24 +7,15 @@ errors, damage and tolerances.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
 
 import msgspec
-import numpy as np
 
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.storage import files
-from statecli.storage.files import File
-from statecli.values.ranges import fill_buffer, open_file
+from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, NeighbourFiles
+from statecli.values.read import find_piece
 from statecli.values.tally import EQUAL, Tally
-
-#: Largest tensor, in bytes, that is compared here. Reading a larger one costs more than planning it.
-MAX_TENSOR_BYTES = 64 << 10
-#: Largest read, in bytes, of either file.
-MAX_READ_BYTES = 4 << 20
-#: Largest gap, in bytes, between two tensors of a run. A zip archive has headers there.
-MAX_GAP_BYTES = 4 << 10
 
 
 class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -42,41 +33,34 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
 
 def compare_small_pairs(
     pairs: Sequence[tuple[TensorInfo, TensorInfo]],
-    place_of: Callable[[TensorData], tuple[str, int] | None],
     tally_of: Callable[[bytes, bytes, str], Tally | None],
 ) -> dict[int, Tally]:
     """Return the tallies of the compared pairs, by the number of the pair.
 
-    `place_of` returns the file and the first byte of a tensor's elements, if contiguous and stored as in memory; None
-    for other tensors. `tally_of` compares elements of one dtype with different bytes; None if a task must.
+    `tally_of` compares elements of one dtype with different bytes; None if a task must.
     """
-    candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair, place_of))]
+    candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
-    with _Files() as opened:
+    with NeighbourFiles() as opened:
         for run in _group_into_runs(sorted(candidates)):
             if len(run) > 1:
                 tallies.update(_compare_run(run, opened, tally_of))
     return tallies
 
 
-def _build_candidate(
-    number: int,
-    before: TensorInfo,
-    after: TensorInfo,
-    place_of: Callable[[TensorData], tuple[str, int] | None],
-) -> _Candidate | None:
+def _build_candidate(number: int, before: TensorInfo, after: TensorInfo) -> _Candidate | None:
     old, new = before.data, after.data
     if old is None or new is None or not 0 < before.nbytes == after.nbytes <= MAX_TENSOR_BYTES:
         return None
     if old.dtype != new.dtype or old.storage.crc32 != new.storage.crc32 or before.parts or after.parts:
         return None
-    old_place, new_place = place_of(old), place_of(new)
-    if old_place is None or new_place is None:
+    old_piece, new_piece = find_piece(old), find_piece(new)
+    if old_piece is None or new_piece is None:
         return None
-    if files.reads_are_requests(old_place[0]) or files.reads_are_requests(new_place[0]):
+    if files.reads_are_requests(old_piece.path) or files.reads_are_requests(new_piece.path):
         return None
     dtype = old.dtype if old.storage.crc32 is None and old.shape == new.shape else None
-    return _Candidate(old_place[0], new_place[0], old_place[1], new_place[1], before.nbytes, number, dtype)
+    return _Candidate(old_piece.path, new_piece.path, old_piece.offset, new_piece.offset, before.nbytes, number, dtype)
 
 
 def _group_into_runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
@@ -102,7 +86,7 @@ def _is_in_run(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bo
 
 
 def _compare_run(
-    run: Sequence[_Candidate], opened: _Files, tally_of: Callable[[bytes, bytes, str], Tally | None]
+    run: Sequence[_Candidate], opened: NeighbourFiles, tally_of: Callable[[bytes, bytes, str], Tally | None]
 ) -> Iterator[tuple[int, Tally]]:
     first = run[0]
     try:
@@ -119,28 +103,3 @@ def _compare_run(
             yield pair.number, EQUAL
         elif pair.dtype is not None and (tally := tally_of(old, new, pair.dtype)) is not None:
             yield pair.number, tally
-
-
-class _Files:
-    """Open files of the runs: a single file of each side at a time."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._open: dict[str, File] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def read(self, path: str, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`. Raises UnreadableError if the file is gone or ends before `end`."""
-        if path not in self._open:
-            if len(self._open) >= 2:
-                self._stack.close()
-                self._open.clear()
-            self._open[path] = self._stack.enter_context(closing(open_file(path)))
-        into = np.empty(end - begin, np.uint8)
-        fill_buffer(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
-        return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item

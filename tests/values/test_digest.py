@@ -10,10 +10,11 @@ import torch
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
-from statecli.values import digest
+from statecli.values import digest, neighbours, ranges
 from statecli.values.digest_algorithm import Algorithm
 
 DTYPES = (
@@ -182,3 +183,27 @@ def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(MissingDependency, match="pip install blake3"):
         of_file(tmp_path / "a.pt")
     assert of_file(tmp_path / "a.pt", Algorithm.SHA256)
+
+
+def test_small_neighbours_are_read_together(tmp_path, monkeypatch):
+    """A file of many small tensors is opened a few times, and each digest is that of the tensor's own bytes."""
+    types = (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.float8_e5m2, torch.complex64)
+    tensors = {f"t{n}": torch.arange(n % 7, dtype=torch.float32).to(types[n % 6]) for n in range(600)}
+    tensors["large"] = torch.ones(40_000)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "a.safetensors")
+    opened = []
+    monkeypatch.setattr(neighbours, "open_file", lambda path: opened.append(path) or ranges.open_file(path))
+    found = of_file(tmp_path / "a.safetensors", Algorithm.SHA256)
+    for name, tensor in tensors.items():
+        assert found[name] == hashlib.sha256(raw(tensor)).hexdigest(), name
+    assert 0 < len(opened) < 10
+
+
+def test_an_error_among_neighbours_names_the_tensor(tmp_path):
+    """The file was cut after it was listed."""
+    save_file({f"t{n}": torch.ones(8) for n in range(50)}, tmp_path / "a.safetensors")
+    state = formats.read(str(tmp_path / "a.safetensors"))
+    with open(tmp_path / "a.safetensors", "r+b") as file:
+        file.truncate(file.seek(0, 2) - 8)
+    with pytest.raises(UnreadableError, match=r"a\.safetensors.*t9"):
+        digest.compute_digests(state.tensors, Algorithm.SHA256, jobs=1)
