@@ -21,7 +21,7 @@ class MisframedPickle(MalformedError):
 
 
 class ComputedName(MalformedError):
-    """The name of an import is the result of a call, which may be any text."""
+    """The name of an import is another import (`posix.__name__`) or the result of a call, which may be any text."""
 
 
 class OverBudget(MalformedError):

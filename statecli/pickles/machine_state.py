@@ -178,8 +178,9 @@ class MachineState:
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
-            if not {type(module), type(name)}.isdisjoint((Obj, Persistent)):
-                raise ComputedName(f"{self.label}: the name of an import is the result of a call (byte {pos - 1})")
+            if not {type(module), type(name)}.isdisjoint((Global, Obj, Persistent)):
+                what = "the name of an import is another import or the result of a call, which may be any text"
+                raise ComputedName(f"{self.label}: {what} (byte {pos - 1})")
             raise self.make_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
             raise self.make_unsupported_error(

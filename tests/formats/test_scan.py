@@ -394,7 +394,20 @@ def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
     payload = b"N0" + _returned("posix") + _returned("system") + b"\x93" + b"."
     (tmp_path / "a.bin").write_bytes(payload)
     (found,) = scan_pickles(str(tmp_path / "a.bin"))
-    assert "the name of an import is the result of a call" in (found.unread or "")
+    assert "the name of an import is another import or the result of a call" in (found.unread or "")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pkl", "features.npy", "weights.msgpack"])
+def test_an_import_may_be_the_name_of_another(tmp_path, name, statecli, forked_python):
+    """`posix.__name__` is a text. Nothing is called before the import by it, so that the bytes look like text."""
+    code = b"cbuiltins\n__name__\nVopen\n\x93(VPWNED\nVw\ntR."
+    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    flax = b"\x8c\xa1a\xc5\x80\x20" + (b"x" * 157 + code).ljust(0x8020) + b"\xa1b\xc0"
+    (tmp_path / name).write_bytes(flax if name.endswith("msgpack") else code)
+    forked_python(f"import pickle; pickle.load(open('{name}', 'rb'))", cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists()
+    assert statecli("audit", tmp_path / name).code != 0
+    assert statecli("audit", tmp_path).code != 0
 
 
 @pytest.mark.parametrize("first", _EQUAL_NUMBERS.values(), ids=_EQUAL_NUMBERS)
