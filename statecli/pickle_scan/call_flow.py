@@ -723,7 +723,7 @@ def _is_layer_count(layers: Value) -> bool:
 
 def _is_packed(name: str) -> bool:
     """Return whether C++ packs the state of a class of this name."""
-    packed = packed_weights.is_convolution(name) or name.startswith(packed_weights.CPP_CLASS_PREFIX)
+    packed = packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name)
     return packed or name == _SCRIPT_OBJECT
 
 
@@ -752,8 +752,10 @@ def _is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> b
     """Return True if C++ can pack the state, or the named class is not packed by C++."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
-    if name.startswith(packed_weights.CPP_CLASS_PREFIX):
-        return packed_weights.is_packed_state(name.removeprefix(packed_weights.CPP_CLASS_PREFIX), state, read)
+    if packed_weights.is_cpp_class(name):
+        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(
+            name.removeprefix(packed_weights.CPP_CLASS_PREFIX), state, read
+        )
     if name == _SCRIPT_OBJECT:
         if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
             return False

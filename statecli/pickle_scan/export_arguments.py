@@ -60,6 +60,7 @@ class _Node(NamedTuple):
 def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
+    yield from _check_types(document, steps)
     inputs = frozenset(_list_user_inputs(document))
     for number, graph in enumerate(_iter_graphs(document, steps)):
         yield from (Misuse(*found) for found in find_huge_numbers(graph, number > 0, steps))
@@ -109,6 +110,25 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             yield f"calls {operator} with arguments that statecli does not check"
             return
         stack.extend(value.items())
+
+
+#: Keys of numbers, whose types torch does not check: a text reaches sympy, which evaluates it.
+_NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
+
+
+def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
+    """Yield the first value of another type in place of a number."""
+    stack: list[tuple[str, Any]] = [("", document)]
+    while stack:
+        key, value = stack.pop()
+        steps.take(Budget.TEXT)
+        if type(value) is list:
+            stack.extend((key, child) for child in value)
+        elif key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
+            yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
+            return
+        elif type(value) is dict:
+            stack.extend(value.items())
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:

@@ -18,6 +18,7 @@ from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
+from statecli.pickle_scan.packed_weights import is_cpp_class
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
@@ -51,6 +52,9 @@ _MIN_PICKLE_BYTES = 6
 _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
 _SETITEM = "Unpickler.load_setitems"
+_NUMBERED_GLOBAL = "Unpickler.load_reduce"
+#: torch.jit skips an import after this function, and takes the one after that for the skipped one.
+_REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -117,6 +121,9 @@ class Scanner(Machine):
         for name in names:
             if id(name) not in spelling and id(name) not in excused:
                 yield Mention(name.module, name.name, name.position, id(name) in called, flow.misuses.get(id(name)))
+        rebuild = next((name for name in names if name.qualified == _REBUILD_FROM_TYPE), None)
+        if rebuild is not None and any(name.module.split(".")[0] == "__torch__" for name in names):
+            self.note_odd(_CONFUSED_GLOBALS, rebuild.position + 1)
         for odd in self._odd.values():
             if not is_tame or odd.name != _SETITEM:
                 yield odd
@@ -168,11 +175,15 @@ class Scanner(Machine):
                 if spelled is not None:
                     return spelled
             self._called_names.add(id(function))
+        elif type(function) is int:
+            self.note_odd(_NUMBERED_GLOBAL, pos)
         self.object_count += 1
         if self.budget == 1:  # that of a `.metadata` is larger
             self.flow.steps.take(Budget.CALLS)
         call = Obj(function, args if type(args) is tuple else (args,), how)
         self.flow.add_call(call)
+        if type(function) is Global and how == "reduce" and is_cpp_class(get_plain_name(function)):
+            self.add_build(call, args)  # torch's own unpickler takes the arguments for the state
         return call
 
     def take_record(self, match: re.Match[bytes]) -> bool:
@@ -281,6 +292,8 @@ class Scanner(Machine):
         """Remember a BUILD."""
         self._count_change(target)
         self._take_calls(1)
+        if type(target) is int:
+            self.note_odd(_NUMBERED_GLOBAL, 1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))
 

@@ -22,6 +22,7 @@ from functools import lru_cache
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.model_state import Mention
 from statecli.pickle_scan import torch_classes
+from statecli.pickle_scan.packed_weights import CPP_CLASSES, is_cpp_class
 from statecli.pickles import safe_globals
 
 
@@ -306,7 +307,7 @@ _DTYPE_CLASS_PATTERN = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]"
 #: TorchScript, because Python would import a file of that name.
 _DATA_PATTERN = re.compile(
     r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
-    r"|__torch__\.[\w.]+",
+    rf"|__torch__\.(?!torch\.classes\.)[\w.]+|{CPP_CLASSES}",
     re.ASCII,
 )
 #: Functions of numpy that call their second argument with the first, or the first where it is alone and a class.
@@ -461,6 +462,10 @@ _HARMS = {
     # In the name of these, opcodes that do what no pickler writes.
     "pickle.Unpickler.load_setitems": "sets a key or an element again, which torch.save never writes, so the values "
     "may differ from those shown",
+    "__torch__.torch.classes.aten.OpaqueObject": "unpickles the text that it is given",
+    "pickle.Unpickler.load_global": "imports classes of TorchScript next to _rebuild_from_type_v2, where torch.jit "
+    "takes one import for another",
+    "pickle.Unpickler.load_reduce": "calls a number, which torch.jit takes for the place of an import in the pickle",
     "pickle.Unpickler.persistent_load": "may return an object under an id that torch does not write",
     "_pickle": "unpickles again, without the limits of this load",
     "picklescan": "changes how pickles are checked",
@@ -665,6 +670,8 @@ def describe_harm(module: str, name: str, *, called: bool = False) -> str | None
     if get_plain_name(module, name) in _HARMLESS:
         return None
     reason = _look_up_harm(parts)
+    if is_cpp_class(".".join(parts)):
+        return reason
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
         return reason or "reads attributes of an object, and so reaches any function"
     if parts[0] in _STANDARD_LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):

@@ -16,6 +16,12 @@ from statecli.pickles.nodes import Global, Obj, Persistent, Value
 
 #: Classes of C++ by the names that TorchScript has for them.
 CPP_CLASS_PREFIX = "__torch__.torch.classes."
+#: Those whose states are checked; OpaqueObject unpickles its state, and nothing is known of others.
+CPP_CLASSES = (
+    r"__torch__\.torch\.classes\.(?:quantized\.(?:LinearPackedParamsBase|EmbeddingPackedParamsBase"
+    r"|Conv[123]dPackedParamsBase)|rnn\.CellParamsBase|\w+\.\w*OpContext)"
+)
+_CPP_CLASS = re.compile(CPP_CLASSES, re.ASCII)
 _LINEAR = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
 _CONVOLUTION = re.compile(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
 #: Modules whose state is what they pack, by the module of the class: the loader finds a class whatever its case.
@@ -39,6 +45,16 @@ _LIST_FUNCTIONS = frozenset(
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 #: Bytes of a storage by its key; None for one that is not small, or not there.
 ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
+
+
+def is_cpp_class(name: str) -> bool:
+    """Return whether this is a class of C++."""
+    return name.startswith(CPP_CLASS_PREFIX)
+
+
+def is_known_class(name: str) -> bool:
+    """Return whether this is a class of C++ whose states are checked."""
+    return _CPP_CLASS.fullmatch(name) is not None
 
 
 def is_convolution(name: str) -> bool:

@@ -472,6 +472,23 @@ def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"as_int": "x"},
+        {"as_ints": [1, "x"]},
+        {"as_int_lists": [[1], ["x"]]},
+        {"as_bool": "x"},
+        {"as_sym_int": {"as_int": "x"}},
+    ],
+)
+def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
+    """torch checks no types, and sympy evaluates texts: in each list of numbers, and as a symbolic number."""
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, call("torch.ops.mine.use.default", value))))
+    assert any("in place of a number" in message for message in found)
+
+
 def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
     """torch takes it from the constants of the file."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import zipfile
@@ -13,13 +14,14 @@ import torch
 from torch import nn
 
 from statecli import formats
+from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
 from statecli.values.read import read_all_values
 
-from ..forked_python import run_python
+from ..forked_python import run_code, run_python
 from .test_any_bytes import tried
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -541,6 +543,40 @@ def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
 
 def _written(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path:
     return built(folder / "crafted.pt", {**parts, "data.pkl": pickle})
+
+
+_OPAQUE = b"c__torch__.torch.classes.aten\nOpaqueObject\n"
+
+
+@pytest.mark.parametrize("how", ["number", "reduce", "build", "skipped"])
+def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
+    """The oracle: torch.jit takes a number for the place of an import, and arguments for a state."""
+    mark = tmp_path / "ran"
+    inner = base64.b64encode(b"cbuiltins\nopen\n(V%b\nVw\ntR." % str(mark).encode())
+    text = b"X" + len(inner).to_bytes(4, "little") + inner
+    crafted = {"number": _OPAQUE + b"q\1K\0" + text + b"R\x86", "reduce": _OPAQUE + text + b"R"}
+    # After _rebuild_from_type_v2 torch.jit takes the second import for the first.
+    skipped = b"ctorch._tensor\n_rebuild_from_type_v2\n" + _OPAQUE + b"c__torch__\nM\n)\x81" + text + b"b"
+    crafted["skipped"] = skipped
+    body = crafted.get(how, _OPAQUE + b")\x81" + text + b"b")
+    path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": b"\x80\2(" + body + b"t."})
+    names = {mention.qualified: mention for found in scan_pickles(str(path)) for mention in found.names}
+    opaque = names["__torch__.torch.classes.aten.OpaqueObject"]
+    assert how in ("number", "skipped") or opaque.called
+    assert how != "skipped" or names["pickle.Unpickler.load_global"].misuse
+    assert how != "number" or names["pickle.Unpickler.load_reduce"].misuse
+    assert run("audit", path, "-q").returncode in (1, 2)
+    run_code(f"import torch; torch.jit.load({str(path)!r})", cwd=tmp_path)
+    assert mark.exists()
+
+
+def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
+    """A library may have registered it; those of torch that pack weights are known."""
+    for name, rules in (("mine\nThing", {"unknown-global"}), ("rnn\nCellParamsBase", set())):
+        pickle = f"\x80\2(c__torch__.torch.classes.{name}\n)\x81)bt.".encode("latin-1")
+        path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": pickle})
+        found = audit(Request((str(path),))).targets[0].findings
+        assert {finding.rule for finding in found} & {"unknown-global", "unsafe-global"} == rules
 
 
 def test_attributes_that_hold_themselves_end(parts, tmp_path):
