@@ -21,6 +21,7 @@ SCRIPTS = (
     "model_class",
     "statistics_of_values",
     "diff_values",
+    "diff_types",
     "diff_many",
     "verify_proofs",
     "audit_peers",
