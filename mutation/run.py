@@ -58,6 +58,10 @@ def main(chosen: list[str]) -> int:
     if unknown := set(chosen) - set(table["modules"]):
         print(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(table['modules'])}", file=sys.stderr)
         return 2
+    if unknown := set(table["equivalent"]) - set(table["modules"]):
+        names = ", ".join(sorted(unknown))
+        print(f"modules.toml has equivalent mutants of modules that it does not list: {names}", file=sys.stderr)
+        return 2
     sample = int(os.environ.get("SAMPLE", "150"))
     codes = [
         try_module(
@@ -78,7 +82,12 @@ def try_module(module: str, tests: list[str], equivalent: set[Mutant], sample: i
     work = prepare(module, source, tests)
     mutants = mutants_of(source)
     if stale := equivalent - set(mutants.values()):
-        print(f"{module}: modules.toml lists mutants that there are no longer:", *stale, sep="\n", file=sys.stderr)
+        print(
+            f"{module}: modules.toml lists equivalent mutants that mutmut does not make:",
+            *stale,
+            sep="\n",
+            file=sys.stderr,
+        )
         return 2
     names = sorted(mutants, key=lambda name: mutants[name].order)[:sample]
     names = [name for name in names if mutants[name] not in equivalent]

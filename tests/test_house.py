@@ -345,3 +345,16 @@ def test_every_name_in_the_recipes_exists():
     assert all(re.search(rf"^(?:class )?{name}\b", code, re.MULTILINE) for name in names if name not in ("NAME",)), (
         names
     )
+
+
+def test_every_name_in_the_list_of_mutants_exists():
+    """`make mutants` is not run with each change: a function or a test that is renamed is renamed there too."""
+    root = PACKAGE.parent
+    text = (root / "mutation" / "modules.toml").read_text()
+    functions = re.findall(r'^\[\[equivalent\."(.+)"\]\]\nfunction = "(?:\w+\.)?(\w+)"', text, re.MULTILINE)
+    tests = re.findall(r'"(tests/[\w/]+\.py)(?:::(\w+))?', text)
+    assert len(functions) == text.count("function = ")
+    for module, function in functions:
+        assert f"def {function}(" in (PACKAGE / f"{module}.py").read_text(), f"{module}: {function}"
+    for path, test in tests:
+        assert f"def {test}" in (root / path).read_text(), f"{path}: {test}"
