@@ -467,11 +467,12 @@ def _is_ambiguous_bin(path: str) -> bool:
 def _is_checkpoint(path: str, source: Source) -> bool:
     if unsupported.is_code(path, source) or formats.find_format(path, source.head):
         return True
-    if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
+    # A file that begins as a zip archive has a format.
+    if torch_tar.has_pickles(source):
         return True
     if packed_files.holds_checkpoint(path, source, _is_named):
         return True
-    if not source.head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
+    if zip_archive.ends_as_zip(source):
         return True
     # Every command imports this module; only a walk over a folder needs the pickle reader.
     from statecli.pickle_scan.one_pickle import begins_as_pickle
