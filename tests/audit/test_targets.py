@@ -41,6 +41,7 @@ from statecli.targets.expand import (
     is_named_as_checkpoint,
     is_reached,
     skip_file,
+    skip_subfolder,
 )
 from statecli.targets.target_result import Status
 
@@ -683,15 +684,19 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
     assert (paths, told(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
 
 
-def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error(tmp_path, monkeypatch):
-    """Its size cannot be asked for either."""
+@pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
+def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error(tmp_path, monkeypatch, error):
+    """Its size cannot be asked for either, of a server or of the disk."""
     (tmp_path / "notes").write_bytes(b"hello")
 
     def fails(path):
         raise UnreadableError("is not there")
 
+    def has_no_size(path):
+        raise error
+
     monkeypatch.setattr(files, "open_file", fails)
-    monkeypatch.setattr(files, "get_size", fails)
+    monkeypatch.setattr(files, "get_size", has_no_size)
     _, (one,) = found(tmp_path)
     assert told(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
 
@@ -738,6 +743,12 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     }
 
 
+def test_an_ordinary_folder_is_not_skipped(tmp_path):
+    """A lock that covers the code next to the weights asks for each folder in the model's."""
+    (tmp_path / "code").mkdir()
+    assert skip_subfolder(str(tmp_path / "code")) is None
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -763,6 +774,42 @@ def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
 
 
 # --- globs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hidden_folders(tmp_path, monkeypatch):
+    """The current folder, with hidden and other folders; `weights` is a pickle with a name that no loader takes."""
+    monkeypatch.chdir(tmp_path)
+    for path in (".git/weights", ".hg/a.pt", ".run/weights", "run/weights", ".last/a.pt"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_bytes(PICKLE)
+
+
+HIDDEN = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),))
+
+
+@pytest.mark.parametrize(
+    ("glob", "paths", "passed"),
+    [
+        ("*", [".hg/a.pt", ".last/a.pt", ".run/weights", "run/weights"], [".git"]),
+        ("**", [".hg/a.pt", ".last/a.pt", ".run/weights", "run/weights"], [".git"]),
+        ("*[tn]", [".last/a.pt", "run/weights"], [".git", ".run"]),
+        (".[grl]*", [".git/weights", ".last/a.pt", ".run/weights"], []),
+    ],
+)
+def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden_folders, glob, paths, passed):
+    """A shell's `*` does not match it; accelerate and DeepSpeed take a hidden folder, and files in it by their name."""
+    found_paths, others = found(glob)
+    assert found_paths == paths
+    assert {one.target: (one.status, one.reason, one.not_checked) for one in others} == dict.fromkeys(passed, HIDDEN)
+
+
+@pytest.mark.parametrize("text", [".", "./"])
+def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, monkeypatch, text):
+    """A lock or a configuration that names `a.pt` is of the file, however the walk was asked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pt").write_bytes(PICKLE)
+    assert found(text) == (["a.pt"], [])
 
 
 def test_a_glob_comes_in_natural_order(tmp_path):
@@ -809,7 +856,7 @@ def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "a.pt").touch()
-    for text in ("runs", "./runs/", f"{tmp_path}/runs", ".", "run*", "runs/*", "**/1"):
+    for text in ("runs", "./runs/", f"{tmp_path}/runs", ".", "run*", "runs/*", "**/1", os.sep):
         assert is_reached("runs/1/gone.pt", [text]), text
     for text in ("a.pt", "runs/2", "other*", "runs/1/x*"):
         assert not is_reached("runs/1/gone.pt", ["a.pt", text]), text
@@ -855,6 +902,29 @@ def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, trac
     (tmp_path / folder).unlink()
     (tmp_path / ".real").rename(tmp_path / folder)
     assert "unsafe-global" in list_rules()
+
+
+@pytest.mark.parametrize("place", ["{}", "."])
+def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, monkeypatch, place):
+    """DeepSpeed unpickles files there that the walk does not reach, whatever their names are today."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root" / "step").symlink_to("../elsewhere", target_is_directory=True)
+    (tmp_path / "root" / "latest").write_text("step")
+    monkeypatch.chdir(tmp_path / "root")
+    _, others = found(place.format(tmp_path / "root"))
+    (failed,) = (one for one in others if one.status is Status.FAILED)
+    assert failed.target.rpartition("/")[2] == "step"
+    assert "is a link to a folder that loaders read outside of this one" in failed.reason
+
+
+def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
+    """The walk passes over `.cache` and everything in it; a loader that is given the link reads what lies there."""
+    inner = tmp_path / ".cache" / "runs" / "1"
+    inner.mkdir(parents=True)
+    (inner / "weights").write_bytes(PICKLE)
+    (tmp_path / "best").symlink_to(".cache/runs/1", target_is_directory=True)
+    assert found(tmp_path)[0] == [str(tmp_path / "best" / "weights")]
 
 
 def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
