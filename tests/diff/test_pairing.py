@@ -164,7 +164,8 @@ def test_rules_apply_one_after_another():
         "enc.1.w": "encoder.1.weight",
         "dec.w": "dec.w",
     }
-    assert said(before, after, "^enc[.]=encoder.", r"(\d)\.w$=\1.weight") == ["--map renames 1 tensor of a.pt"]
+    (note,) = pairing.pair_tensors(before, after, ("^enc[.]=encoder.", r"(\d)\.w$=\1.weight")).notes
+    assert (note.name, note.message) == ("mapped", "--map renames 1 tensor of a.pt")
 
 
 def test_the_last_equals_sign_parts_a_rule():
@@ -175,20 +176,25 @@ def test_the_last_equals_sign_parts_a_rule():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("nothing", "write REGEX=REPLACEMENT"),
-        ("=x", "write REGEX=REPLACEMENT"),
-        ("(=x", "is not a regular expression"),
-        (r"a=\9", "is not a regular expression"),
-        ("zzz=x", "matches none of the 2 names of a.pt"),
-        ("[ab]=x", "renames both a and b of a.pt to 'x'"),
+        ("nothing", "--map 'nothing': write REGEX=REPLACEMENT, as in --map '^model[.]='"),
+        ("=x", "--map '=x': write REGEX=REPLACEMENT, as in --map '^model[.]='"),
+        ("(=x", "--map '(=x': is not a regular expression with a replacement: missing )"),
+        (r"a=\9", r"--map 'a=\\9': is not a regular expression with a replacement: invalid group reference 9"),
+        ("zzz=x", "--map 'zzz=x': matches none of the 2 names of a.pt"),
+        ("[ab]=x", "--map renames both a and b of a.pt to 'x'"),
     ],
 )
 def test_a_bad_rule(rule, message):
-    """A rule that is none, matches nothing or makes two names one is refused in one line."""
-    with pytest.raises(UsageError, match="--map") as error:
+    """A rule that is none, matches nothing or makes two names one is refused in one line, and quoted for a shell."""
+    with pytest.raises(UsageError) as error:
         pairing.pair_tensors(state("a", "b"), state("a", "b"), (rule,))
-    assert message in str(error.value)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_a_name_that_a_file_has_twice_is_no_clash_of_a_rule():
+    """No rule made the two names equal."""
+    assert pairs(state("a", "a", "b"), state("a", "a", "c"), "b=c") == {"a": "a", "b": "c"}
 
 
 # --- sections ----------------------------------------------------------------------------------------------------
@@ -209,6 +215,8 @@ MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
         ),
         ({"model": MODEL, "ema": MODEL}, {"model": MODEL}, {"model": "model"}),
         ({"model": MODEL, "ema": MODEL}, {"model": MODEL, "avg": MODEL}, {"model": "model", "ema": "avg"}),
+        ({"model_ema": MODEL, "net": MODEL}, {"weights": MODEL}, {"net": "weights"}),
+        ({"model": MODEL, "a": MODEL, "a_ema": MODEL}, {"model": MODEL, "b": MODEL}, {"model": "model"}),
         ({"gen": MODEL, "disc": MODEL}, {"model": MODEL}, {}),
         ({"rng": (Kind.OTHER, ("w",))}, {"model": MODEL}, {"rng": "model"}),
         (
@@ -221,12 +229,16 @@ MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
 def test_sections(before, after, expected):
     """The same name, else the only ones left with a model, or with an optimizer; two files of one section each."""
     assert pairing.pair_sections(of_sections(before), of_sections(after))[0] == expected
+    assert pairing.pair_tensors(of_sections(before), of_sections(after), ()).sections == expected
 
 
 def test_sections_that_cannot_be_told_apart():
     """A note says what to write, and all tensors are added and removed, which is the truth."""
     before, after = of_sections({"gen": MODEL, "disc": MODEL}), state("w", target="b.pt")
-    assert any("cannot pair the sections " in message and "a.pt#gen" in message for message in said(before, after))
+    (note,) = pairing.pair_tensors(before, after, ()).notes
+    assert note.name == "sections-apart"
+    assert note.message.startswith("cannot pair the sections gen, disc of a.pt and model of b.pt")
+    assert note.message.endswith("as in a.pt#gen")
     assert [m.before is None or m.after is None for m in pairing.pair_tensors(before, after, ()).matches] == [True] * 3
 
 
@@ -267,6 +279,16 @@ def test_removed_layers_stand_among_the_others_by_their_number():
     """Whichever file they were in."""
     after = replace(state("l.0.w", "l.10.w", "l.9.w"), format="safetensors", traits=formats.traits_of("safetensors"))
     assert order(state("l.2.w", "l.0.w"), after) == ["l.0.w", "l.2.w", "l.9.w", "l.10.w"]
+
+
+def test_some_of_the_matches_are_in_the_order_of_the_file():
+    """None of them is lost because another tensor has no match, and none stays where it was because all moved."""
+    before, after = state("z.other", "z.removed", "y", "x"), state("x", "z.other", "y")
+    matches = pairing.pair_tensors(before, after, ()).matches
+    selected = [match for match in reversed(matches) if match.shown.fqn != "z.other"]
+    assert [match.shown.fqn for match in pairing.sort_matches(selected, before, after)] == ["z.removed", "x", "y"]
+    turned = [match for match in reversed(matches) if match.after]
+    assert [match.shown.fqn for match in pairing.sort_matches(turned, before, after)] == ["x", "z.other", "y"]
 
 
 def test_sections_stay_together_where_names_are_ordered_by_number():
@@ -316,11 +338,21 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
         assert ways == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
         (tie,) = (match for match in found.matches if match.way is pairing.MatchedBy.TIE)
         assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
+        assert tie.before.section == tie.after.section == "model"
         assert (tie.before.storage is None) is (before is two)
         assert (tie.after.storage is None) is (after is two)
         (note,) = found.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
         assert note.message.startswith(f"{lacking} does not have head.w; its tied tensor embed.w")
+
+
+def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
+    """A tied entry that was removed with its tie does not hide the next one."""
+    rows = [tied("a", "b"), tied("b", "a"), tied("embed.w", "head.w"), tied("head.w", "embed.w")]
+    one, two = sides(rows, [alone("embed.w")])
+    for before, after in ((one, two), (two, one)):
+        ways = {match.shown.fqn: match.way for match in pairing.pair_tensors(before, after, ()).matches}
+        assert [name for name, way in ways.items() if way is pairing.MatchedBy.TIE] == ["head.w"]
 
 
 @pytest.mark.parametrize(
