@@ -18,7 +18,7 @@ from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableErr
 from statecli.core.model_state import Place
 from statecli.storage import zip_archive
 from statecli.storage.byte_source import Source
-from statecli.storage.zip_archive import MAX_INFLATED, MAX_PADDING, Archive
+from statecli.storage.zip_archive import FARTHEST_END, MAX_INFLATED, MAX_PADDING, Archive
 
 from .attacks import Lies, Member, build, changed, records
 
@@ -62,11 +62,12 @@ def test_records_are_what_zipfile_reads(opened):
 
 @pytest.mark.parametrize(("other", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
 def test_another_name_in_an_extra_field_is_refused(other, is_refused, opened):
-    """zipfile of Python 3.12 and later takes the name that is there."""
+    """zipfile of Python 3.12 and later takes the name that is there; a field behind it is not of the name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         info = zipfile.ZipInfo("a/x")
         info.extra = struct.pack("<HHBI", 0x7075, 5 + len(other), 1, zlib.crc32(b"a/x")) + other
+        info.extra += struct.pack("<HH", 0xCAFE, 0)
         archive.writestr(info, b"content")
     if is_refused:
         with pytest.raises(MalformedError, match="a second, different name in the zip archive"):
@@ -241,6 +242,25 @@ REFUSED = {
     "zip64 locator": (build(records(), Lies(locator=-4)), "its end record (zip64) is not at byte"),
     "zip64 locator past the end": (build(records(), Lies(locator=10**6)), "its end record (zip64) is not at byte"),
     "zip64 locator missing": (build(records(), Lies(only_in_zip64=True, missing_locator=True)), "that does not exist"),
+    "zip64 signature": (GOOD.replace(b"PK\6\6", b"PK\6\0"), "its end record (zip64) is not at byte"),
+    "zip64 length": (
+        GOOD.replace(b"PK\6\6" + struct.pack("<Q", 44), b"PK\6\6" + struct.pack("<Q", 45)),
+        "its end record (zip64) is not at byte",
+    ),
+    "data in the zip64 record": (
+        GOOD.replace(b"PK\6\6" + struct.pack("<Q", 44), b"PK\6\6" + struct.pack("<Q", 48)).replace(
+            b"PK\6\7", b"mark" + b"PK\6\7"
+        ),
+        "its end record (zip64) is not at byte",
+    ),
+    "signature of an entry": (
+        GOOD.replace(b"PK\1\2", b"PK\1\0", 1),
+        "no entry of its list of records (central directory) begins at byte 0 of the list",
+    ),
+    "an entry past the end": (
+        b"\xff\xff".join((GOOD[: GOOD.rindex(b"PK\1\2") + 30], GOOD[GOOD.rindex(b"PK\1\2") + 32 :])),
+        "an entry of its list of records (central directory) runs past the end of the list",
+    ),
     "several disks": (build(records(), Lies(disk=1)), "spans several disks"),
     "a folder with content": (
         build(changed("data/0", marks=0x10)),
@@ -551,9 +571,10 @@ def test_a_zip64_field_is_found_behind_others(opened):
     assert contents(opened(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
 
 
-def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(opened):
+@pytest.mark.parametrize("length", [17, 400, 0xFFFF], ids=["by a byte", "by far", "by the most"])
+def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(opened, length):
     """Where the sizes fit nobody looks into it, as torch does not."""
-    past = struct.pack("<HHI", 0x5455, 400, 1)
+    past = struct.pack("<HHI", 0x5455, length, 1)
     with pytest.raises(MalformedError, match="an extra field of 'a/y' runs past the end of its header"):
         opened(one_wide(("size",), past))
     data = bytearray(build(records(), Lies(zip64=False)))
@@ -637,6 +658,106 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
         assert {name: zip_archive._align(one) for name, one in found.items()} == {
             name: one.data_offset for name, one in found.items()
         }
+
+
+@pytest.mark.parametrize("length", range(1, 65, 8))
+def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_path, length):
+    """0xFFFFFFFF in an entry says that another field has the offset, so torch widens the header of that record."""
+    path, size, distance = tmp_path / ("n" * length), 2**32 - 4096, 0
+    for _ in range(2):
+        size += distance
+        with skip_data():
+            torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
+        with Source(str(path)) as source:
+            found = Archive(source).records
+        distance = 2**32 - 1 - found[f"{path.name}/data/1"].offset
+    assert distance == 0
+    assert {name: zip_archive._align(one) for name, one in found.items()} == {
+        name: one.data_offset for name, one in found.items()
+    }
+
+
+# --- how much is read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "reads", "share"), [(500, 10, 50, 2), (64, 200_000, 300, 0.01)], ids=["small", "large"]
+)
+def test_headers_are_read_together_where_records_are_small(opened, monkeypatch, count, size, reads, share):
+    """Small records are not as many reads; next to large ones, whose values nobody asked for, few bytes are read."""
+    lengths = []
+    read = Source.read
+    monkeypatch.setattr(Source, "read", lambda self, at, length: lengths.append(length) or read(self, at, length))
+    data = build([Member(f"a/{n}", bytes(size)) for n in range(count)])
+    assert len(opened(data).records) == count
+    assert len(lengths) < reads
+    assert sum(lengths) < share * len(data)
+
+
+# --- a file that ends as an archive ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends(tmp_path):
+    """A function that says whether loaders find an archive at the end of these bytes."""
+
+    def ask(data: bytes) -> bool:
+        (tmp_path / "m").write_bytes(data)
+        with Source(str(tmp_path / "m")) as source:
+            return zip_archive.ends_as_zip(source)
+
+    return ask
+
+
+def loads_by_its_end(data: bytes) -> bool:
+    """Whether zipfile or torch lists records of these bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if archive.namelist():
+                return True
+    except zipfile.BadZipFile:
+        pass
+    try:
+        return bool(torch._C.PyTorchFileReader(io.BytesIO(data)).get_all_records())
+    except RuntimeError:
+        return False
+
+
+SHORT = build(records(), Lies(zip64=False))
+LOADED_BY_THE_END = {
+    "an archive": SHORT,
+    "a zip64 archive": GOOD,
+    "behind other bytes, with offsets from its own start": b"#!/bin/sh\n" + SHORT,
+    "a zip64 archive behind other bytes": b"#!/bin/sh\n" + build(records(), Lies(only_in_zip64=True)),
+    "behind as many bytes as its size": bytes(len(SHORT)) + SHORT,
+    "with a comment": build(records(), Lies(zip64=False, comment=bytes(65_535))),
+    "before bytes of another file": SHORT + bytes(60_000),
+    "an archive that ends in front of a read of torch": SHORT + bytes(FARTHEST_END - 22),
+}
+NOT_LOADED = {
+    "text": b"PK\5\6, and so on",
+    "less than an end record": b"PK\5\6",
+    "an end record that is cut short": b"#!" + SHORT[:-1],
+    "a zip64 archive that is cut short": b"#!" + GOOD[:-1],
+    "no records": build([], Lies(zip64=False)),
+    "behind the last record of another file": bytes(99) + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, 9, 9, 0),
+    "an archive in front of everything that is searched": SHORT + bytes(FARTHEST_END - 21),
+}
+
+
+@pytest.mark.parametrize("name", LOADED_BY_THE_END)
+def test_an_archive_at_the_end_of_a_file_is_seen(ends, name):
+    """torch.hub, torch.jit.load and pandas would open it, whatever the first bytes are."""
+    data = LOADED_BY_THE_END[name]
+    assert ends(data)
+    assert loads_by_its_end(data) or "in front of a read" in name
+
+
+@pytest.mark.parametrize("name", NOT_LOADED)
+def test_a_file_that_no_loader_takes_for_an_archive_is_passed(ends, name):
+    """A false alarm stops a gate."""
+    assert not ends(NOT_LOADED[name])
+    assert not loads_by_its_end(NOT_LOADED[name])
 
 
 # --- which kind of archive it is -------------------------------------------------------------------------------------
