@@ -273,18 +273,24 @@ def test_histograms_of_what_changed_most(diff):
     assert not diff(before, after).histograms
 
 
-def test_progress_counts_the_bytes_of_before(save):
-    """The bar is told the bytes there are, and then as many."""
-    one, two = save({"a": torch.ones(8)}, "a.pt"), save({"a": torch.zeros(8)}, "b.pt")
+@pytest.mark.parametrize(
+    "how", [CompareOptions(), CompareOptions(atol=0.5)], ids=["small tensors together", "by tasks"]
+)
+def test_progress_counts_the_bytes_of_before(save, how):
+    """The bar is told the bytes there are, and then as many, with the name of a tensor."""
+    one, two = (
+        save({"a": torch.full((8,), value), "b": torch.ones(8)}, f"{value}.safetensors") for value in (0.0, 1.0)
+    )
     total, done = [], []
 
     def bar(size):
         total.append(size)
-        return lambda _, count: done.append(count)
+        return lambda *progress: done.append(progress)
 
-    compare_targets(Request(one, two), bar)
-    assert total == [32]
-    assert sum(done) == 32
+    compare_targets(Request(one, two, how=how), bar)
+    assert total == [64]
+    assert sum(count for _, count in done) == 64
+    assert {name for name, _ in done} <= {"a", "b"}
 
 
 # --- filters -------------------------------------------------------------------------------------------------------

@@ -367,6 +367,7 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
     delta = found["values"]
     assert found["fqn"] == "b.w"
     assert delta["changed"] == 32
+    assert delta["left_out"] == delta["elements"]
     assert delta["max_abs"] is None
     assert delta["first"] is None
     assert delta["reason"] == (

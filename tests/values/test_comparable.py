@@ -151,6 +151,27 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
     assert found.reason == "computed over all its parts together: a, b"
 
 
+def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
+    """A tensor with values of its own, and tensors among its attributes."""
+    return replace(values, parts=tuple((name, row.data) for name, row in attributes.items()))
+
+
+def test_a_tensor_with_attributes_is_compared_with_them(store):
+    """A sum is of its own values and of each attribute, and what is left out of it is left out of all."""
+    ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
+    found = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
+    assert (found.elements, found.changed, found.left_out) == (3, 1, 1)
+    assert found.reason == "computed over all its parts together: its own values, scale"
+    assert outcome(*[with_attributes(ones, scale=before)] * 2) == Delta(elements=3)
+
+
+def test_an_attribute_of_another_shape_is_named(store):
+    """The first one whose shape differs, without the name of its tensor."""
+    ones, two, three = (store(torch.ones(size)) for size in (3, 2, 3))
+    rows = with_attributes(ones, zero=two, scale=two), with_attributes(ones, zero=two, scale=three)
+    assert outcome(*rows) == NotCompared("the shapes of its attribute scale differ")
+
+
 def test_a_part_that_cannot_be_read_is_named(store):
     """The tensor and the part."""
     before = in_parts(store, torch.ones(2), torch.ones(3))
@@ -242,15 +263,17 @@ def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
     assert [(task.after.path, task.after.offset) for task in tasks] == [(where.path, where.offset)] * 2
 
 
-@pytest.mark.parametrize("view", ["transposed", "a part", "big endian"])
+@pytest.mark.parametrize("view", ["transposed", "a part", "the beginning", "big endian"])
 def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
     """Its elements in C order are what counts."""
     array = np.arange(16, dtype=np.float32).reshape(4, 4)
-    data = boxed(array.byteswap() if view == "big endian" else array, ([1], []), tmp_path)
+    data = boxed(array.byteswap() if view == "big endian" else array, ([1, 3], []), tmp_path)
     if view == "transposed":
         data, array = replace(data, strides=(1, 4)), array.T
     elif view == "a part":
         data, array = replace(data, shape=(2, 4), offset=4), array[1:3]
+    elif view == "the beginning":
+        data, array = replace(data, shape=(2, 4)), array[:2]
     else:
         data = replace(data, storage=replace(data.storage, big_endian=True))
     assert outcome(info_of(data), store(torch.tensor(array))) == Delta(elements=array.size)
