@@ -1,4 +1,4 @@
-"""`diff` of every element type with all elements changed, exactly and with a tolerance, against bfloat16 by the byte."""
+"""`diff` of every element type, all elements changed, exactly and with a tolerance, against as much bfloat16."""
 
 from __future__ import annotations
 

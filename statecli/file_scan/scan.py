@@ -635,7 +635,7 @@ class FileScan:
                 continue
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)
-            if script_nesting.has_deep_statement(code):
+            if script_nesting.has_deep_statement(code, self.steps):
                 why = (
                     f"a statement of more than {script_nesting.MAX_LINKS:,} operators, at which torch.jit.load crashes"
                 )

@@ -77,6 +77,8 @@ _CALL_OR_LOOP = re.compile(
     r"|\.\s*(?P<method>\w+)\s*\(",
     re.ASCII,
 )
+#: Characters of code whose tokens, of one character at the worst, are read in the time of a step.
+CHARACTERS_PER_STEP = 6
 #: An object of a class that the archive defines.
 _SELF = re.compile(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
 #: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
@@ -189,6 +191,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
             words = set(_WORD.findall(function.text)) & by_name.keys()
             waiting.extend(words - reached)
             reached |= words
+            steps.take(Budget.TEXT, len(function.text) // CHARACTERS_PER_STEP)
             calls = list(_find_computing_calls(function, texts[function.number], defined))
             record = records[function.number] if records else ""
             calls.extend(_find_packing_calls(function, texts[function.number], record, steps))

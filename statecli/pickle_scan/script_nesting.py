@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from statecli.core.model_state import Bomb
-from statecli.pickle_scan.script_code import Strings
-from statecli.pickle_scan.step_budget import Steps
+from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Strings
+from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj
 
 #: Operators, brackets and attributes of a statement. Programs that torch wrote have some tens.
@@ -30,13 +30,14 @@ _TOKEN = re.compile(
 _JOINED = frozenset(["operand", "close", "quote", "operator", "word"])
 
 
-def has_deep_statement(code: bytes) -> bool:
+def has_deep_statement(code: bytes, steps: Steps) -> bool:
     """Return True if a statement of the code has more than MAX_LINKS links; takes time linear in the code.
 
     A statement ends at the end of a line outside of brackets, as the parser of torch has it. Raises OutOfSteps.
     """
     if len(code) <= MAX_LINKS:
         return False
+    steps.take(Budget.TEXT, len(code) // CHARACTERS_PER_STEP)
     text = code.decode("latin-1")
     strings = Strings(text, Steps())
     links = depth = place = 0

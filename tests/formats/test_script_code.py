@@ -532,7 +532,7 @@ def test_no_text_is_read_again_and_again(unit):
     with contextlib.suppress(OutOfSteps):
         list(script_code.find_calls(code, steps, script_code.list_functions([code])))
         list(script_code.find_calls_on_load([code], steps, records))
-    script_nesting.has_deep_statement(code)
+    script_nesting.has_deep_statement(code, Steps())
     assert time.process_time() - begin < 8
 
 
@@ -578,7 +578,7 @@ _DEEP = {
 def test_a_statement_that_overflows_the_stack_of_the_parser_is_reported(expression):
     """torch.jit.load crashes at each of these."""
     code = f"def forward(self, x):\n  y = torch.sin(x)\n  return {expression}\n".encode()
-    assert script_nesting.has_deep_statement(code)
+    assert script_nesting.has_deep_statement(code, Steps())
 
 
 def test_long_programs_and_long_lists_are_not_deep():
@@ -586,7 +586,7 @@ def test_long_programs_and_long_lists_are_not_deep():
     numbers = ", ".join(f"-{n}.5e-05" for n in range(10_000))
     statements = "".join(f"  x{n} = torch.add(x, -{n}, alpha=1)\n" for n in range(10_000))
     code = f"def forward(self, x):\n  weights = [{numbers}]\n{statements}  return x\n".encode()
-    assert not script_nesting.has_deep_statement(code)
+    assert not script_nesting.has_deep_statement(code, Steps())
 
 
 def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):

@@ -86,17 +86,24 @@ def taken(tmp_path, data):
     return scan.steps.taken, found
 
 
+def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
+    """60 MB of it, packed to 60 kB, took minutes."""
+    (steps, found) = taken(tmp_path, code(b"f\n" * 13_000_000))
+    assert steps[Budget.TEXT] > Budget.TEXT.limit
+    assert any("tokens of code, the limit of statecli" in (pickle.unread or "") for pickle in found)
+
+
 # Name -> a file of one size, the number of steps of a kind that it may take.
 LINEAR = {
     "dtypes that double 22 times": (build(records(doubled_dtypes(22))), Budget.FLOW, 1_000),
     "dtypes that double 60 times": (build(records(doubled_dtypes(60))), Budget.FLOW, 2_500),
     "2,000 partials that share a list of 40,000": (build(records(put_off(2000, 40_000))), Budget.FLOW, 165_000),
-    "4,000 names of operators": (code(names_of_operators(4000)), Budget.TEXT, 12_000),
-    "strings without an end": (code(b"\\'''\n" * 20_000), Budget.TEXT, 161_000),
-    "quotes behind backslashes": (code(b'\\"' * 20_000), Budget.TEXT, 40_001),
-    "comments between names": (code(b"torch #type:" * 20_000), Budget.TEXT, 3),
-    "empty lines": (code(b"\n" * 100_000 + b"ops.a.b"), Budget.TEXT, 3),
-    "a long chain of autograd": (code(b"torch" + b".autograd" * 20_000), Budget.TEXT, 3),
+    "4,000 names of operators": (code(names_of_operators(4000)), Budget.TEXT, 33_000),
+    "strings without an end": (code(b"\\'''\n" * 20_000), Budget.TEXT, 175_000),
+    "quotes behind backslashes": (code(b'\\"' * 20_000), Budget.TEXT, 47_000),
+    "comments between names": (code(b"torch #type:" * 20_000), Budget.TEXT, 41_000),
+    "empty lines": (code(b"\n" * 100_000 + b"ops.a.b"), Budget.TEXT, 17_000),
+    "a long chain of autograd": (code(b"torch" + b".autograd" * 20_000), Budget.TEXT, 31_000),
     "a state that 3,000 objects share": (
         build(records(sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000))),
         Budget.FLOW,
