@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,3 +22,14 @@ def encode_json(value: Any) -> bytes:
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded
     return escaping.escape_json(encoded.decode("utf-8")).encode("utf-8")
+
+
+def encode_json_lines(values: Sequence[Any], separator: bytes) -> bytes:
+    """Return the JSON of each value, with `separator` between them; at least one value, by `encode_json`'s rules."""
+    try:
+        lines = _ENCODER.encode_lines(values)
+    except UnicodeEncodeError:
+        lines = b""
+    if lines and lines.isascii() and b"\x7f" not in lines:
+        return lines[:-1].replace(b"\n", separator)  # JSON itself has no line break
+    return separator.join(map(encode_json, values))

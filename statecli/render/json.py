@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.core.json_text import encode_json
+from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.report import Report, Rows
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
+
+
+#: Rows that are encoded and written at once.
+_ROWS_AT_ONCE = 128
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
@@ -28,8 +33,9 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 
 def _write_value(value: Any, sink: Sink) -> None:
     separator = b"[\n  "
-    for item in value if is_list_of_structs(value) else ():
-        sink.utf8(separator + encode_json(item))
+    items = iter(value if is_list_of_structs(value) else ())
+    while batch := list(islice(items, _ROWS_AT_ONCE)):
+        sink.utf8(separator + encode_json_lines(batch, b",\n  "))
         separator = b",\n  "
     sink.utf8(b"]" if separator[:1] == b"," else encode_json([] if isinstance(value, Rows) else value))
 

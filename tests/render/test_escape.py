@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
+from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
 from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table, label_help
@@ -160,3 +161,9 @@ def test_in_json_it_reads_back(character):
     """As the character that it is, of any plane."""
     assert escape_json(json.dumps(character, ensure_ascii=False)).isascii()
     assert json.loads(escape_json(json.dumps(character, ensure_ascii=False))) == character
+
+
+def test_rows_are_encoded_together_as_each_alone():
+    """Control characters and lone surrogates in one row of a batch change no other row."""
+    for values in (["a", "b"], ["a", "\x7f", "é"], ["a\nb", "\udc80", "\x1b[2J"], [{"x": [1, None]}]):
+        assert encode_json_lines(values, b",\n") == b",\n".join(map(encode_json, values))
