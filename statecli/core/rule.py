@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Origin, Place
+from statecli.core.severity import decide_severity
 
 #: Present name -> the name that findings had before, which meant two things. Fingerprints keep the former name.
 FORMER_NAMES: dict[str, str] = {
@@ -63,10 +64,6 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` and `configured` as in `decide_severity`."""
-        decided = self.decide_severity(severity, configured)
+        """Return a finding of this rule. `severity` is that of this case, `configured` that of the user."""
+        decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
-
-    def decide_severity(self, severity: Severity | None = None, configured: Severity | None = None) -> Severity:
-        """Return the configured severity, else the severity of this case, else the default of the rule."""
-        return configured or severity or self.severity

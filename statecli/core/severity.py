@@ -1,9 +1,14 @@
-"""Severity of a state by the loss, the same in all commands that report the state."""
+"""Decide the severity of a finding: of a state by the loss, the same in all commands that report the state."""
 
 from __future__ import annotations
 
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
+
+
+def decide_severity(default: Severity, case: Severity | None, configured: Severity | None) -> Severity:
+    """Return the configured severity, else the severity of this case, else the default of the rule."""
+    return configured or case or default
 
 
 def is_trainable(tensor: TensorInfo) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
+from statecli.live.move_model import get_moved_model, move_model
 from statecli.live.tensors import is_freed, is_lazy, split_parts, storage
 from statecli.live.walk import WalkResult, walk
 
@@ -110,11 +111,6 @@ def _try_move(
     return trial
 
 
-def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
-    """Return the model after `model = model.to(...)`: the result of `.to` if a module, else `module`."""
-    return returned if isinstance(returned, nn.Module) else module
-
-
 def _keep_storage_alive(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         try:
@@ -188,7 +184,7 @@ def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
                 fake_gpu.watch_move(context) as record,
                 built.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"),
             ):
-                moved_module = get_moved_model(module, module.to(fake_gpu.DEVICE))
+                moved_module = move_model(module, fake_gpu.DEVICE)
                 return {
                     name: fake_gpu.follows_device(tensor, record) for name, tensor in iter_tensors(walk(moved_module))
                 }

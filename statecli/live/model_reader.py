@@ -32,6 +32,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
+from statecli.live.move_model import move_model
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.requested_device import parse_device
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, may_overlap, read_facts
@@ -256,7 +257,7 @@ def move(
     # A failed trial leaves the instance half moved.
     module = built.module if trial.reason is None and trial.keeps_objects else built.build_again()
     with built.user_code(f"moving the model to {device}"):
-        module = measure.get_moved_model(module, module.to(device_))
+        module = move_model(module, device_)
     tensors_after = measure.map_tensors(module)
     for row in table.rows:
         tensor = None if row.fqn in table.copy_differences else tensors_after.get(row.fqn)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core import escaping
 from statecli.core.version import __version__
-from statecli.render import _charts
+from statecli.render import _chart_geometry
 from statecli.report import Report
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         report=report,
         page=page,
         quiet=options.quiet,
-        charts=[] if options.quiet else [_charts.build_picture(chart) for chart in report.charts()],
+        charts=[] if options.quiet else [_chart_geometry.build_picture(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
         style=style,
         style_hash=_compute_csp_hash(style),

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.render._charts import MAX_BARS, build_picture
+from statecli.render._chart_geometry import MAX_BARS, build_picture
 from statecli.report import Bars, Spread
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

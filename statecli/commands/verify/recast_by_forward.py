@@ -13,6 +13,7 @@ from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
+from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
 
 #: Added to the message about such a tensor.
@@ -42,7 +43,7 @@ def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, tr
     args, kwargs = tree_map(lambda leaf: _cast_input(leaf, dtype), subject.inputs.make(seed=0))
     with judging.keep_class_attributes(module), torch.no_grad():
         with subject.user_code("casting the model"):
-            module = measure.get_moved_model(module, module.to(dtype))
+            module = move_model(module, dtype)
         recorder = _CastRecorder(dtype)
         for name, tensor in measure.map_tensors(module).items():
             if name in names and tensor.dtype != dtype and not judging.is_lazy_tensor(tensor):

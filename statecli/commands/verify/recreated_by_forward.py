@@ -25,6 +25,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
 
 EACH_TIME_REASON = "every forward replaces it without reading the old value"
@@ -155,7 +156,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
     module = subject.build_used(values=conversion.values)
     with judging.keep_class_attributes(module), conversion.context(), torch.no_grad():
         with subject.user_code("moving the model"):
-            module = measure.get_moved_model(module, module.to(conversion.destination))
+            module = move_model(module, conversion.destination)
         before = measure.map_tensors(module)
         left_behind = {
             name: before[name]

@@ -30,6 +30,7 @@ from statecli.core.move_rules import STALE_VIEW, map_stale_views
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, decide_tie_severity
 from statecli.live import measure, tensor_bits
+from statecli.live.move_model import get_moved_model
 from statecli.live.walk import is_scripted
 
 #: What is called, as a person writes it, the dtype that floating-point tensors have afterwards, and the call.
@@ -131,7 +132,7 @@ class _Proof:
         if raised:
             self._reasons.append(raised)
             return None
-        self._cast_model = measure.get_moved_model(start, returned)
+        self._cast_model = get_moved_model(start, returned)
         self._tensors = measure.map_tensors(self._cast_model)
         faults = self._find_faults(cast, before)
         if faults and module is not None:

@@ -38,6 +38,7 @@ from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.installed_code import is_installed_file
 from statecli.live.model_errors import get_exception_text
+from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import Fault, How, Mismatch, Place, Refused, Source, is_user_code
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
     try:
         with judging.keep_class_attributes(module), trial.context(watch) as record, torch.no_grad():
             with subject.user_code(f"moving the model to {trial.device_name}"):
-                module = measure.get_moved_model(module, module.to(trial.device))
+                module = move_model(module, trial.device)
             run.cuda_checks = record.cuda_checks
             _record_devices(run, module, record)
             with subject.user_code(f"calling the model on {trial.device_name}"):

@@ -39,6 +39,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
 from statecli.live import fake_gpu, fake_gpu_values, measure, requested_device, tensor_bits
 from statecli.live.device_rules import DeviceWatch
+from statecli.live.move_model import get_moved_model, move_model
 
 FAKE_CUDA = "fake-cuda"
 #: Methods that decide what moves, where a class has its own.
@@ -99,7 +100,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
 
 def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) -> None:
     with subject.user_code("moving the model back"):
-        module = measure.get_moved_model(module, module.to("cpu"))
+        module = move_model(module, "cpu")
     back = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
     moved.stuck = find_stuck(moved.after, back, fake_gpu.DISPLAY_NAME)
     moved.call += " and back"
@@ -139,7 +140,7 @@ class MoveResult:
         """Return the model from `.to`, or the moved model, with a finding, if `.to` returned something else."""
         if not isinstance(returned, nn.Module):
             self.lost_model = _build_lost_finding(subject, type(module), returned)
-        return measure.get_moved_model(module, returned)
+        return get_moved_model(module, returned)
 
 
 def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
@@ -345,7 +346,7 @@ def _move_there_and_back(
     if raised:
         moved.reasons.append(raised)
         return
-    after = measure.map_tensors(measure.get_moved_model(there, returned))
+    after = measure.map_tensors(get_moved_model(there, returned))
     moved.stuck = find_stuck(moved.after, _list_devices(after), str(device))
     for name, tensor in before.items():
         if name in after and tensor is not None and tensor_bits.is_same(tensor, after[name]) is False:

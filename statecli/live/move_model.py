@@ -1,0 +1,16 @@
+"""Move a model: to a device, also to the fake GPU (`fake_gpu.DEVICE`), or to a dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def move_model(module: nn.Module, destination: torch.device | torch.dtype | str) -> nn.Module:
+    """Call `.to(destination)`, also a class's own, and return the moved model."""
+    return get_moved_model(module, module.to(destination))
+
+
+def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
+    """Return the model after `model = model.to(...)`: the result of `.to` if a module, else `module`."""
+    return returned if isinstance(returned, nn.Module) else module
