@@ -27,8 +27,15 @@ COPIED = {
 }
 #: Links to other files lead to the page that shows or describes the file.
 SAMPLES_PAGE = "reference/sample-models.md"
-REDIRECTED = {"README.md": "index.md"}
+REDIRECTED = {
+    "README.md": "index.md",
+    "sample_models": SAMPLES_PAGE,
+    "docs/reference/commands": "reference/commands/index.md",
+    "docs/reference/formats": "reference/formats/index.md",
+}
 
+#: A name in code that is not the text of a link already.
+_RULE = re.compile(r"(?<![`\[\w/-])`([a-z]+(?:-[a-z0-9]+)+)`(?![`\]\w])")
 _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
 
 
@@ -58,7 +65,13 @@ def remove_markers(text: str) -> str:
 
 
 def convert_links(text: str, source: str) -> str:
-    """Return the text of a file with its relative links leading to pages of the site."""
+    """Return the text of a file with its relative links leading to pages of the site.
+
+    The name of a rule becomes a link, because only the site has a page for each rule.
+    """
+    from statecli.rules import DICTIONARY
+
+    folder = posixpath.dirname(find_page(source)) or "."
 
     def convert(match: re.Match[str]) -> str:
         target, _, anchor = match[2].partition("#")
@@ -66,11 +79,15 @@ def convert_links(text: str, source: str) -> str:
             return match[0]
         page = find_page(posixpath.normpath(posixpath.join(posixpath.dirname(source), target)))
         page, _, page_anchor = page.partition("#")
-        link = posixpath.relpath(page, posixpath.dirname(find_page(source)) or ".")
+        link = posixpath.relpath(page, folder)
         return match[1] + link + (f"#{anchor or page_anchor}" if anchor or page_anchor else "")
 
+    def link_rule(match: re.Match[str]) -> str:
+        page = posixpath.relpath(f"reference/rules/{match[1]}.md", folder)
+        return f"[{match[0]}]({page})" if match[1] in DICTIONARY else match[0]
+
     return "".join(
-        part if part.startswith("```") else _LINK.sub(convert, part)
+        part if part.startswith("```") else _LINK.sub(convert, _RULE.sub(link_rule, part))
         for part in re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     )
 

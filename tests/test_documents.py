@@ -201,9 +201,14 @@ def test_the_readme_counts_the_formats():
     assert f"[{len(FORMATS)} formats]" in README
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"])
+LINKED = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md"]
+
+
+@pytest.mark.parametrize(
+    "document", [*LINKED, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
+)
 def test_every_link_of_a_document_leads_somewhere(document):
-    """The site's own links are checked by `make site`."""
+    """In a clone. The links of the site are checked by `make site`."""
     path = ROOT / document
     for link in re.findall(r"(?:\]\(|src(?:set)?=\")([^)\s\"]+)", path.read_text("utf-8")):
         if "://" not in link:
@@ -281,6 +286,10 @@ def test_the_code_of_cog_is_not_on_the_site(pages):
         ("docs/reference/x.md", "[a](../../sample_models/net.py)", "[a](sample-models.md#net)"),
         ("docs/x.md", "[a](https://b.example/c)", "[a](https://b.example/c)"),
         ("docs/x.md", "```\n[a](../CONTRIBUTING.md)\n```", "```\n[a](../CONTRIBUTING.md)\n```"),
+        ("docs/how-to/x.md", "[a](../reference/formats/)", "[a](../reference/formats/index.md)"),
+        ("docs/tutorial/x.md", "[a](../../sample_models/)", "[a](../reference/sample-models.md)"),
+        ("docs/how-to/x.md", "by `unsafe-data`.", "by [`unsafe-data`](../reference/rules/unsafe-data.md)."),
+        ("docs/how-to/x.md", "[`unsafe-data`](a.md) `no-rule`", "[`unsafe-data`](a.md) `no-rule`"),
     ],
 )
 def test_a_link_to_a_file_becomes_a_link_to_its_page(source, text, converted):
