@@ -122,9 +122,19 @@ def _run() -> None:
     command = find_help_request(words) if parser.find_ambiguous_word(words) is None else None
     if command is not None:
         command_runner.run_body_and_exit(lambda: command_runner.show_help(command, words), debug=False)
+    command_runner.run_body_and_exit(lambda: _run_typer(words), debug=False)
+
+
+def _run_typer(words: Sequence[str]) -> int:
+    """Answer a line that `parser` does not read. Raises UsageError for a mistake; the commonest ones need no Typer."""
+    from statecli.cli import parser
+    from statecli.cli.mistakes import refuse_unknown_word
+
+    if parser.find_ambiguous_word(words) is None:
+        refuse_unknown_word(words)
     from statecli.cli.typer_app import run
 
-    command_runner.run_body_and_exit(run, debug=False)
+    return run()
 
 
 def _print_version() -> bool:

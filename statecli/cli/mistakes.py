@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from statecli.core.errors import option
+from statecli.core.errors import UsageError, option
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import Parameter, parameters_of
 
@@ -23,6 +24,38 @@ _SIMILAR_COMMANDS = {
 }
 
 
+#: Words in place of a command that Typer answers: the hidden commands, and groups of commands.
+_OTHER_FIRST_WORDS = frozenset(["help", "version", *(name.partition(" ")[0] for name in COMMANDS)])
+
+
+def refuse_unknown_word(words: Sequence[str]) -> None:
+    """Raise UsageError for an unknown command or long option, without Typer.
+
+    A word behind an option that takes a value may be the value.
+    """
+    if not words or words[0].startswith("-"):
+        return
+    if words[0] not in _OTHER_FIRST_WORDS:
+        raise UsageError(_describe_unknown_command(words[0]))
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    parameters = {flag: each for each in parameters_of(COMMANDS[name]) for flag in each.spellings} if name else {}
+    previous = None
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        before, previous = previous, parameters.get(word)
+        flag = word.partition("=")[0]
+        is_value = before is not None and not before.is_flag
+        if name and flag.startswith("--") and flag not in (*parameters, "--help") and not is_value:
+            raise UsageError(_describe_unknown_option(flag, name))
+
+
+def _describe_unknown_command(word: str) -> str:
+    names = [name for name in COMMANDS if " " not in name]
+    near = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
+    if not near:
+        return f"No such command {word!r}; {_see_help('')}"
+    return f"No such command {word!r}; did you mean {_join_or([repr(name) for name in near])}?"
+
+
 def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
     """Return the sentence for an error of Typer's parser; `words` is the command line without the program."""
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMANDS), "")
@@ -30,8 +63,6 @@ def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
     text = describe(mistake, name, words) if describe is not None and name else ""
     if text:
         return text
-    if words and words[0] in _SIMILAR_COMMANDS:
-        return f"No such command '{words[0]}'; did you mean '{_SIMILAR_COMMANDS[words[0]]}'?"
     message, question, suggestion = mistake.format_message().rstrip(".").partition(". Did you mean")
     return f"{message}; did you mean{suggestion}" if question else f"{message}; {_see_help(name)}"
 
@@ -44,14 +75,13 @@ def _see_help(name: str) -> str:
     return f"see {' '.join(filter(None, ('statecli', name)))} --help"
 
 
-def _describe_unknown_option(mistake: Any, name: str, _: Sequence[str]) -> str:
-    flag = mistake.option_name
+def _describe_unknown_option(flag: str, name: str) -> str:
     text = f"{name} has no option {flag}"
     others = [other for other, options in COMMANDS.items() if flag in _list_flags(options)]
     if others:
         have = "has" if len(others) == 1 else "have"
         return f"{text}, but {', '.join(others)} {have}; {_see_help(others[0] if len(others) == 1 else '')}"
-    near = _find_similar_flags(flag, COMMANDS[name])
+    near = _find_similar_flags(flag, COMMANDS[name]) or _find_similar_choices(flag, COMMANDS[name])
     return f"{text}; did you mean {_join_or(near)}?" if near else f"{text}; {_see_help(name)}"
 
 
@@ -70,6 +100,17 @@ def _find_similar_flags(flag: str, options: Any) -> list[str]:
     near = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
     near = near or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
     return list(dict.fromkeys(flags[name] for name in near))[:3]
+
+
+def _find_similar_choices(flag: str, options: Any) -> list[str]:
+    """Return `-f json` for `--json` or `--josn`: the option that takes the word as a value."""
+    choices = {
+        choice: f"{min(parameter.flags, key=len)} {choice}"
+        for parameter in parameters_of(options)
+        if parameter.flags and not parameter.hidden and issubclass(parameter.type, Enum)
+        for choice in parameter.choices
+    }
+    return [choices[choice] for choice in get_close_matches(flag.lstrip("-"), choices, n=1, cutoff=_SIMILARITY)]
 
 
 def _list_flags(options: Any) -> list[str]:
@@ -126,7 +167,7 @@ def _describe_extra_words(mistake: Any, name: str, _: Sequence[str]) -> str:
 
 
 _DESCRIPTIONS: dict[str, Callable[[Any, str, Sequence[str]], str]] = {
-    "NoSuchOption": _describe_unknown_option,
+    "NoSuchOption": lambda mistake, name, _: _describe_unknown_option(mistake.option_name, name),
     "MissingParameter": _describe_missing_target,
     "BadOptionUsage": _describe_missing_value,
     "BadParameter": _describe_wrong_value,
