@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from statecli.core import quoting
 from statecli.pickle_scan import operator_names, program_operators
 from statecli.pickle_scan.export_arguments import find_misuses
+from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
@@ -371,6 +372,8 @@ _ARITHMETIC = re.compile(
     r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.(?P<function>[A-Z]\w*)|builtins\.round",
     re.ASCII,
 )
+#: Names in the signature by which torch assigns tensors and objects to the module.
+_ATTRIBUTE_KEYS = ("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name")
 _GUARD_KEY = "guards_code"
 #: Largest number of a symbol: programs have some thousands of symbols.
 _MAX_SYMBOL_NUMBER = 10**6
@@ -527,7 +530,17 @@ def _check_symbol(text: str) -> ProgramCall | None:
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 
+def _check_attribute(text: str) -> ProgramCall | None:
+    """Return the assignment of an object of the file to an attribute that torch itself calls."""
+    attribute = find_module_attribute(text)
+    if attribute is None:
+        return None
+    why = f"replaces the attribute {quoting.quote(attribute)} of the module by an object of the file"
+    return ProgramCall(text, "builtins", "setattr", why, doer="loading the file")
+
+
 _CHECKS: dict[str, Callable[[str], ProgramCall | None]] = {
+    **dict.fromkeys(_ATTRIBUTE_KEYS, _check_attribute),
     "target": _check_operator,
     "as_operator": _check_operator,
     _CLASS_KEY: _check_import,

@@ -1,0 +1,26 @@
+"""The attributes that no tensor of a program may replace are those of the installed torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export.unflatten import InterpreterModule, UnflattenedModule
+
+from statecli.pickle_scan.module_attributes import MODULE_ATTRIBUTES, find_module_attribute
+
+
+def test_every_attribute_of_a_module_is_listed():
+    """Of a module of torch.export, and of an unflattened one."""
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)).module()
+    names = {*dir(program), *dir(UnflattenedModule), *dir(InterpreterModule)} - {"weight", "bias"}
+    assert {name for name in names if not name.startswith("__")} <= MODULE_ATTRIBUTES
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [("_graph", "_graph"), ("a.b.forward", "forward"), ("a.__class__", "__class__"), ("layers.0.weight", None)],
+)
+def test_each_part_of_a_name_is_looked_at(name, attribute):
+    """torch makes a module of each part but the last."""
+    assert find_module_attribute(name) == attribute
