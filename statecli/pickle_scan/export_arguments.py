@@ -132,15 +132,16 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the objects of the file outside of nodes: in the signatures of modules, and among a graph's outputs.
+    """Yield the objects of the file outside of nodes: in the signatures of modules, and among the outputs of graphs.
 
-    There, a name of an input of the main graph is the input, not an object of the file.
+    There, a name of an input of the graph, outside of graphs of the main graph, is the input. The inputs of a graph
+    name the objects, and those of a node are judged with the node; a graph among them has outputs again.
     """
     main = document
     for key in ("graph_module", "graph"):
         main = main.get(key) if type(main) is dict else None
     given = _list_given_objects(main) if type(main) is dict else frozenset()
-    stack: list[tuple[str, Any, frozenset[str]]] = [("", document, given)]
+    stack: list[tuple[str, Any, frozenset[str] | None]] = [("", document, given)]
     while stack:
         key, value, names = stack.pop()
         steps.take(Budget.TEXT)
@@ -148,13 +149,13 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
             stack.extend((key, child, names) for child in value)
         if type(value) is not dict:
             continue
-        if key == "graph":
-            stack.append(("outputs", value.get("outputs"), _list_given_objects(value)))
-        elif "as_custom_obj" in value and _get_object_name(value) not in names:
+        if names is not None and "as_custom_obj" in value and _get_object_name(value) not in names:
             yield Misuse("torch.export.unflatten", "compiles the repr() of an object of the file as an argument")
             return
-        else:
-            stack.extend((below, child, names) for below, child in value.items())
+        if key == "graph":
+            names = _list_given_objects(value)
+        for below, child in value.items():
+            stack.append((below, child, None if below == "inputs" and key != "signature" else names))
 
 
 def _is_custom_operator(name: str) -> bool:

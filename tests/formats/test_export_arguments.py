@@ -495,6 +495,12 @@ def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
     found = messages(change(path, lambda graph: graph["outputs"].append(custom)))
     assert any("an object of the file" in message for message in found)
+    inner = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": [custom]}}}
+    branch = call("torch.ops.higher_order.cond", inner)
+    found = messages(
+        change(export(path, nn.Linear(2, 2), torch.ones(1, 2)), lambda graph: graph["nodes"].append(branch))
+    )
+    assert any("an object of the file" in message for message in found)
 
 
 def test_each_character_of_an_expression_is_a_step():
