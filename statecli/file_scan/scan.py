@@ -238,6 +238,7 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 _CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
 _CACHE_HELP = "do not load it as a cache unless you made it"
 _ZIP_HELP = "save the tensors again without the archive, and ask who published the file"
+_UNPACKS = "torch.hub unpacks the file's only record, {}, over any file of this name in its folder"
 _FLATBUFFER_HELP = "do not load it with torch.jit unless you made it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
@@ -551,6 +552,9 @@ class FileScan:
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
         self._report_inflation(piece, archive)
+        if piece.region is self.whole and len(archive.records) == 1 and not self.whole.path.lower().endswith(".npz"):
+            hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
+            self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         use_of = classify_records(archive)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []

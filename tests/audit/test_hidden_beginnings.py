@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -401,3 +402,18 @@ def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
     assert result.code == 2
     for name in ("experiment_state-2026.json", "trial_metadata.json"):
         assert f"{name}: holds a pickle of Ray as digits" in result.out
+
+
+@pytest.mark.parametrize(("name", "code"), [("model.pth", 1), ("arrays.npz", 0)])
+def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code):
+    """The oracle: torch.hub unpacks it into its folder before it is loaded. An array alone has another name."""
+    array = io.BytesIO()
+    np.save(array, np.full(4, 6.0))
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("project/labels.npy", array.getvalue())
+    assert statecli("audit", tmp_path / name).code == code
+    (tmp_path / "hub" / "project").mkdir(parents=True)
+    np.save(tmp_path / "hub" / "project" / "labels.npy", np.arange(4.0))
+    with contextlib.suppress(Exception):
+        torch.hub.load_state_dict_from_url((tmp_path / name).as_uri(), model_dir=str(tmp_path / "hub"))
+    assert np.load(tmp_path / "hub" / "project" / "labels.npy").tolist() == [6.0] * 4
