@@ -169,6 +169,8 @@ class _Reader:
         self.metadata: dict[str, Scalar] = {}
         self.state_dicts: list[StateDict] = []
         self.globals: list[tuple[str, int]] = []
+        #: Values in all JSON that was read.
+        self.values = 0
         #: What each record with an archive holds, for many names may mean one.
         self.singles: dict[str, Tensor | str] = {}
         #: A decoder knows calls by their identity, as long as they are there.
@@ -246,7 +248,11 @@ class _Reader:
         where = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
             raise MalformedError(f"holds no {where}: the export did not finish; export the program again")
-        document, repeats = _json.parse_object(self.archive.read(record, MAX_JSON), where)
+        data = self.archive.read(record, MAX_JSON)
+        self.values += data.count(b",")
+        if self.values > _json.MAX_VALUES:
+            raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in all, statecli's limit")
+        document, repeats = _json.parse_object(data, where)
         _json.refuse_repeats(repeats, where)
         return document
 
@@ -609,13 +615,11 @@ def _compute_program_digest(program: Mapping[str, Any]) -> str:
     import hashlib
     import json
 
-    digest = hashlib.sha256()
     try:
-        for piece in json.JSONEncoder(sort_keys=True).iterencode(_drop_node_metadata(program)):
-            digest.update(piece.encode("utf-8", "surrogatepass"))
+        text = json.dumps(_drop_node_metadata(program), sort_keys=True)
     except RecursionError as error:
         raise MalformedError("its program is nested too deeply for statecli to read") from error
-    return digest.hexdigest()
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _drop_node_metadata(value: Any) -> Any:

@@ -406,17 +406,25 @@ class Flow:
                     name, "gets an object where torch.save writes plain values, and calls methods of that object"
                 )
 
+    def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
+        """Check the attributes of a tensor: a dict, or a tuple of those of its class with and without slots."""
+        for state in states:
+            for part in state if type(state) is tuple else (state,):
+                if type(part) is Obj:
+                    self._note_object(name)
+                self._check_attributes(name, called, part)
+
+    def _note_object(self, name: Global) -> None:
+        self.note_misuse(name, "gets an object in place of its arguments or contents, and calls methods of that object")
+
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
         if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
-            if type(args[2]) is not tuple or type(args[-1]) is Obj:
-                self.note_misuse(
-                    name, "gets an object in place of its arguments or contents, and calls methods of that object"
-                )
-            for part in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
-                self._check_attributes(name, called, part)
-        elif called == "torch._utils._rebuild_parameter_with_state" and len(args) > 3:
-            self._check_attributes(name, called, args[3])
+            if type(args[2]) is not tuple:
+                self._note_object(name)
+            self._check_contents(name, called, args[3:])
+        elif called == "torch._utils._rebuild_parameter_with_state":
+            self._check_contents(name, called, args[3:])
         if called == _REBUILD_JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
             self.steps.take(Budget.FLOW, len(parts))

@@ -18,6 +18,8 @@ from statecli.core.errors import MalformedError
 #: Most lists and objects together. 100 MB of safetensors header contain 5 million; 100 MB of `[],` contain 33 million
 #: and take 2.5 GB of memory.
 MAX_CONTAINERS = 6_000_000
+#: Most values in a document. The largest header has 8 million; each costs a program of torch.export half a microsecond.
+MAX_VALUES = 20_000_000
 #: An escape; group 1 where it is half a surrogate pair without its other half.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
@@ -61,6 +63,9 @@ def check_brackets(raw: bytes, what: str) -> None:
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
         raise MalformedError(f"{what} has {brackets} brackets, more than statecli's limit of {MAX_CONTAINERS}")
+    values = raw.count(b",")
+    if values > MAX_VALUES:
+        raise MalformedError(f"{what} has {values} values, more than statecli's limit of {MAX_VALUES}")
 
 
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:

@@ -26,6 +26,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions
 from statecli.rules.pickles import RULES
+from statecli.storage import json_object
 from statecli.values.read import read_all_values
 
 from ..forked_python import run_code, run_python
@@ -1551,6 +1552,19 @@ def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
     (unused,) = [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS]
     assert "a/data.pkl" in unused.message
     assert "notes" not in unused.message
+
+
+def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
+    """In all of them together, because a packed program has 30 million values in 60 kB."""
+    monkeypatch.setattr(json_object, "MAX_VALUES", 3_000)
+    program = json.loads(parts["models/model.json"])
+    program["zeros"] = [0] * 2_000
+    records = {**parts, "models/model.json": _json(program)}
+    assert read(built(tmp_path / "x.pt2", records)).tensors
+    for name in [name for name in records if "model" in name]:
+        records[name.replace("model.", "other.").replace("model_", "other_")] = records[name]
+    with pytest.raises(UnreadableError, match="more than 3000 values in all"):
+        read(built(tmp_path / "y.pt2", records))
 
 
 def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):

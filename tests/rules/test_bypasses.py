@@ -558,6 +558,21 @@ METHODS = {
         b"(" + stacked("torch", "float32") + b"))\x89t",
         b"}" + COMPUTED + b"Ns",
     ),
+    # torch calls items() of either part of a state, and other code calls what an attribute is
+    "contents that a call makes": called(
+        stacked("torch._tensor", "_rebuild_from_type_v2"),
+        stacked("torch._utils", "_rebuild_meta_tensor_no_storage"),
+        stacked("torch", "Tensor"),
+        b"(" + stacked("torch", "float32") + b"))\x89t",
+        called(stacked("collections", "OrderedDict")) + short("to") + stacked("torch.nn", "Linear") + b"s" + b"N\x86",
+    ),
+    "contents of a parameter in two parts": called(
+        stacked("torch._utils", "_rebuild_parameter_with_state"),
+        b"N",
+        b"\x89",
+        called(stacked("collections", "OrderedDict")),
+        b"}" + short("to") + stacked("torch.nn.modules.linear", "Linear") + b"s" + b"N\x86",
+    ),
     "a state that a call computed": SPACE + called(stacked("builtins", "dict")) + b"b",
     "a method taken out of a module": called(stacked("builtins", "list"), PICKED),
     "arguments taken out of an object": called(
