@@ -7,6 +7,7 @@ aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.c
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -102,6 +103,9 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
             yield "gets a text or an object in place of a number"
             return
+        if "as_custom_obj" in value and target.startswith(_CALLERS) and not target.startswith(_TAKERS_OF_OBJECTS):
+            yield "gets an object of the file where it calls a graph"
+            return
         if "as_custom_obj" in value and _get_object_name(value) not in given:
             yield "gets an object of the file that is not an input of the graph; torch compiles the object's repr()"
             return
@@ -112,12 +116,33 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         stack.extend(value.items())
 
 
+#: Operators that call their arguments, and those among them that give an object to a method or an operator of its own.
+_CALLERS = "torch.ops.higher_order."
+_TAKERS_OF_OBJECTS = tuple(
+    f"{_CALLERS}{name}" for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
+)
+#: Names that the source of a graph has for other things. torch gives none of them to a value.
+_TAKEN_NAMES = frozenset(
+    [
+        *keyword.kwlist,
+        "self",
+        "torch",
+        "device",
+        "inf",
+        "nan",
+        "NoneType",
+        "fx_pytree",
+        "pytree",
+        "_operator",
+        "operator",
+    ]
+)
 #: Keys of numbers, whose types torch does not check: a text reaches sympy, which evaluates it.
 _NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
 
 
 def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the first value of another type in place of a number."""
+    """Yield the first value of another type in place of a number, and the first name that is taken."""
     stack: list[tuple[str, Any]] = [("", document)]
     while stack:
         key, value = stack.pop()
@@ -128,6 +153,13 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
             yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
             return
         elif type(value) is dict:
+            # An argument of a node has the name of a parameter, which may be `self`.
+            for name in (value.get("name") if key != "inputs" else None, value.get("as_name")):
+                if type(name) is str and name in _TAKEN_NAMES:
+                    yield Misuse(
+                        "torch.export.load", f"gets a value called {name}, which hides what the code means by it"
+                    )
+                    return
             stack.extend(value.items())
 
 

@@ -18,7 +18,7 @@ import builtins
 import json
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
@@ -334,7 +334,9 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
         yield ProgramCall(misuse.target, module, name, misuse.why, doer="the graph")
     bad: set[str] = set()
-    for key, text in dict.fromkeys(_iter_texts(document, steps)):
+    texts = dict.fromkeys(_iter_texts(document, steps))
+    yield from _find_nested_names([text for key, text in texts if key in _ATTRIBUTE_KEYS])
+    for key, text in texts:
         call = _CHECKS[key](text) if key in _CHECKS else None
         if call:
             yield call
@@ -374,6 +376,8 @@ _ARITHMETIC = re.compile(
 )
 #: Names in the signature by which torch assigns tensors and objects to the module.
 _ATTRIBUTE_KEYS = ("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name")
+#: Parts of a name that are compared with other names.
+_MAX_NAME_PARTS = 100
 _GUARD_KEY = "guards_code"
 #: Largest number of a symbol: programs have some thousands of symbols.
 _MAX_SYMBOL_NUMBER = 10**6
@@ -528,6 +532,17 @@ def _check_symbol(text: str) -> ProgramCall | None:
         return None
     why = f"counts one by one up to the value of the symbol {quoting.quote(text)}"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
+
+
+def _find_nested_names(names: Collection[str]) -> Iterator[ProgramCall]:
+    """Yield a name below another tensor or object: torch takes the attribute of that object, such as a method."""
+    known = frozenset(names)
+    for name in names:
+        parts = name.split(".")
+        if any(".".join(parts[:end]) in known for end in range(1, min(len(parts), _MAX_NAME_PARTS))):
+            why = f"takes the attribute {quoting.quote(name)} of an object of the file for a constant"
+            yield ProgramCall(name, "builtins", "getattr", why, doer="loading the file")
+            return
 
 
 def _check_attribute(text: str) -> ProgramCall | None:

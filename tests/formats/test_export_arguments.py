@@ -489,6 +489,42 @@ def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
     assert any("in place of a number" in message for message in found)
 
 
+@pytest.mark.parametrize("name", ["self", "torch", "lambda", "inf"])
+@pytest.mark.parametrize("where", ["an input", "an output", "a node", "a number"])
+def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
+    """A value called `self` takes the place of the module, and a graph called `tofile` that of a method of it."""
+    new = call("torch.ops.aten.add.Tensor", {"as_tensor": {"name": "x"}}, {"as_int": 1})
+    values = {"an input": {"as_tensor": {"name": name}}, "a number": {"as_sym_int": {"as_name": name}}}
+    new["inputs"][1]["arg"] = values.get(where, {"as_int": 1})
+    new["outputs"] = [{"as_tensor": {"name": name if where == "an output" else "new"}}]
+    new["name"] = name if where == "a node" else "new"
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    assert messages(path) == []
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, new)))
+    assert any(f"gets a value called {name}, which hides" in message for message in found)
+
+
+def test_an_object_in_place_of_a_graph_is_found(tmp_path):
+    """wrap_with_set_grad_enabled calls its second argument: a method of an object of the file."""
+    custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
+
+    def edit(graph: dict[str, Any]) -> None:
+        graph["inputs"].append(custom)
+        wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, custom, {"as_string": "a"})
+        graph["nodes"].insert(0, wrap)
+
+    found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
+    assert any("gets an object of the file where it calls a graph" in message for message in found)
+
+
+@pytest.mark.parametrize(("names", "count"), [(("p", "p.foo.write_text"), 1), (("p.a", "p.b", "pa"), 0)])
+def test_a_constant_below_another_is_found(names, count):
+    """torch takes the attribute of the first for the second, so that a path gives its methods."""
+    specs = [{"custom_obj": {"arg": {"name": f"o{n}"}, "custom_obj_name": name}} for n, name in enumerate(names)]
+    document = {"graph_module": {"signature": {"input_specs": specs}}}
+    assert len(list(export_expressions.find_program_calls(document, Steps()))) == count
+
+
 def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
     """torch takes it from the constants of the file."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
