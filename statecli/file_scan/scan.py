@@ -76,6 +76,10 @@ _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
 #: Records with the example inputs of a program of torch.export; the second name is of torch 2.7 and older.
 _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
+#: Records with Python objects that a program of torch.export uses.
+_OPAQUE_OBJECT = re.compile(r"(?i)\bdata/constants/opaque_obj_")
+_USED_BY_CODE = "a Python object, of which the code of the program may call any method or read any attribute"
+_OBJECT_HELP = "export the program without Python objects, or ask who published it"
 _PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
@@ -427,6 +431,8 @@ class FileScan:
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
+        if _OPAQUE_OBJECT.search(where) and scanner.makes_object():
+            hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)

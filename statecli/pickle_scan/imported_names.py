@@ -53,6 +53,7 @@ _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
 _SETITEM = "Unpickler.load_setitems"
 _NUMBERED_GLOBAL = "Unpickler.load_reduce"
+_TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_")
 #: torch.jit skips an import after this function, and takes the one after that for the skipped one.
 _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
@@ -133,6 +134,11 @@ class Scanner(Machine):
         if name not in self._odd:
             why = known_names.describe_harm("pickle", name)
             self._odd[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
+
+    def makes_object(self) -> bool:
+        """Return whether the pickle makes an object other than tensors, and dicts with an order."""
+        names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
+        return any(not name.startswith(_TENSOR_PREFIXES) and name != "collections.OrderedDict" for name in names)
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """Return the allocations not explained by a file of this size, and keys with too long a hash."""

@@ -7,9 +7,12 @@ import datetime
 import io
 import json
 import logging
+import pickle
 import re
 import signal
+import types
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -1552,6 +1555,18 @@ def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
     (unused,) = [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS]
     assert "a/data.pkl" in unused.message
     assert "notes" not in unused.message
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(types.SimpleNamespace(a=1), 1), ([datetime.timedelta(1)], 1), ({"a": [1, "b", None]}, 0), (OrderedDict(a=1), 0)],
+    ids=repr,
+)
+def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
+    """The code of the program may call any of its methods; plain data has none that do harm."""
+    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle.dumps(value, 2)}
+    found = [rule for rule, message in findings(built(tmp_path / "a.pt2", records)) if "may call any method" in message]
+    assert found == ["unsafe-data"] * count
 
 
 def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
