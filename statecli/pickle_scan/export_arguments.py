@@ -8,7 +8,7 @@ aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.c
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
@@ -73,6 +73,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
             target = node.get("target") if type(node) is dict else None
             if type(target) is str:
                 yield from (Misuse(target, why) for why in _check_objects(target, node.get("inputs"), given, steps))
+                yield from (Misuse(target, why) for why in _check_callees(target, node.get("inputs")))
             name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
             if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
                 outputs = node.get("outputs")
@@ -121,6 +122,20 @@ _CALLERS = "torch.ops.higher_order."
 _TAKERS_OF_OBJECTS = tuple(
     f"{_CALLERS}{name}" for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
 )
+#: The places of what an operator calls: a graph of the program, or another operator.
+_GRAPH_PLACES = {
+    "wrap_with_set_grad_enabled": (1,),
+    "wrap_with_autocast": (4,),
+    "cond": (1, 2),
+    **dict.fromkeys(("while_loop", "while_loop_stack_output"), (0, 1)),
+    **dict.fromkeys(("associative_scan", "hints_wrapper", "invoke_subgraph", "local_map_hop", "map", "map_impl"), (0,)),
+    **dict.fromkeys(("scan", "strict_mode", "tag_activation_checkpoint", "wrap_activation_checkpoint"), (0,)),
+}
+_OPERATOR_PLACES = {
+    **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2", "out_dtype", "run_and_save_rng_state"), 0),
+    **dict.fromkeys(("graphsafe_run_with_rng_state",), 0),
+    **dict.fromkeys(("run_with_rng_state", "with_effects"), 1),
+}
 #: Names that the source of a graph has for other things. torch gives none of them to a value.
 _TAKEN_NAMES = frozenset(
     [
@@ -139,6 +154,24 @@ _TAKEN_NAMES = frozenset(
 )
 #: Keys of numbers, whose types torch does not check: a text reaches sympy, which evaluates it.
 _NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
+
+
+def _check_callees(target: str, inputs: Any) -> Iterator[str]:
+    """Yield why an operator calls something else than a graph or an operator, such as a method of an object."""
+    name = target.removeprefix(_CALLERS) if target.startswith(_CALLERS) else ""
+    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
+    positional = [entry.get("arg") for entry in given if not entry.get("name")]
+    for place in _GRAPH_PLACES.get(name, ()):
+        if not _is_kind(positional[place : place + 1], "as_graph"):
+            yield "calls a value that is not a graph of the program"
+    if name in _OPERATOR_PLACES:
+        place = _OPERATOR_PLACES[name]
+        if not _is_kind(positional[place : place + 1], "as_operator"):
+            yield "calls a value that is not an operator"
+
+
+def _is_kind(values: Sequence[Any], kind: str) -> bool:
+    return len(values) == 1 and type(values[0]) is dict and kind in values[0]
 
 
 def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:

@@ -18,6 +18,7 @@ import builtins
 import json
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from math import isinf, log2, prod
 from typing import Any, NamedTuple
@@ -347,7 +348,12 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
 
 
 def _is_valid_name(key: str, text: str) -> bool:
-    """Return True if the text stays a name wherever torch writes the text into source."""
+    """Return True if the text stays a name wherever torch writes the text into source.
+
+    Python normalizes names in source, so that one of other letters may come out as `self`.
+    """
+    if not text.isascii() and key not in _VALUE_KEYS and unicodedata.normalize("NFKC", text) != text:
+        return False
     if key in _NAME_KEYS:
         return _NAME.fullmatch(text) is not None
     if key == _MODULES_KEY:

@@ -517,6 +517,33 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
     assert any("gets an object of the file where it calls a graph" in message for message in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("wrap_with_set_grad_enabled", [{"as_bool": False}, {"as_tensor": {"name": "x"}}]),
+        ("wrap_with_set_grad_enabled", [{"as_bool": False}]),
+        ("while_loop", [{"as_string": "a"}, {"as_string": "b"}]),
+        ("with_effects", [{"as_tensor": {"name": "x"}}, {"as_tensor": {"name": "x"}}]),
+    ],
+)
+def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
+    """A tensor may be a method: the source has `self.` and the name of a buffer for it."""
+    edit = call(f"torch.ops.higher_order.{name}", *arguments)
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("calls a value that is not" in message for message in found)
+
+
+@pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
+def test_a_name_that_python_normalizes_is_found(name):
+    """In source, a fullwidth letter is the letter of ASCII; a name in another script stays as it is."""
+    spec = {"buffer": {"arg": {"name": "b_w"}, "buffer_name": name}}
+    document = {"graph_module": {"signature": {"input_specs": [spec]}}}
+    assert list(export_expressions.find_program_calls(document, Steps()))
+    spec["buffer"]["buffer_name"] = "\u540d\u524d.\u00e9"
+    assert not list(export_expressions.find_program_calls(document, Steps()))
+
+
 @pytest.mark.parametrize(("names", "count"), [(("p", "p.foo.write_text"), 1), (("p.a", "p.b", "pa"), 0)])
 def test_a_constant_below_another_is_found(names, count):
     """torch takes the attribute of the first for the second, so that a path gives its methods."""
