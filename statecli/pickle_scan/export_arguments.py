@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
+from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 _Sizes = tuple[int | None, ...]
@@ -137,7 +138,7 @@ _OPERATOR_PLACES = {
     **dict.fromkeys(("run_with_rng_state", "with_effects"), 1),
 }
 #: Names that the source of a graph has for other things. torch gives none of them to a value.
-_TAKEN_NAMES = frozenset(
+TAKEN_NAMES = frozenset(
     [
         *keyword.kwlist,
         "self",
@@ -186,9 +187,14 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
             yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
             return
         elif type(value) is dict:
+            graph = value.get("as_graph")
+            graph_name = graph.get("name") if type(graph) is dict else None
+            if type(graph_name) is str and find_module_attribute(graph_name):
+                yield Misuse("torch.export.load", f"gets a graph called {graph_name}, which is a method of modules")
+                return
             # An argument of a node has the name of a parameter, which may be `self`.
             for name in (value.get("name") if key != "inputs" else None, value.get("as_name")):
-                if type(name) is str and name in _TAKEN_NAMES:
+                if type(name) is str and name in TAKEN_NAMES:
                     yield Misuse(
                         "torch.export.load", f"gets a value called {name}, which hides what the code means by it"
                     )

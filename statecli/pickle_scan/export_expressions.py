@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.pickle_scan import operator_names, program_operators
-from statecli.pickle_scan.export_arguments import find_misuses
+from statecli.pickle_scan.export_arguments import TAKEN_NAMES, find_misuses
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.step_budget import Budget, Steps
 
@@ -355,7 +355,8 @@ def _is_valid_name(key: str, text: str) -> bool:
     if not text.isascii() and key not in _VALUE_KEYS and unicodedata.normalize("NFKC", text) != text:
         return False
     if key in _NAME_KEYS:
-        return _NAME.fullmatch(text) is not None
+        is_taken = key == "forward_arg_names" and text.lstrip("*") in TAKEN_NAMES
+        return _NAME.fullmatch(text) is not None and not is_taken
     if key == _MODULES_KEY:
         return not _BREAKS_OF_PATH.search(text)
     return key in _VALUE_KEYS or (key != _UNREAD_KEY and not _BREAKS.search(text))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -23,7 +24,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.formats import torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import Source
-from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, METADATA, PICKLE_SUFFIXES, WEIGHT_BIN_NAME
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, PICKLE_SUFFIXES, WEIGHT_BIN_NAME
 from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files, tool_folders
 from statecli.targets.target_result import Status, TargetResult
@@ -298,12 +299,24 @@ def _explain_listing_error(error: UnreadableError | OSError) -> str:
     return f"cannot be listed: {(error.strerror or 'unknown error').lower()}"
 
 
+#: Names below a folder outside of the target that are looked at.
+_MAX_OUTER_NAMES = 10_000
+
+
 def _holds_checkpoint(path: str) -> bool:
-    """Return whether a file of the folder, or of an inner folder, has the name of a checkpoint."""
-    with suppress(UnreadableError, OSError):
-        folders = (path, *(files.join(path, name) for name in checkpoint_folder.list_inner_folders(path)))
-        names = (name for folder in folders for name in checkpoint_folder.list_files(folder))
-        return any(name == METADATA or name.lower().endswith(CHECKPOINT_SUFFIXES) for name in names)
+    """Return whether a file below the folder has the name of a checkpoint; links in the folder are not followed."""
+    pending, count = deque([path]), 0
+    while pending and count < _MAX_OUTER_NAMES:
+        folder, names = pending.popleft(), list[str]()
+        with suppress(UnreadableError, OSError):
+            names = files.list_names(folder)[: _MAX_OUTER_NAMES - count]
+        count += len(names)
+        for name in names:
+            inner = files.join(folder, name)
+            if files.is_folder(inner):
+                pending.extend([inner] * (not files.is_link(inner)))
+            elif _METADATA_NAME.fullmatch(name) or name.lower().endswith(CHECKPOINT_SUFFIXES):
+                return True
     return False
 
 

@@ -962,3 +962,16 @@ def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
     _, (one,) = found(tmp_path / "root")
     assert (one.target, one.status) == (str(tmp_path / "root" / "link"), status)
     assert status is Status.SKIPPED or "name the link as a target" in one.reason
+
+
+@pytest.mark.parametrize("name", ["step-1/ema/pytorch_model.bin", "a/b/c/__0.metadata", "weights.pt"])
+def test_a_checkpoint_deep_behind_a_link_to_another_folder_fails(tmp_path, name):
+    """A loader follows the link, and the files behind it are not audited."""
+    (tmp_path / "other" / name).parent.mkdir(parents=True)
+    (tmp_path / "other" / name).write_bytes(b"x")
+    (tmp_path / "other" / "loop").symlink_to(tmp_path / "other", target_is_directory=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").symlink_to("../other", target_is_directory=True)
+    _, (result,) = found(tmp_path / "model")
+    assert result.status is Status.FAILED
+    assert "holds checkpoints outside of this one" in str(result.reason)

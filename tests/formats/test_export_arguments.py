@@ -504,6 +504,15 @@ def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
     assert any(f"gets a value called {name}, which hides" in message for message in found)
 
 
+def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
+    """The source reads `self.to_folder`, which writes files."""
+    graph = {"as_graph": {"name": "to_folder", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
+    wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, graph)
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda whole: whole["nodes"].insert(0, wrap)))
+    assert any("gets a graph called to_folder" in message for message in found)
+
+
 def test_an_object_in_place_of_a_graph_is_found(tmp_path):
     """wrap_with_set_grad_enabled calls its second argument: a method of an object of the file."""
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
