@@ -37,7 +37,7 @@ def refuse_unknown_word(words: Sequence[str]) -> None:
         return
     if words[0] not in _OTHER_FIRST_WORDS:
         raise UsageError(_describe_unknown_command(words[0]))
-    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    name = _find_command(words)
     parameters = {flag: each for each in parameters_of(COMMANDS[name]) for flag in each.spellings} if name else {}
     previous = None
     for word in itertools.takewhile(lambda word: word != "--", words):
@@ -46,6 +46,11 @@ def refuse_unknown_word(words: Sequence[str]) -> None:
         is_value = before is not None and not before.is_flag
         if name and flag.startswith("--") and flag not in (*parameters, "--help") and not is_value:
             raise UsageError(_describe_unknown_option(flag, name))
+
+
+def _find_command(words: Sequence[str]) -> str:
+    """Return the name of the command at the beginning of a command line; "" without one."""
+    return next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMANDS), "")
 
 
 def _describe_unknown_command(word: str) -> str:
@@ -58,7 +63,7 @@ def _describe_unknown_command(word: str) -> str:
 
 def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
     """Return the sentence for an error of Typer's parser; `words` is the command line without the program."""
-    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMANDS), "")
+    name = _find_command(words)
     describe = _DESCRIPTIONS.get(type(mistake).__name__)
     text = describe(mistake, name, words) if describe is not None and name else ""
     if text:

@@ -105,7 +105,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
             yield "gets a text or an object in place of a number"
             return
-        if "as_custom_obj" in value and target.startswith(_CALLERS) and not target.startswith(_TAKERS_OF_OBJECTS):
+        if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
             yield "gets an object of the file where it calls a graph"
             return
         if "as_custom_obj" in value and _get_object_name(value) not in given:
@@ -120,7 +120,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
 
 #: Operators that call their arguments, and those among them that give an object to a method or an operator of its own.
 _CALLERS = "torch.ops.higher_order."
-_TAKERS_OF_OBJECTS = tuple(
+_TAKERS_OF_OBJECTS = frozenset(
     f"{_CALLERS}{name}" for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
 )
 #: The places of what an operator calls: a graph of the program, or another operator.
@@ -177,16 +177,11 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
 
 def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the first value of another type in place of a number, and the first name that is taken."""
-    stack: list[tuple[str, Any]] = [("", document)]
-    while stack:
-        key, value = stack.pop()
-        steps.take(Budget.TEXT)
-        if type(value) is list:
-            stack.extend((key, child) for child in value)
-        elif key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
+    for key, value in _iter_values(document, steps):
+        if type(value) is not list and key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
             yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
             return
-        elif type(value) is dict:
+        if type(value) is dict:
             graph = value.get("as_graph")
             graph_name = graph.get("name") if type(graph) is dict else None
             if type(graph_name) is str and find_module_attribute(graph_name):
@@ -199,7 +194,6 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
                         "torch.export.load", f"gets a value called {name}, which hides what the code means by it"
                     )
                     return
-            stack.extend(value.items())
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
@@ -249,16 +243,22 @@ def _get_object_name(value: Any) -> str | None:
 
 def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
     """Yield each graph of the program, including its branches and loops."""
-    stack = [document]
+    for _, value in _iter_values(document, steps):
+        if type(value) is dict and type(value.get("nodes")) is list:
+            yield value
+
+
+def _iter_values(document: Any, steps: Steps) -> Iterator[tuple[str, Any]]:
+    """Yield each value of the document with its key; an element of a list has the key of the list."""
+    stack: list[tuple[str, Any]] = [("", document)]
     while stack:
-        node = stack.pop()
+        key, value = stack.pop()
         steps.take(Budget.TEXT)
-        if type(node) is dict:
-            if type(node.get("nodes")) is list:
-                yield node
-            stack.extend(node.values())
-        elif type(node) is list:
-            stack.extend(node)
+        yield key, value
+        if type(value) is dict:
+            stack.extend(value.items())
+        elif type(value) is list:
+            stack.extend((key, child) for child in value)
 
 
 def _list_user_inputs(document: Any) -> Iterator[str]:
