@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_model
 
 from statecli import formats
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.model_state import Kind
 
 from .zoo import SMALL, make
@@ -19,7 +19,7 @@ NAMES = sorted(SMALL)
 
 
 def rows(path):
-    return {row.fqn: row for row in kinds.classify_tensors(formats.read(str(path))).tensors}
+    return {row.fqn: row for row in parameter_or_buffer.classify_tensors(formats.read(str(path))).tensors}
 
 
 def agree(row, tensor):
@@ -101,7 +101,7 @@ def test_a_training_checkpoint_knows_its_parameters(tmp_path, name):
     optimizer.step()
     path = tmp_path / "train.pt"
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}, path)
-    found = kinds.classify_tensors(formats.read(str(path)))
+    found = parameter_or_buffer.classify_tensors(formats.read(str(path)))
     trained = {row.fqn for row in found.tensors if row.section == "model" and row.evidence.value == "optimizer"}
     assert {n for n, _ in module.named_parameters()} <= trained
     assert trained <= {n for n, _ in module.named_parameters(remove_duplicate=False)}

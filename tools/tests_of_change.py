@@ -16,7 +16,12 @@ ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser
 FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_same_everywhere.py")
 #: Rooms whose tests do not lie in the folder of their name.
 TESTS = {
-    "core": ("tests/test_kinds.py", "tests/test_ties.py", "tests/test_sizes.py", "tests/test_float_mode.py"),
+    "core": (
+        "tests/test_parameter_or_buffer.py",
+        "tests/test_ties.py",
+        "tests/test_sizes.py",
+        "tests/test_float_mode.py",
+    ),
     "pickles": ("tests/formats/test_pickle.py", "tests/formats/test_unpicklers.py"),
     "pickle_scan": ("tests/formats/test_scan.py", "tests/formats/test_steps.py", "tests/rules/test_bypasses.py"),
     "file_scan": ("tests/formats/test_scan.py", "tests/formats/test_frames.py"),

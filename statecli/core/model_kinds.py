@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from statecli.core import load_rules
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding
-from statecli.core.kinds import MODEL_KINDS
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.name_pairs import match_names
+from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.rule import Rule
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 
-from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
+from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 
 #: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
 MAX_PREFIX_PARTS = 32

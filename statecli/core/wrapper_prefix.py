@@ -8,8 +8,8 @@ import msgspec
 
 from statecli.core import quoting
 from statecli.core.finding import Finding
-from statecli.core.kinds import WRAPPER_ATTRIBUTES
 from statecli.core.load_rules import WRAPPER_PREFIX
+from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 from statecli.core.severity import decide_prefix_severity
 
 

@@ -10,10 +10,10 @@ from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
-from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.units import format_shape
 from statecli.rules.audit_rule import Issue, judges, rule

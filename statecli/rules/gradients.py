@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from statecli.core.finding import Severity
-from statecli.core.kinds import MODEL_KINDS, can_train
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject

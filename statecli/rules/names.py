@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from statecli.core import quoting
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
-from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.model_state import Kind, Oddity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject

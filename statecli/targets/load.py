@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from statecli import formats, live
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
@@ -76,7 +76,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
         from statecli.core.target_suggestions import describe_python_file
 
         raise describe_python_file(path).build_error(UnreadableError, path)
-    return kinds.classify_tensors(formats.read(path, section))
+    return parameter_or_buffer.classify_tensors(formats.read(path, section))
 
 
 def select_section(state: ModelState, text: str) -> ModelState:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from statecli import formats
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
@@ -122,7 +122,7 @@ def test_the_values_are_those_that_were_placed(ranks):
 
 def test_a_model_and_its_optimizer(ranks):
     """FSDP2's sections; the names in param_groups tell exactly what is a parameter and whose each moment is."""
-    state = kinds.classify_tensors(formats.read(str(ranks / "fsdp2")))
+    state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "fsdp2")))
     assert state.sections == ("model", "optimizer", "extra")
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
     assert {fqn for fqn, known in told.items() if known == (Kind.PARAMETER, Evidence.OPTIMIZER)} == {
@@ -140,7 +140,7 @@ def test_a_model_and_its_optimizer(ranks):
 
 def test_an_optimizer_flattened(ranks):
     """`flatten_optimizer_state_dict` puts names into keys: the moments are an optimizer's all the same."""
-    state = kinds.classify_tensors(formats.read(str(ranks / "flat")))
+    state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "flat")))
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
     assert told["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
     assert told["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
@@ -172,7 +172,7 @@ def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli
     dcp.save(saved, checkpoint_id=tmp_path / "raw", no_dist=True)
     result = statecli("diff", str(tmp_path / "raw.pt"), str(tmp_path / "raw"), "-f", "json")
     assert (result.code, result.json["metadata"]) == (0, [])
-    read = [kinds.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
+    read = [parameter_or_buffer.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
     first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in one.tensors} for one in read]
     assert first == second
 
@@ -190,7 +190,7 @@ def test_a_model_beside_its_optimizer(tmp_path):
     net = dcp_ranks.model()
     moments = {f"state.{fqn}.exp_avg": torch.zeros_like(w) for fqn, w in net.named_parameters()}
     dcp.save({**net.state_dict(), "optimizer": moments, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
-    state = kinds.classify_tensors(formats.read(str(tmp_path)))
+    state = parameter_or_buffer.classify_tensors(formats.read(str(tmp_path)))
     assert state.sections == ("model", "optimizer")
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
     assert told["2.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statecli import formats
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.errors import UnreadableError
 from statecli.formats import flax_msgpack
 from statecli.storage import msgpack
@@ -105,7 +105,7 @@ def train_state(flax) -> dict[str, Any]:
 def test_a_train_state(flax, tmp_path):
     """Its fields are sections; what the optimizer holds moments of is trained, and says of which parameter each is."""
     path = written(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert state.format == "flax-msgpack"
     assert set(state.sections) == {"", "params", "opt_state", "batch_stats"}
     rows = {(one.section, one.fqn): one for one in state.tensors}

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from statecli import formats
-from statecli.core.kinds import classify_tensors
 from statecli.core.model_state import Evidence, Kind
+from statecli.core.parameter_or_buffer import classify_tensors
 from statecli.values.read import read_all_values
 
 

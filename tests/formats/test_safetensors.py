@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file, save_model
 
 from statecli import formats
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ModelState
 from statecli.formats import safetensors
@@ -909,13 +909,13 @@ def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, i
     """Truncated between the header and --stats: one line that names the file, not statistics of what is left."""
     path = tmp_path / "shrinks.safetensors"
     path.write_bytes(one(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
-    classified = kinds.classify_tensors
+    classified = parameter_or_buffer.classify_tensors
 
     def truncating(state: ModelState) -> ModelState:
         os.truncate(path, 100)
         return classified(state)
 
-    monkeypatch.setattr(kinds, "classify_tensors", truncating)
+    monkeypatch.setattr(parameter_or_buffer, "classify_tensors", truncating)
     code, out, err = inspect(path, "--stats", "-f", "json")
     assert (code, out) == (2, "")
     assert str(path) in err

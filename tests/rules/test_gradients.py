@@ -9,7 +9,7 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import run as locking
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.finding import Severity
 from statecli.rules.policy_config import Policy
 
@@ -134,7 +134,7 @@ def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkey
     module = small()
     path = train(module, module.parameters())
     torch.save(torch.load(path) | {"model": module.state_dict()}, path)
-    monkeypatch.setattr(kinds, "MAX_OPTIMIZER_ENTRY_PAIRS", 0)
+    monkeypatch.setattr(parameter_or_buffer, "MAX_OPTIMIZER_ENTRY_PAIRS", 0)
     assert not_run(path) == {UNTOLD}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.core.kinds import WRAPPER_ATTRIBUTES
+from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
 from ..formats.attacks import build, pickled, records, tensor, text
 

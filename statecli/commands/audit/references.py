@@ -15,9 +15,9 @@ from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.diff.result import Diff
 from statecli.commands.diff.run import SETTINGS_NAME, VALUES_INCONCLUSIVE, Request, compare_states
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
-from statecli.core.kinds import MODEL_KINDS
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.file_version import FileVersion
 from statecli.targets import load

@@ -15,12 +15,13 @@ from statecli import live
 from statecli.commands.diff.pairing import Match, MatchedBy, count_tensors
 from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
-from statecli.core import kinds, model_kinds
+from statecli.core import model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.live import hf_auto
@@ -53,14 +54,14 @@ def _is_expected(tensor: TensorInfo) -> bool:
 
 
 def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """Return the section of a checkpoint that a class could load, chosen by `kinds.select_loaded_sections`.
+    """Return the section of a checkpoint that a class could load, chosen by `select_loaded_sections`.
 
     Raises NothingMatched if the checkpoint has no model, UsageError if it has several candidates.
     """
-    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
+    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
     if not sections:
         raise NothingMatched(f"{state.target}: contains no tensors of a model, so {model.target} cannot load any")
-    meant = kinds.select_loaded_sections(sections)
+    meant = select_loaded_sections(sections)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
         raise UsageError(f"{state.target}: contains {len(sections)} models; name the one to compare: {names}")
@@ -134,11 +135,11 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:
     """Return the models of a folder; the state unchanged if the other side has more than models."""
-    of_model = [tensor for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
+    of_model = [tensor for tensor in state.tensors if tensor.kind in MODEL_KINDS]
     if (
         not state.traits.is_training_folder
         or not of_model
-        or any(tensor.kind not in kinds.MODEL_KINDS for tensor in other.tensors)
+        or any(tensor.kind not in MODEL_KINDS for tensor in other.tensors)
     ):
         return state
     model_sections = {tensor.section for tensor in of_model}
@@ -173,7 +174,7 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
 
 
 def _model_sections(state: ModelState) -> list[str]:
-    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
+    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
 
 
 def _joined_note(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:

@@ -12,11 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import UsageError, option
-from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.name_pairs import match_equal_names, match_names
 from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 
 
 class MatchedBy(str, Enum):

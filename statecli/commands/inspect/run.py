@@ -9,10 +9,11 @@ import msgspec
 
 from statecli import live as modules
 from statecli.commands.inspect import rules
-from statecli.core import kinds, model_kinds, move_rules, registration_rules
+from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
@@ -167,7 +168,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
     findings: list[Finding] = []
     if request.model is not None:
         text = load.resolve_auto_class(request.model, request.target)
-        names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
+        names = [tensor.fqn for tensor in state.tensors if tensor.kind in MODEL_KINDS]
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
     full_state = state

@@ -14,8 +14,8 @@ from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
 from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, is_outside_state_dict, view_key
 from statecli.core.errors import NothingMatched, option
-from statecli.core.kinds import MODEL_KINDS
 from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
 from statecli.storage import files
 from statecli.targets.location import make_relative_name

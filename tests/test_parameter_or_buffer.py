@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from statecli import formats
-from statecli.core import kinds
+from statecli.core import parameter_or_buffer
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
 
 
@@ -36,7 +36,7 @@ def stepped(net, optimizer):
 def classified(tmp_path, thing):
     path = str(tmp_path / "file.pt")
     torch.save(thing, path)
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     return {t.fqn: t for t in state.tensors if t.section in ("model", "state_dict")}
 
 
@@ -62,9 +62,9 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     path = str(tmp_path / "file.pt")
     torch.save({"model": net.state_dict(), "optimizer": stepped(net, torch.optim.Adam(groups))}, path)
     state = formats.read(path)
-    assert not kinds.classify_tensors(state).oddities
-    monkeypatch.setattr(kinds, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
-    (oddity,) = kinds.classify_tensors(state).oddities
+    assert not parameter_or_buffer.classify_tensors(state).oddities
+    monkeypatch.setattr(parameter_or_buffer, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
+    (oddity,) = parameter_or_buffer.classify_tensors(state).oddities
     assert oddity.message == (
         f"1 optimizer(s) with {len(groups)} groups are too many, so statecli does "
         "not determine which tensors each optimizer trains"
@@ -143,7 +143,7 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
         {"model": net.state_dict(), "ema": ema, "optimizer": stepped(net, torch.optim.AdamW(net.named_parameters()))},
         path,
     )
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
 
 
@@ -155,7 +155,9 @@ def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
     ema = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     path = str(tmp_path / "ema.pt")
     torch.save({"model": net.state_dict(), "ema": ema, "optimizer": state}, path)
-    rows = [t for t in kinds.classify_tensors(formats.read(path)).tensors if t.section in ("model", "ema")]
+    rows = [
+        t for t in parameter_or_buffer.classify_tensors(formats.read(path)).tensors if t.section in ("model", "ema")
+    ]
     assert [t.evidence for t in rows] == [Evidence.OPTIMIZER] * 6
 
 
@@ -166,7 +168,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     optimizer = stepped(net, torch.optim.AdamW(net.parameters()))
     path = str(tmp_path / "swa.pt")
     torch.save({"model": net.state_dict(), "swa": averaged.state_dict(), "optimizer": optimizer}, path)
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     found = {t.evidence for t in state.tensors if t.section in ("model", "swa") and t.dtype == "float32"}
     assert found == {Evidence.OPTIMIZER}
 
@@ -177,7 +179,7 @@ def test_a_twin_is_no_copy(tmp_path):
     path = str(tmp_path / "twins.pt")
     optimizer = stepped(net, torch.optim.AdamW(net.named_parameters()))
     torch.save({"net_a": net.state_dict(), "net_b": twin.state_dict(), "opt_a": optimizer}, path)
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.kind is Kind.PARAMETER} == {Evidence.ASSUMED}
 
 
@@ -188,7 +190,7 @@ def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     path = str(tmp_path / "gan.pt")
     optimizer = stepped(generator, torch.optim.AdamW(generator.named_parameters()))
     torch.save({"generator": generator.state_dict(), "discriminator": found, "optimizer": optimizer}, path)
-    state = kinds.classify_tensors(formats.read(path))
+    state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "discriminator"} == {Evidence.ASSUMED}
 
 
@@ -284,7 +286,7 @@ def test_optimizer_entries_name_their_parameter(tmp_path):
     net = nn.Linear(2, 2)
     path = str(tmp_path / "opt.pt")
     torch.save(stepped(net, torch.optim.AdamW(net.named_parameters())), path)
-    owners = {t.fqn: t.belongs_to for t in kinds.classify_tensors(formats.read(path)).tensors}
+    owners = {t.fqn: t.belongs_to for t in parameter_or_buffer.classify_tensors(formats.read(path)).tensors}
     assert owners["state[0]['exp_avg']"] == "weight"
     assert owners["state[1]['step']"] == "bias"
 
@@ -299,7 +301,7 @@ def test_what_is_forced_is_true_whatever_was_frozen(held, data):
     trained = [n for n in range(len(held)) if data.draw(st.booleans())]
     tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(held)]
     group = OptimizerGroup(tuple(range(len(trained))), None, tuple(held[n] for n in trained))
-    found = kinds.find_trained(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
+    found = parameter_or_buffer.find_trained(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
     assert found <= set(trained)
     if len(trained) == len(held):
         assert found == set(trained)
@@ -307,8 +309,8 @@ def test_what_is_forced_is_true_whatever_was_frozen(held, data):
 
 def test_a_buffer_name_counts_only_as_the_last_component():
     """`running_mean` is a buffer, a module of that name holding a weight is not."""
-    assert kinds.is_buffer_by_convention(TensorInfo("bn.running_mean", "float32", (1,), 1, 4))
-    assert not kinds.is_buffer_by_convention(TensorInfo("running_mean.weight", "float32", (1,), 1, 4))
+    assert parameter_or_buffer.is_buffer_by_convention(TensorInfo("bn.running_mean", "float32", (1,), 1, 4))
+    assert not parameter_or_buffer.is_buffer_by_convention(TensorInfo("running_mean.weight", "float32", (1,), 1, 4))
 
 
 MODEL = """
@@ -482,4 +484,4 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
 )
 def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
     """`model`, `state_dict` of Lightning, or what is no average; where that does not tell, all of them."""
-    assert kinds.select_loaded_sections(sections) == meant
+    assert parameter_or_buffer.select_loaded_sections(sections) == meant
