@@ -30,6 +30,7 @@ from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, Comparison,
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.elements import find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks, find_ggml_type, to_readable, to_stored_blocks
+from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
 from statecli.values.ranges import (
     check_crc,
     element_width,
@@ -373,8 +374,24 @@ class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 @with_denormals
 def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
     """Return the error of each storage; None if its bytes are as written."""
-    with prefetch(*(task.storage for task in tasks)):
-        return [_checksum_error(task) for task in tasks]
+    intact = _find_intact_neighbours(tasks)
+    others = [task for n, task in enumerate(tasks) if n not in intact]
+    with prefetch(*(task.storage for task in others)):
+        errors = iter([_checksum_error(task) for task in others])
+    return [None if n in intact else next(errors) for n in range(len(tasks))]
+
+
+def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
+    """Return the numbers of small storages next to each other on disk whose bytes are as written."""
+    neighbours = [
+        Neighbour(storage.path, storage.offset, storage.length, n)
+        for n, storage in enumerate(task.storage for task in tasks)
+        if storage.boxes is None
+        and storage.packing is None
+        and 0 < storage.length <= MAX_TENSOR_BYTES
+        and not files.reads_are_requests(storage.path)
+    ]
+    return {n for n, data in read_neighbours(neighbours) if zlib.crc32(data) == tasks[n].storage.crc32}
 
 
 def _checksum_error(task: ChecksumTask) -> StateError | None:

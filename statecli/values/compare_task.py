@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
 
 import msgspec
 import numpy as np
@@ -16,11 +15,11 @@ from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.storage import files
-from statecli.storage.files import File
 from statecli.values import kernels
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Arena, Array, Decoder, Element, find_element, require_element
-from statecli.values.ranges import fill_buffer, iter_paths, iter_places, open_file, prefetch_archive_ends
+from statecli.values.open_files import OpenFiles, keep_files_open
+from statecli.values.ranges import fill_buffer, iter_paths, iter_places, prefetch_archive_ends
 from statecli.values.read import (
     Strided,
     count_span,
@@ -94,14 +93,13 @@ class Worker:
             self.before_decoder.buffer("raw", "u1", self.block * 16),
             self.after_decoder.buffer("raw", "u1", self.block * 16),
         )
-        self._files: dict[str, File] = {}
-        self._stack = ExitStack()
+        self._files = OpenFiles()
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._files.close()
 
     def compare_all(self, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
         """Return the result or the error of each task."""
@@ -197,16 +195,9 @@ class Worker:
         size = kind.size
         into = self._raw[side][: count * size]
         where = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
-        fill_buffer(into, self._open_file(piece.path), piece.offset + start * size, where, task.name)
+        with self._files.borrow(piece.path) as file:
+            fill_buffer(into, file, piece.offset + start * size, where, task.name)
         return into
-
-    def _open_file(self, path: str) -> File:
-        if path not in self._files:
-            if len(self._files) >= 64:
-                self._stack.close()
-                self._files.clear()
-            self._files[path] = self._stack.enter_context(closing(open_file(path)))
-        return self._files[path]
 
     # Strides, quantization, lazy conjugation, byte order.
 
@@ -339,7 +330,7 @@ def run_batch(how: CompareOptions, tasks: Sequence[CompareTask]) -> list[Compari
     """Return the result or the error of each task of a batch."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
     spans = (span for task in tasks for span in _remote_spans(task))
-    with prefetch_archive_ends(*sides), files.expect_values(spans), Worker(how) as worker:
+    with keep_files_open(), prefetch_archive_ends(*sides), files.expect_values(spans), Worker(how) as worker:
         return worker.compare_all(tasks)
 
 

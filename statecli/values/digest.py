@@ -29,7 +29,7 @@ from statecli.storage import files
 from statecli.values.digest_algorithm import Algorithm
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
-from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, NeighbourFiles, group_neighbours
+from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
 from statecli.values.ranges import element_width, prefetch, sort_by_place
 from statecli.values.read import Strided, explain_overlap, find_piece, is_packed, open_view, read_items
 from statecli.workers import pool
@@ -135,23 +135,12 @@ def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -
     All other tensors are left out, and those of a file with an error: reading each alone finds the tensor to name.
     """
     neighbours = [item for n, tensor in enumerate(tensors) if (item := _find_neighbour(n, tensor)) is not None]
-    digests: dict[int, str] = {}
-    with NeighbourFiles() as opened:
-        for run in group_neighbours(neighbours):
-            start = run[0].offset
-            try:
-                data = opened.read(run[0].path, start, max(item.offset + item.length for item in run))
-            except UnreadableError:
-                continue
-            for item in run:
-                at = item.offset - start
-                digests[item.number] = str(new(data[at : at + item.length]).hexdigest())
-    return digests
+    return {number: str(new(data).hexdigest()) for number, data in read_neighbours(neighbours)}
 
 
 def _find_neighbour(number: int, tensor: TensorInfo) -> Neighbour | None:
     data = tensor.data
-    if data is None or tensor.parts or tensor.nbytes > MAX_TENSOR_BYTES or data.storage.crc32 is not None:
+    if data is None or tensor.parts or tensor.nbytes > MAX_TENSOR_BYTES:
         return None
     piece = find_piece(data)
     if piece is None or files.reads_are_requests(piece.path) or find_ggml_type(data.storage) is not None:

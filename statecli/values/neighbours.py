@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
+from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ByteRange
-from statecli.storage.files import File
-from statecli.values.ranges import fill_buffer, open_file
+from statecli.values.open_files import keep_files_open
+from statecli.values.ranges import open_range
 
 #: Largest tensor, in bytes, that is read so. A read of its own costs little more for a larger one.
 MAX_TENSOR_BYTES = 64 << 10
@@ -29,7 +30,21 @@ class Neighbour(NamedTuple):
     number: int
 
 
-def group_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[list[Neighbour]]:
+def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each tensor that one read serves with others, in the order of the files.
+
+    Runs with an error are left out, because reading each tensor alone finds the one to name.
+    """
+    with keep_files_open():
+        for run in _group_neighbours(neighbours):
+            start = run[0].offset
+            with suppress(UnreadableError):
+                data = read_run(run[0].path, start, max(item.offset + item.length for item in run))
+                for item in run:
+                    yield item.number, data[item.offset - start : item.offset - start + item.length]
+
+
+def _group_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[list[Neighbour]]:
     """Yield runs of tensors that one read serves, at least two each, in the order of the files."""
     run: list[Neighbour] = []
     for item in sorted(neighbours):
@@ -46,26 +61,9 @@ def group_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[list[Neighbour
         yield run
 
 
-class NeighbourFiles:
-    """Open files of the runs: at most two at a time."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._open: dict[str, File] = {}
-
-    def __enter__(self) -> NeighbourFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def read(self, path: str, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`. Raises UnreadableError if the file is gone or ends before `end`."""
-        if path not in self._open:
-            if len(self._open) >= 2:
-                self._stack.close()
-                self._open.clear()
-            self._open[path] = self._stack.enter_context(closing(open_file(path)))
-        into = np.empty(end - begin, np.uint8)
-        fill_buffer(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
-        return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item
+def read_run(path: str, begin: int, end: int) -> bytes:
+    """Return the bytes of a file from `begin` to `end`. Raises UnreadableError if it is gone or ends before `end`."""
+    into = np.empty(end - begin, np.uint8)
+    with open_range(ByteRange(path, begin, end - begin), "tensors") as source:
+        source.read(0, into)
+    return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from statecli.storage import files, session
 from statecli.storage.files import File
 from statecli.values.elements import Array, find_element
 from statecli.values.ggml_blocks import dequantize_blocks, explain_unreadable_blocks, find_ggml_type
+from statecli.values.open_files import borrow_file, keep_files_open
 
 _Task = TypeVar("_Task")
 
@@ -53,14 +54,6 @@ def _truncated_error(where: ByteRange, name: str, size: int) -> MalformedError:
         f"{where.path}: {name}: ends at byte {where.offset + where.length}, but the file has {size} bytes: it is "
         "truncated, or changed while statecli read it; copy the file again"
     )
-
-
-def open_file(path: str) -> File:
-    """Open a file. Raises `UnreadableError` for a missing or special file."""
-    try:
-        return files.open_file(path)
-    except UnreadableError as error:
-        raise type(error)(f"{path}: {error}") from error
 
 
 def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: str) -> None:
@@ -113,9 +106,9 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the remote bytes of these sources together while the block reads in order."""
+    """Fetch the remote bytes of these sources together while the block reads in order; open each local file once."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
-    with prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
+    with keep_files_open(), prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
@@ -443,7 +436,7 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
             yield Assembled(where, what, stack)
             return
         where = locate_storage(where, what)
-        file = stack.enter_context(closing(open_file(where.path)))
+        file = stack.enter_context(borrow_file(where.path))
         yield _reader_class(where)(where, what, file)
 
 

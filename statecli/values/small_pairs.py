@@ -13,7 +13,8 @@ import msgspec
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import TensorInfo
 from statecli.storage import files
-from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, NeighbourFiles
+from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, read_run
+from statecli.values.open_files import keep_files_open
 from statecli.values.read import find_piece
 from statecli.values.tally import EQUAL, Tally
 
@@ -41,10 +42,10 @@ def compare_small_pairs(
     """
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
-    with NeighbourFiles() as opened:
+    with keep_files_open():
         for run in _group_into_runs(sorted(candidates)):
             if len(run) > 1:
-                tallies.update(_compare_run(run, opened, tally_of))
+                tallies.update(_compare_run(run, tally_of))
     return tallies
 
 
@@ -86,14 +87,14 @@ def _is_in_run(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bo
 
 
 def _compare_run(
-    run: Sequence[_Candidate], opened: NeighbourFiles, tally_of: Callable[[bytes, bytes, str], Tally | None]
+    run: Sequence[_Candidate], tally_of: Callable[[bytes, bytes, str], Tally | None]
 ) -> Iterator[tuple[int, Tally]]:
     first = run[0]
     try:
-        before = opened.read(
+        before = read_run(
             first.before_path, first.before, max(candidate.before + candidate.length for candidate in run)
         )
-        after = opened.read(first.after_path, first.after, max(candidate.after + candidate.length for candidate in run))
+        after = read_run(first.after_path, first.after, max(candidate.after + candidate.length for candidate in run))
     except UnreadableError:
         return  # `compare` meets the same error, and names the tensor
     for pair in run:

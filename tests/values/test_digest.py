@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,8 @@ from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
-from statecli.values import digest, neighbours, ranges
+from statecli.storage.local import LocalFile
+from statecli.values import compare, digest, open_files
 from statecli.values.digest_algorithm import Algorithm
 
 DTYPES = (
@@ -185,18 +189,50 @@ def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
     assert of_file(tmp_path / "a.pt", Algorithm.SHA256)
 
 
-def test_small_neighbours_are_read_together(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "save"), [("a.safetensors", save_file), ("a.pt", torch.save)])
+def test_small_neighbours_are_read_together(tmp_path, monkeypatch, name, save):
     """A file of many small tensors is opened a few times, and each digest is that of the tensor's own bytes."""
     types = (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.float8_e5m2, torch.complex64)
     tensors = {f"t{n}": torch.arange(n % 7, dtype=torch.float32).to(types[n % 6]) for n in range(600)}
     tensors["large"] = torch.ones(40_000)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "a.safetensors")
-    opened = []
-    monkeypatch.setattr(neighbours, "open_file", lambda path: opened.append(path) or ranges.open_file(path))
-    found = of_file(tmp_path / "a.safetensors", Algorithm.SHA256)
-    for name, tensor in tensors.items():
-        assert found[name] == hashlib.sha256(raw(tensor)).hexdigest(), name
-    assert 0 < len(opened) < 10
+    save({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / name)
+    reads = []
+    fill = LocalFile.fill
+    monkeypatch.setattr(LocalFile, "fill", lambda file, *args: reads.append(args) or fill(file, *args))
+    state = formats.read(str(tmp_path / name))
+    digests = digest.compute_digests(state.tensors, Algorithm.SHA256, jobs=1)
+    found = {tensor.fqn: value for tensor, value in zip(state.tensors, digests, strict=True)}
+    assert compare.check_checksums(state.tensors, jobs=1) == [()] * len(tensors)
+    for key, tensor in tensors.items():
+        assert found[key] == hashlib.sha256(raw(tensor)).hexdigest(), key
+    assert 0 < len(reads) < 10
+
+
+@pytest.mark.parametrize("number", [0, 299, 599])
+def test_a_damaged_storage_among_neighbours_is_named(tmp_path, number):
+    torch.save({f"t{n}": torch.full((8,), float(n)) for n in range(600)}, tmp_path / "a.pt")
+    state = formats.read(str(tmp_path / "a.pt"))
+    storage = next(tensor for tensor in state.tensors if tensor.fqn == f"t{number}").data.storage
+    with open(tmp_path / "a.pt", "r+b") as file:
+        file.seek(storage.offset + 5)
+        file.write(b"!")
+    errors = compare.check_checksums(state.tensors, jobs=1)
+    assert [tensor.fqn for tensor, found in zip(state.tensors, errors, strict=True) if found] == [f"t{number}"]
+
+
+def test_many_files_stay_open_and_no_more(tmp_path):
+    """A file with a reader stays open, also if it was not used for long."""
+    paths = [str(tmp_path / f"{n}") for n in range(3 * open_files.MAX_OPEN_FILES)]
+    for path in paths:
+        Path(path).write_bytes(path.encode())
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(open_files.OpenFiles()) as opened, opened.borrow(paths[0]) as first:
+        for path in paths[1:]:
+            with opened.borrow(path) as file:
+                assert file.read(0, 1000) == path.encode()
+        assert first.read(0, 1000) == paths[0].encode()
+        assert len(os.listdir("/proc/self/fd")) <= before + open_files.MAX_OPEN_FILES + 2
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_an_error_among_neighbours_names_the_tensor(tmp_path):

@@ -1,0 +1,80 @@
+"""Files that stay open between reads: each is opened once for all tensors of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from contextvars import ContextVar
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import files
+from statecli.storage.files import File
+
+#: Files that stay open without a reader.
+MAX_OPEN_FILES = 64
+
+
+def open_file(path: str) -> File:
+    """Open a file. Raises `UnreadableError` for a missing or special file."""
+    try:
+        return files.open_file(path)
+    except UnreadableError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+class _OpenFile:
+    __slots__ = ("file", "readers")
+
+    def __init__(self, file: File) -> None:
+        self.file, self.readers = file, 0
+
+
+class OpenFiles:
+    """Open files by path. At most `MAX_OPEN_FILES` stay open after their readers, the last used ones."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _OpenFile] = {}
+
+    def close(self) -> None:
+        """Close all files."""
+        for entry in self._files.values():
+            entry.file.close()
+        self._files.clear()
+
+    @contextmanager
+    def borrow(self, path: str) -> Iterator[File]:
+        """Return the open file, which stays open after the block. Raises `UnreadableError` as `open_file`."""
+        entry = self._files.pop(path, None) or _OpenFile(open_file(path))
+        self._files[path] = entry  # as the last used one
+        entry.readers += 1
+        try:
+            if len(self._files) > MAX_OPEN_FILES:
+                self._close_unread()
+            yield entry.file
+        finally:
+            entry.readers -= 1
+
+    def _close_unread(self) -> None:
+        for path in [path for path, entry in self._files.items() if not entry.readers][: -MAX_OPEN_FILES // 2]:
+            self._files.pop(path).file.close()
+
+
+#: The files of the running batch on disk.
+_batch_files: ContextVar[OpenFiles | None] = ContextVar("batch_files", default=None)
+
+
+@contextmanager
+def keep_files_open() -> Iterator[None]:
+    """Let `borrow_file` open each file on disk once while the block runs."""
+    with closing(OpenFiles()) as opened:
+        token = _batch_files.set(opened)
+        try:
+            yield
+        finally:
+            _batch_files.reset(token)
+
+
+def borrow_file(path: str) -> AbstractContextManager[File]:
+    """Open a file for a block, or lend the one that `keep_files_open` keeps. Raises `UnreadableError`."""
+    opened = _batch_files.get()
+    return closing(open_file(path)) if opened is None or files.reads_are_requests(path) else opened.borrow(path)
