@@ -48,10 +48,16 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, section: str | None = None) -> ModelState:
     """Read the state of one archive. Raises UnreadableError for other zip archives and damaged archives."""
     pickle, storages, oddities = read_contents(path)
-    state = build_state(pickle, storages, target=path, format=NAME, traits=TRAITS, oddities=oddities, wanted=section)
-    if not any(tensor.damage for tensor in state.tensors):
-        _check_storages(pickle, storages)
-    return state
+    return build_state(
+        pickle,
+        storages,
+        target=path,
+        format=NAME,
+        traits=TRAITS,
+        oddities=oddities,
+        wanted=section,
+        reads_all_storages=True,
+    )
 
 
 def read_single(path: str, base: int, length: int) -> TensorData:
@@ -80,18 +86,6 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
         storages = locate_storages(archive, base, big_endian=is_big_endian(archive))
         pickle = read_pickle(archive)
         return Contents(pickle, storages, [*archive.oddities, *_find_unused(archive, pickle, storages)])
-
-
-def _check_storages(pickle: Pickle, storages: dict[str, ByteRange]) -> None:
-    """Refuse a storage that contradicts its record, used by a tensor or not: torch.load reads every storage."""
-    decoder, checked = Decoder(storages), set[tuple[int, ...]]()
-    for storage in pickle.persistent:
-        pid = storage.pid
-        if type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
-            identity = tuple(id(part) if type(part) is not int else part for part in pid)
-            if identity not in checked:
-                checked.add(identity)
-                decoder.check_storage(storage, "data.pkl")
 
 
 def _check_kind(archive: Archive) -> None:

@@ -36,7 +36,7 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """A function that reads bytes with a reader, whose graph is not looked at."""
 
-    def stand_in(pickle, storages, *, target, format, traits, oddities, wanted):
+    def stand_in(pickle, storages, *, target, format, traits, oddities, wanted, reads_all_storages=False):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
     monkeypatch.setattr(torch_zip, "build_state", stand_in)

@@ -49,11 +49,13 @@ def build_state(
     oddities: list[Oddity],
     wanted: str | None = None,
     dtypes: Mapping[str, str] = STORAGE_DTYPES,
+    reads_all_storages: bool = False,
 ) -> ModelState:
     """Build the state of a pickled object: every tensor, grouped into sections; `wanted` must be a section.
 
     `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`; a tensor that
-    contradicts the file's storages has `damage`.
+    contradicts the file's storages has `damage`. `reads_all_storages`: the loader reads storages without a tensor too,
+    and one that contradicts the file raises MalformedError.
     """
     # torch.jit.load gives each tensor the type of its own description.
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
@@ -73,6 +75,8 @@ def build_state(
         reading.add_oddity(
             "bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare)}"
         )
+    if reads_all_storages and not any(tensor.damage for tensor in tensors):
+        reading.decoder.check_storages(pickle.persistent)
     metadata = collect_settings(pickle.root, reading)
     state_dicts = tuple(read_state_dict(s, reading) for s in sections if s.role in ("model", "module"))
     name_globals(pickle, reading)

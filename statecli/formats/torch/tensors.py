@@ -215,9 +215,12 @@ class Decoder:
             self.builders[key] = self.named.get(get_name(cls))
         return self.builders[key]
 
-    def check_storage(self, node: Persistent, what: str) -> None:
-        """Raise MalformedError for a storage that contradicts the file."""
-        self._resolve_storage(node, what)
+    def check_storages(self, storages: Iterable[Persistent]) -> None:
+        """Raise MalformedError for a storage that contradicts the file, used by a tensor or not."""
+        for storage in storages:
+            pid = storage.pid
+            if id(pid) not in self.checked and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
+                self._resolve_storage(storage, "data.pkl")
 
     def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
         tensor = self.tensor(node, fqn)
