@@ -20,6 +20,7 @@ HOW_TOS = (
     "check-a-download",
     "find-the-biggest-tensors",
     "check-frozen-layers",
+    "what-was-done",
     "lock-a-release",
     "test-with-pytest",
     "ci",

@@ -175,6 +175,7 @@ def diff(
     only: "Iterable[str] | None" = (),
     frozen: "Iterable[str] | None" = (),
     changed: "Iterable[str] | None" = (),
+    cast: bool = False,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | str] | None" = (),
@@ -204,6 +205,7 @@ def diff(
         only: Globs; only these tensors may change.
         frozen: Globs; these tensors must not change.
         changed: Globs; for each, at least one tensor must change.
+        cast: A tensor that differs must be a cast of the tensor before, each value rounded to the nearest.
         include: Globs; only tensors whose name matches one are compared.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to compare, as in `inspect`.
@@ -218,7 +220,8 @@ def diff(
     Returns:
         The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as
             `values.max_abs`. `broken` has the pairs that could not be compared. `findings` has every difference; with
-            `only`, `frozen` or `changed` it has the differences that they forbid.
+            `only`, `frozen`, `changed` or `cast` it has the differences that they forbid. `transformation` of a
+            change says what was done to the tensor, if that was recognised.
 
     Raises:
         UsageError: The arguments contradict each other, or name something that does not exist.

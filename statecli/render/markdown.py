@@ -10,7 +10,7 @@ import html
 import math
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -96,7 +96,10 @@ def _format_head(report: Report, page: Page) -> Iterable[str]:
 def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
     if page.outcomes is None:
         return ""
-    lines = (f"- {_format_name(line.cells[0])}: {_escape_text(line.remark)}\n" for line in page.outcomes.lines)
+    lines = (
+        f"- {_format_name(line.cells[0].strip())}{_escape_text(': ' + line.remark) if line.remark else ''}\n"
+        for line in page.outcomes.lines
+    )
     return f"\n**{_escape_text(page.outcomes.heading)}**: {_escape_text(page.outcomes.summary)}\n\n" + budget.fit_lines(
         lines
     )
@@ -188,9 +191,21 @@ def _escape_text(text: str) -> str:
     first = next((position for position, word in enumerate(words) if word), 0)
     # Some markup counts only at the start of a line.
     is_markup = [bool(_MARKUP.search(f"{word} " if position == first else word)) for position, word in enumerate(words)]
+    for start, stop in _find_brackets(words):
+        is_markup[start:stop] = [True] * (stop - start)
     runs = groupby(zip(is_markup, words, strict=True), key=itemgetter(0))
     texts = ((is_code, " ".join(word for _, word in run)) for is_code, run in runs)
     return " ".join(_format_words_as_code(words) if is_code else words for is_code, words in texts)
+
+
+def _find_brackets(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first word and the word after the last of each text in brackets: `[q_proj; k_proj; v_proj]`."""
+    start = None
+    for position, word in enumerate(words):
+        start = position if word.startswith("[") else start
+        if start is not None and word.rstrip(".,;:").endswith("]"):
+            yield start, position + 1
+            start = None
 
 
 def _format_words_as_code(words: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
@@ -133,8 +134,12 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    """Return the deltas whose numbers are a measure of the change: not a 0 next to a new NaN."""
-    return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
+    return [row.values for row in _list_measured_rows(rows) if row.values is not None]
+
+
+def _list_measured_rows(rows: Sequence[Change]) -> list[Change]:
+    """Return the rows whose numbers are a measure of the change: not a 0 next to a new NaN."""
+    return [row for row in rows if row.values is not None and (row.values.max_abs or not row.values.left_out)]
 
 
 def _list_deltas(rows: Sequence[Change]) -> list[Delta]:
@@ -145,6 +150,34 @@ def format_relative_change(values: Sequence[float]) -> str:
     """Format relative changes: `0.0012`, or `0.0012..0.03` for several."""
     texts = [format_number(value, digits=2) for value in (min(values), max(values))] if values else []
     return "..".join(dict.fromkeys(texts))
+
+
+#: Rows of which a layer can stand out, and how many times the median its relative change then is.
+_MIN_ROWS_OF_OUTLIER, _MIN_OUTLIER_RATIO = 4, 5
+#: Layers that stand out, at most; more is not an exception.
+_MAX_OUTLIERS = 3
+
+
+def find_outliers(rows: Sequence[Change]) -> list[Change]:
+    """Return the few of many equal layers that changed several times more than the median of all."""
+    measured = [(row, row.values) for row in _list_measured_rows(rows)]
+    sizes = {id(row): delta.relative_l2 for row, delta in measured if delta is not None}
+    values = sorted(size for size in sizes.values() if size is not None)
+    if len(values) < _MIN_ROWS_OF_OUTLIER:
+        return []
+    limit = _MIN_OUTLIER_RATIO * values[len(values) // 2]
+    found = [row for row in rows if (sizes.get(id(row)) or 0.0) > limit > 0]
+    return found if len(found) <= min(_MAX_OUTLIERS, len(values) // 4) else []
+
+
+def format_outliers(rows: Sequence[Change]) -> str:
+    """Format `layers.17: rel. change 2.0`, the name up to its last number; "" without rows."""
+    texts = []
+    for row in rows:
+        name = re.match(r"(.*\.)?\d+(?=\.|$)", row.fqn)
+        relative = row.values.relative_l2 if row.values is not None else None
+        texts.append(f"{format_fqn(name[0] if name else row.fqn)}: rel. change {format_number(relative, 2)}")
+    return ", ".join(texts)
 
 
 _NONFINITE_COUNTS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))

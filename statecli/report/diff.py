@@ -59,6 +59,7 @@ from statecli.report.change_text import (
 )
 from statecli.report.problems import group_findings
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
+from statecli.report.transformations import build_transformation_group, describe_transformation, make_fold_key
 from statecli.targets.location import add_places
 from statecli.values.delta import ZERO_BEFORE
 
@@ -162,7 +163,8 @@ def _summarize_change(change: Change) -> str:
     largest = (
         f"max |Δ| {format_largest_change([change])}" if change.values is not None and change.values.max_abs else ""
     )
-    text = ", ".join(filter(None, (describe_change(change), values, largest, *describe_remarks([change]))))
+    remarks = (*describe_remarks([change]), describe_transformation(change))
+    text = ", ".join(filter(None, (describe_change(change), values, largest, *remarks)))
     return ": ".join(filter(None, (f"{change.status.value}{source}", text)))
 
 
@@ -245,7 +247,10 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
     verdict = _format_verdict(diff, view)
-    totals = (verdict, *_format_hidden_count(diff, view))
+    done = build_transformation_group(select_different(diff), view.unfold)
+    lines = done.lines if done is not None else ()
+    done_lines = (": ".join(filter(None, (line.cells[0].strip(), line.remark))) for line in lines)
+    totals = (*done_lines, verdict, *_format_hidden_count(diff, view))
     return Page(
         subtitle=_format_subtitle(diff),
         columns=(),
@@ -254,6 +259,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         verdict=verdict,
         problems=limit(report.describe_findings_without_row()),
         failing_problems=lambda: limit(report.describe_findings()),
+        outcomes=done,
     )
 
 
@@ -454,7 +460,7 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
                 format_fqn(change.fqn),
                 STATUS_LETTERS[change.status],
                 _describe_row(change),
-                _format_shapes(change),
+                f"{_format_shapes(change)} {make_fold_key(change)}",
             ),
             f"[{_format_former_name(change)}",
             change_text.choose_mood(change),
@@ -488,14 +494,16 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
     if not measured:
         return Line((name, text), ", ".join(oddities), line.mood)
     values = change_text.list_relative_changes(rows)
+    outliers = change_text.find_outliers(rows)
     without_measure = "-"
     if ZERO_BEFORE in oddities and not values:
         without_measure = "from zero"
         oddities.remove(ZERO_BEFORE)
-    remark = ", ".join(filter(None, (text, *oddities)))
+    remark = ", ".join(filter(None, (text, *oddities, change_text.format_outliers(outliers))))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
-    measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
+    usual = change_text.list_relative_changes([row for row in rows if row not in outliers])
+    measures = (format_relative_change(usual) or without_measure, draw_bar(max(values, default=None)))
     return Line((name, format_changed_count(rows), format_largest_change(rows), *measures), remark, line.mood)
 
 
@@ -608,7 +616,8 @@ def _format_first_index(change: Change) -> Cell:
 
 
 def _describe_remark(change: Change) -> str | None:
-    return ", ".join(filter(None, (describe_change(change), *describe_remarks([change])))) or None
+    remarks = (*describe_remarks([change]), describe_transformation(change))
+    return ", ".join(filter(None, (describe_change(change), *remarks))) or None
 
 
 def _get_side_field(name: str, when: str, change: Change) -> Cell:

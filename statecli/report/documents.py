@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli.commands.audit.result import Audit
-from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status
+from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status, Transformation
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify.result import WORST_FIRST, Check, Name, Verdict, Verification
@@ -161,6 +161,7 @@ class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     after: Side | None
     values: Delta | None
     not_compared: str | None = None
+    transformation: Transformation | None = None
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -505,6 +506,7 @@ def _build_diff_row(change: Change) -> DiffRow:
         _build_side(change.after),
         change.values,
         change.not_compared,
+        change.transformation,
     )
 
 

@@ -82,7 +82,8 @@ def _name_value_option(options: DiffOptions) -> str:
     """Return the first given option about the comparison of values; "" if there is none."""
     executor = "" if options.executor is None else option("--executor", executors.executor_name(options.executor))
     shard = "" if options.shard is None else option("--shard", options.shard)
-    return _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or executor or shard
+    named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
+    return named or executor or shard
 
 
 def _check_classes(options: DiffOptions) -> None:
@@ -143,6 +144,7 @@ def build_request(options: DiffOptions) -> Request:
         only=options.only,
         frozen=options.frozen,
         changed=options.changed,
+        cast=options.cast,
         selection=options.selection,
         init_device=options.init_device,
         jobs=options.jobs,

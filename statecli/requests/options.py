@@ -442,6 +442,9 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             ("--changed",), "Fail if no tensor that matches GLOB changed (repeatable: each GLOB is checked).", "GLOB"
         ),
     ] = ()
+    cast: Annotated[
+        bool, Option(("--cast",), "Fail if a tensor that differs is more than an exactly rounded cast of the old one.")
+    ] = False
     sort: Annotated[
         ChangeOrder | None,
         Option(("--sort",), "Sort tensors by name or, largest first, by size or change.", group=Group.ROWS),

@@ -10,6 +10,7 @@ from typing import Any
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
+from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult
 from statecli.values.elements import find_element
 from statecli.values.read import FREE_OVERLAP_ELEMENTS
 from statecli.values.summary import Facts
@@ -32,6 +33,8 @@ def find_invalid_field(function: str, task: Any, result: Any) -> str | None:
 def _check_result(function: str, task: Any, result: Any) -> Checks:
     if isinstance(result, Comparison):
         yield from _check_comparison(task, result)
+    elif isinstance(result, CheckResult):
+        yield from _check_exceptions(math.prod(task.after.shape), task.after.shape, result)
     elif isinstance(result, Facts):
         yield from _check_facts(task.data.dtype, math.prod(task.data.shape), result)
     elif isinstance(result, Stats):
@@ -43,6 +46,15 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
         yield "result", _DIGEST.fullmatch(result) is not None
     elif isinstance(result, int):
         yield "result", function == "fingerprint_batch" and 0 <= result < 1 << 32
+
+
+def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult) -> Checks:
+    yield "elements", result.elements == elements
+    for name in ("exceptions", "not_truncated", "not_neighbours"):
+        yield name, 0 <= getattr(result, name) <= elements
+    yield "rows", 0 <= result.rows <= min(result.exceptions, shape[0] if shape else 1)
+    yield "first_rows", len(result.first_rows) == min(result.rows, MAX_LISTED_ROWS)
+    yield "first_rows", all(0 <= row < (shape[0] if shape else 1) for row in result.first_rows)
 
 
 def _values_per_element(dtype: str) -> int:

@@ -11,6 +11,7 @@ import msgspec
 from statecli.core.errors import StateError
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import Comparison
+from statecli.values.element_checks import CheckResult
 from statecli.values.summary import Facts
 from statecli.workers.pool import Work
 
@@ -18,6 +19,7 @@ from statecli.workers.pool import Work
 RESULTS: dict[str, Any] = {
     "run_batch": Comparison,
     "check_batch": None,
+    "check_elements_batch": CheckResult,
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,
     "digest_batch": str,

@@ -582,16 +582,23 @@ def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
 
 
 def compute_fingerprints(
-    tensors: Sequence[TensorInfo], *, jobs: int = 0, group_keys: Sequence[object] | None = None
+    tensors: Sequence[TensorInfo],
+    *,
+    jobs: int = 0,
+    group_keys: Sequence[object] | None = None,
+    derived: bool = False,
 ) -> list[int | StateError | None]:
     """Return the CRC-32 of each tensor's elements in C order, little-endian; None without elements to read.
 
     Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, to be confirmed by
     `compare_pairs`. A zip archive's checksum of a whole storage is not computed again. An error of a tensor or of its
-    worker is its result, because then it is unknown which tensors are equal. `group_keys`: see `pool.run_tasks`.
+    worker is its result, because then it is unknown which tensors are equal. `group_keys` and `derived`: see
+    `pool.run_tasks`.
     """
     tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
-    return pool.run_tasks(fingerprint_batch, None, tasks, jobs=jobs, absent=None, group_keys=group_keys)
+    return pool.run_tasks(
+        fingerprint_batch, None, tasks, jobs=jobs, absent=None, group_keys=group_keys, derived=derived
+    )
 
 
 class FingerprintTask(msgspec.Struct, frozen=True, array_like=True, gc=False):

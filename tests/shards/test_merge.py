@@ -120,6 +120,25 @@ def test_whatever_a_checkpoint_holds(same, count, zipped):
     assert same(count, "audit", "a.pt", "b.pt", "--values") == []
 
 
+def test_what_was_done_is_the_same(same):
+    """Casts and resizes are checked by the shares; the merge looks for moves, factors and joins."""
+    torch.manual_seed(0)
+    before = {f"layers.{n}.w": torch.randn(64, 32) for n in range(6)}
+    after = {f"layers.{n}.w": before[f"layers.{n + 1}.w"] for n in range(5)} | {"words": torch.randn(40, 8)}
+    before["words"], before["q"], before["k"] = after["words"][:32].clone(), torch.randn(4, 3), torch.randn(2, 3)
+    after["qk"] = torch.cat([before["q"], before["k"]])
+    for n in range(8):
+        before[f"cast{n}"] = torch.randn(50)
+        after[f"cast{n}"] = before[f"cast{n}"].half() + (n == 3)
+    torch.save(before, "a.pt")
+    torch.save(after, "b.pt")
+    for line, formats in (
+        (("diff", "a.pt", "b.pt"), ("json", "plain")),
+        (("diff", "a.pt", "b.pt", "--cast"), ("json",)),
+    ):
+        assert {name for name, _ in same(3, *line, formats=formats)} <= {"run_batch", "check_batch"}
+
+
 def odd(seed: int) -> dict[str, torch.Tensor]:
     """What is no number, several in a byte, beyond float64 when it is squared, a view without end, or in parts."""
     raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 4000).astype("u1"))

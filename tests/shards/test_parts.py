@@ -25,6 +25,7 @@ from statecli.core.model_state import Place, Stats
 from statecli.shards import shard_file, tasks
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison
+from statecli.values.element_checks import CheckResult
 from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
 
@@ -659,6 +660,7 @@ RESULTS = {
     "digest_batch": st.text(),
     "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
     "check_batch": st.none(),
+    "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple)),
 }
 
 

@@ -6,6 +6,7 @@ expectation:
 - `--only GLOB`: a tensor or setting outside the globs differs.
 - `--frozen GLOB`: a tensor or setting inside the globs differs.
 - `--changed GLOB`: no tensor or setting inside the glob changed.
+- `--cast`: a tensor differs by more than an exactly rounded cast.
 
 A glob whose answer depends on values not compared is inconclusive: neither passed nor failed, exit status 2.
 """
@@ -17,7 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from statecli.commands.diff import changed_fields, rules, settings
-from statecli.commands.diff.result import Broken, Change, Field, ScalarChange, Status
+from statecli.commands.diff.result import (
+    Broken,
+    Change,
+    Field,
+    Rounding,
+    ScalarChange,
+    Status,
+    TransformationKind,
+)
 from statecli.core.errors import NothingMatched, option
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
@@ -29,15 +38,16 @@ MAX_NAMES_IN_MESSAGE = 3
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """The globs of `--only`, `--frozen` and `--changed`; several globs of an option are a union."""
+    """The globs of `--only`, `--frozen` and `--changed`, of which several are a union, and `--cast`."""
 
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    cast: bool = False
 
     def __bool__(self) -> bool:
         """Return True if there are any."""
-        return bool(self.only or self.frozen or self.changed)
+        return bool(self.only or self.frozen or self.changed or self.cast)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -52,6 +62,7 @@ class Entry(msgspec.Struct, frozen=True):
         difference: How the two sides differ; empty for equal sides.
         trained: True if the value or shape changed or the entry was added, None if the values were not compared.
         renamed: True if the two sides use different names for the same bytes.
+        beyond_cast: Why a tensor that differs is not an exactly rounded cast; empty if it is, and for equal sides.
     """
 
     name: str
@@ -62,6 +73,7 @@ class Entry(msgspec.Struct, frozen=True):
     difference: str = ""
     trained: bool | None = False
     renamed: bool = False
+    beyond_cast: str = ""
 
     def matches(self, globs: Sequence[str]) -> bool:
         """Return True if a glob matches the name on either side."""
@@ -103,10 +115,30 @@ def tensor_entries(
             "" if change.status is Status.IDENTICAL else changed_fields.describe_change(change),
             _was_trained(change, values),
             change.status is Status.RENAMED,
+            _explain_beyond_cast(change),
         )
     for tensor in broken:
         names = glob_names(tensor.fqn, tensor.section, by_section=sectioned)
         yield Entry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
+
+
+#: Fields that a cast changes.
+_CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
+
+
+def _explain_beyond_cast(change: Change) -> str:
+    """Return why the change is not only an exactly rounded cast, before the description of the change."""
+    if change.status is Status.IDENTICAL:
+        return ""
+    done = change.transformation
+    if done is None or done.kind is not TransformationKind.CAST:
+        is_exact = change.values is None and change.not_compared is None and change.status is Status.CHANGED
+        return "" if is_exact and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
+    if done.exceptions:
+        return f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding: "
+    if not _CAST_FIELDS.issuperset(change.fields):
+        return "differs by more than a cast: "
+    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values: "
 
 
 #: Fields that training or resizing changes. A lossless cast, another device or another requires_grad is not training.
@@ -156,6 +188,8 @@ def check_expectations(
         if entry.matches(expected.frozen):
             forbidden = f"changed, but --frozen {_quote(expected.frozen)} forbids it: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
+        if expected.cast and entry.beyond_cast:
+            findings.append(entry.finding(rules.INEXACT_CAST, entry.beyond_cast))
     inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
     for glob in expected.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]

@@ -134,7 +134,7 @@ def _confirm_pairs(
     )
     for pair, outcome in zip(pairs, outcomes, strict=True):
         try:
-            if _is_equal(outcome) and (_has_same_last_name(*pair) or not _is_constant(pair[0])):
+            if _is_equal(outcome) and (_has_same_last_name(*pair) or not is_constant(pair[0])):
                 yield pair
         except StateError as error:
             failed.update({id(row): error for row in pair})
@@ -151,7 +151,7 @@ def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
     return before.fqn.rpartition(".")[2] == after.fqn.rpartition(".")[2]
 
 
-def _is_constant(row: TensorInfo) -> bool:
+def is_constant(row: TensorInfo) -> bool:
     """Return True if all elements are equal bit for bit, or there are none; of parts, in each part."""
     from statecli.values.ranges import resolve_data
 

@@ -33,6 +33,63 @@ class Field(str, Enum):
     VALUES = "values"
 
 
+class TransformationKind(str, Enum):
+    """What was done to a tensor.
+
+    `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
+    a `stacked` one each as an item, and `split` and `unstacked` are the reverse; `unrelated` values are independent of
+    those before.
+    """
+
+    CAST = "cast"
+    RESIZED = "resized"
+    MOVED = "moved"
+    SWAPPED = "swapped"
+    SCALED = "scaled"
+    TRANSPOSED = "transposed"
+    JOINED = "joined"
+    SPLIT = "split"
+    STACKED = "stacked"
+    UNSTACKED = "unstacked"
+    UNRELATED = "unrelated"
+
+
+class Rounding(str, Enum):
+    """How a cast rounded: to the nearest value (ties to even), towards zero, or to either of the two neighbours."""
+
+    NEAREST = "nearest"
+    TRUNCATED = "truncated"
+    STOCHASTIC = "stochastic"
+
+
+class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What was done to a tensor, checked on every element that both sides have.
+
+    Attributes:
+        elements: Number of elements that were checked.
+        exceptions: Number of these that do not fit.
+        sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
+            after.
+        differing: Of the sources, those with exceptions.
+        factor: Of `scaled`, after is factor × before.
+        rounding: Of a cast whose values were rounded without exception.
+        axis: Of `resized`, the first dimension of another size.
+        rows: Number of indexes with exceptions, along `axis` or along the first dimension.
+        first_rows: The first of these indexes.
+    """
+
+    kind: TransformationKind
+    elements: int
+    exceptions: int = 0
+    sources: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    factor: float | None = None
+    rounding: Rounding | None = None
+    axis: int | None = None
+    rows: int = 0
+    first_rows: tuple[int, ...] = ()
+
+
 class Change(msgspec.Struct, frozen=True, gc=False):
     """One tensor of the diff. `fqn` and `section` are the name after, or before for a removed tensor.
 
@@ -41,6 +98,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         renamed_from: Name before, if it differs, however the two were matched.
         values: How the values differ; None for values equal or not compared.
         not_compared: Reason why the values could not be compared.
+        transformation: What was done to the tensor, if that was recognised.
     """
 
     fqn: str
@@ -53,6 +111,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     after: TensorInfo | None = None
     values: Delta | None = None
     not_compared: str | None = None
+    transformation: Transformation | None = None
 
 
 class ScalarChange(msgspec.Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""Rules of `diff`: differences, and failed expectations (`--only`, `--frozen`, `--changed`).
+"""Rules of `diff`: differences, and failed expectations (`--only`, `--frozen`, `--changed`,
+`--cast`).
 
 Without expectations each difference is a finding. What a class refuses to load is in `core/load_rules.py`.
 """
@@ -73,6 +74,13 @@ UNCHANGED = _rule(
     example="`--changed 'head.*'` is given, and all tensors of the head are identical.",
     fix="run `statecli verify --check step` on the class: it reports parameters without a gradient or an update.",
 )
+INEXACT_CAST = _rule(
+    "inexact-cast",
+    summary="A tensor differs by more than the cast that `--cast` expects.",
+    why="the export has values of another run, was rounded by another rule, or lost values that the new dtype has.",
+    example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
+    fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
+)
 LOAD_REFUSED = _rule(
     "load-refused",
     summary="The class refuses to load the checkpoint.",
@@ -83,4 +91,4 @@ LOAD_REFUSED = _rule(
 
 #: The rule of a tensor that differs, by how.
 BY_STATUS = {Status.ADDED: ADDED, Status.REMOVED: REMOVED, Status.CHANGED: CHANGED, Status.RENAMED: RENAMED}
-RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, LOAD_REFUSED)
+RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, INEXACT_CAST, LOAD_REFUSED)

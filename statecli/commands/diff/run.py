@@ -55,6 +55,7 @@ class Request(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    cast: bool = False
     selection: Selection = Selection()
     init_device: str = "cpu"
     jobs: int = 0
@@ -63,7 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def expected(self) -> expectations.Expectations:
         """The expectations for the exit status, if there are any."""
-        return expectations.Expectations(self.only, self.frozen, self.changed)
+        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast)
 
 
 def compare_targets(request: Request, progress: Progress | None = None) -> Diff:
@@ -203,6 +204,7 @@ class _Comparison:
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
+        changes = self._explain(changes)
         load_result = self._check_load(all_matches, states, changes)
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
@@ -443,6 +445,15 @@ class _Comparison:
             outcome.delta,
             outcome.not_compared,
         )
+
+    def _explain(self, changes: list[Change]) -> list[Change]:
+        """Return the changes with what was done to their tensors."""
+        if not self.values or not any(change.fields or change.status is not Status.IDENTICAL for change in changes):
+            return changes
+        with require_numpy():
+            from statecli.commands.diff.transformations.find import find_transformations
+
+        return find_transformations(changes, self.sections, jobs=self.request.jobs)
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""

@@ -31,6 +31,7 @@ from statecli.workers.task import Piece
 FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
     "check_batch": "statecli.values.compare",
+    "check_elements_batch": "statecli.values.element_checks",
     "fingerprint_batch": "statecli.values.compare",
     "facts_of_batch": "statecli.values.facts",
     "digest_batch": "statecli.values.digest",

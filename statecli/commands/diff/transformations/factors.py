@@ -1,0 +1,109 @@
+"""Recognise tensors that are a multiple of the tensor before, or its transpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.views import get_data, is_exact, locate, permute, take_rows
+from statecli.values.delta import Delta
+from statecli.values.element_checks import CheckTask, Operation, check_elements
+
+#: A multiple is parallel to the tensor before, up to the rounding of its elements; training changes the direction.
+_MIN_COSINE = 1 - 1e-5
+#: Smaller relative changes are steps of training.
+_MIN_CHANGE = 1e-2
+
+
+def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the changes to a multiple of the values before, by number. A factor is a short decimal or fraction."""
+    trials: list[tuple[int, CheckTask]] = []
+    for n, change in enumerate(changes):
+        before, after = get_data(change.before), get_data(change.after)
+        if before is None or after is None or before.dtype != after.dtype or not _is_parallel(change):
+            continue
+        before, after = locate(before, change.fqn), locate(after, change.fqn)
+        if "float" in before.dtype:
+            for factor in _list_factors(change.values):
+                trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
+    fitting = _try_samples(trials, jobs)
+    results = check_elements([task for _, task in fitting], jobs=jobs)
+    return {
+        n: Transformation(TransformationKind.SCALED, math.prod(task.after.shape), factor=task.factor)
+        for (n, task), result in zip(fitting, results, strict=True)
+        if is_exact(result)
+    }
+
+
+def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the changes to the transpose of the matrix before, by number."""
+    trials: list[tuple[int, CheckTask]] = []
+    for n, change in enumerate(changes):
+        before, after = get_data(change.before), get_data(change.after)
+        if before is None or after is None or before.dtype != after.dtype or len(before.shape) != 2:
+            continue
+        if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
+            continue
+        before, after = locate(before, change.fqn), locate(after, change.fqn)
+        if min(before.shape) > 1:
+            trials.append((n, CheckTask(change.fqn, Operation.COPY, permute(before, (1, 0)), after)))
+    fitting = _try_samples(trials, jobs)
+    results = check_elements([task for _, task in fitting], jobs=jobs)
+    return {
+        n: Transformation(TransformationKind.TRANSPOSED, math.prod(task.after.shape))
+        for (n, task), result in zip(fitting, results, strict=True)
+        if is_exact(result)
+    }
+
+
+def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
+    """Return the trials whose first rows fit, one for each change."""
+    samples = [
+        CheckTask(task.name, task.operation, take_rows(task.before), take_rows(task.after), task.factor)
+        for _, task in trials
+    ]
+    fitting: dict[int, CheckTask] = {}
+    for (n, task), result in zip(trials, check_elements(samples, jobs=jobs), strict=True):
+        if is_exact(result):
+            fitting.setdefault(n, task)
+    return list(fitting.items())
+
+
+def _is_parallel(change: Change) -> bool:
+    """Return True if before and after have one direction; tensors of one value have that whatever was done."""
+    values = change.values
+    if values is None or values.cosine is None or values.relative_l2 is None or values.left_out:
+        return False
+    if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
+        return False
+    return abs(values.cosine) >= _MIN_COSINE and values.relative_l2 >= _MIN_CHANGE
+
+
+def _list_factors(values: Delta | None) -> Iterator[float]:
+    """Yield factors near the ratio of the norms, short ones first: of two parallel tensors |after - before| tells it.
+
+    With the cosine 1 the factor is 1 plus or minus the relative change, with -1 it is negative.
+    """
+    if values is None or values.relative_l2 is None or values.cosine is None:
+        return
+    change = values.relative_l2
+    ratios = (1 - change,) if values.cosine < 0 else (1 + change, 1 - change)
+    seen: set[float] = set()
+    for ratio in ratios:
+        near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
+        near += [
+            1 / _round_to_digits(1 / ratio, digits)
+            for digits in (1, 2, 3)
+            if ratio and _round_to_digits(1 / ratio, digits)
+        ]
+        near += [math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)] if ratio else []
+        for factor in near:
+            if factor not in seen and factor and abs(factor - ratio) <= 1e-3 * abs(ratio):
+                seen.add(factor)
+                yield factor
+
+
+def _round_to_digits(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")

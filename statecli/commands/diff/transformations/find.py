@@ -1,0 +1,65 @@
+"""Run all hypotheses on the changes that the plain diff left unexplained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.casts import find_casts
+from statecli.commands.diff.transformations.factors import find_factors, find_transposes
+from statecli.commands.diff.transformations.joins import find_joins
+from statecli.commands.diff.transformations.moves import find_moves, was_replaced
+from statecli.commands.diff.transformations.resizes import find_resizes
+from statecli.workers import pool
+
+#: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
+_MIN_UNRELATED_ELEMENTS = 256
+_STANDARD_DEVIATIONS = 5
+
+
+def find_transformations(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> list[Change]:
+    """Return the changes, each with what was done to its tensor, if that was recognised.
+
+    Later hypotheses see only what earlier ones left. `sections` are the paired sections, before → after. A tensor that
+    cannot be read has no transformation: the diff has its error. A shard only does its part of the planned checks.
+    """
+    explained = list(changes)
+    for n, found in (*find_casts(changes, jobs=jobs).items(), *find_resizes(changes, jobs=jobs).items()):
+        explained[n] = replace(explained[n], transformation=found)
+    if pool.is_partial():  # the other hypotheses follow from results of all shards
+        return list(changes)
+    searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
+        partial(find_moves, everything=changes, sections=sections, jobs=jobs),
+        partial(find_factors, jobs=jobs),
+        partial(find_transposes, jobs=jobs),
+        partial(find_joins, jobs=jobs),
+        _find_unrelated,
+    )
+    for search in searches:
+        open_numbers = [n for n, change in enumerate(explained) if _is_open(change)]
+        if not open_numbers:
+            break
+        for n, found in search([explained[n] for n in open_numbers]).items():
+            explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=found)
+    return explained
+
+
+def _is_open(change: Change) -> bool:
+    return change.status not in (Status.IDENTICAL, Status.RENAMED) and change.transformation is None
+
+
+def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
+    """Return the changes whose values are as far from the values before as independent random values."""
+    unrelated = {}
+    for n, change in enumerate(changes):
+        values = change.values
+        if values is None or values.cosine is None or values.left_out or not was_replaced(change):
+            continue
+        limit = _STANDARD_DEVIATIONS / math.sqrt(values.elements)
+        if values.elements >= _MIN_UNRELATED_ELEMENTS and abs(values.cosine) < limit:
+            unrelated[n] = Transformation(TransformationKind.UNRELATED, values.elements)
+    return unrelated

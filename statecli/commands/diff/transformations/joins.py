@@ -1,0 +1,204 @@
+"""Recognise fused tensors: rows of several tensors one after the other, and stacks of equal tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.views import get_data, is_exact, locate, narrow, permute, select
+from statecli.core.model_state import TensorData
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
+
+#: Tensors of one module that may have been joined, and tensors of one join.
+_MAX_CANDIDATES = 12
+_MAX_JOINED = 4
+#: Items of a stack, as experts of a layer.
+_MAX_STACKED = 1024
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+
+
+class _Row(NamedTuple):
+    """A tensor on one side only; `number` is that of its change."""
+
+    number: int
+    fqn: str
+    data: TensorData
+
+
+def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return joins and splits, by the number of the change of the joined tensor.
+
+    A join has parts of the same dtype in the same module or one above, under names that only one side has. At least
+    one part is exact, and of no part differ more than half of the rows.
+    """
+    added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
+    found: dict[int, Transformation] = {}
+    for wholes, parts, kinds in (
+        (added, removed, (TransformationKind.JOINED, TransformationKind.STACKED)),
+        (removed, added, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
+    ):
+        found |= _find_concatenations(wholes, parts, kinds[0], jobs)
+        found |= _find_stacks([row for row in wholes if row.number not in found], parts, kinds[1], jobs)
+    return found
+
+
+def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
+    rows = []
+    for n, change in enumerate(changes):
+        side = change.after if status is Status.ADDED else change.before
+        if change.status is status and side is not None and (data := get_data(side)) is not None:
+            rows.append(_Row(n, side.fqn, locate(data, side.fqn)))
+    return rows
+
+
+# --- rows of several tensors one after the other ---------------------------------------------------------------------
+
+
+def _find_concatenations(
+    wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
+) -> dict[int, Transformation]:
+    by_module = _group_by_module(parts)
+    found: dict[int, Transformation] = {}
+    for whole in wholes:
+        for chosen in _list_combinations(whole, by_module):
+            ordered = _order_parts(whole, chosen, jobs)
+            transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
+            if transformation is not None:
+                found[whole.number] = transformation
+                break
+    return found
+
+
+def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
+    """Group tensors by a module at most two levels above the tensor's own, and by the last component of the name."""
+    groups: dict[tuple[str, str], list[_Row]] = {}
+    for row in parts:
+        *modules, leaf = row.fqn.split(".")
+        for depth in (len(modules) - 1, len(modules) - 2):
+            if depth >= 0:
+                groups.setdefault((".".join(modules[:depth]), leaf), []).append(row)
+    return groups
+
+
+def _list_combinations(whole: _Row, by_module: dict[tuple[str, str], list[_Row]]) -> Iterator[tuple[_Row, ...]]:
+    """Yield the tensors that together have as many rows as the whole."""
+    *modules, leaf = whole.fqn.split(".")
+    if not whole.data.shape:
+        return
+    for depth in (len(modules) - 1, len(modules) - 2):
+        group = by_module.get((".".join(modules[:depth]), leaf), []) if depth >= 0 else []
+        fitting = [
+            row
+            for row in group
+            if row.data.dtype == whole.data.dtype and row.data.shape[1:] == whole.data.shape[1:] and row.data.shape
+        ]
+        for count in range(2, _MAX_JOINED + 1) if len(fitting) <= _MAX_CANDIDATES else ():
+            for chosen in combinations(fitting, count):
+                if sum(row.data.shape[0] for row in chosen) == whole.data.shape[0]:
+                    yield chosen
+
+
+def _order_parts(whole: _Row, parts: Sequence[_Row], jobs: int) -> list[_Row] | None:
+    """Return the parts in the order of their rows in the whole, found by the first row of each.
+
+    The one part whose first row is nowhere takes the place that is left. None if more are nowhere.
+    """
+    sizes = [row.data.shape[0] for row in parts]
+    starts = sorted({sum(some) for count in range(len(parts)) for some in combinations(sizes, count)})
+    places = [(row, start) for row in parts for start in starts if start + row.data.shape[0] <= whole.data.shape[0]]
+    tasks = [_build_copy_task(whole, row, start, rows=1) for row, start in places]
+    start_of: dict[int, int] = {}
+    for (row, start), result in zip(places, check_elements(tasks, jobs=jobs), strict=True):
+        if is_exact(result):
+            start_of.setdefault(row.number, start)
+    lost = [row for row in parts if row.number not in start_of]
+    if len(lost) > 1:
+        return None
+    ordered = sorted((row for row in parts if row not in lost), key=lambda row: start_of[row.number])
+    for row in lost:
+        at = 0
+        for n, other in enumerate([*ordered, None]):
+            if other is None or start_of[other.number] != at:
+                ordered.insert(n, row)
+                break
+            at += other.data.shape[0]
+    return ordered
+
+
+def _build_copy_task(whole: _Row, part: _Row, start: int, rows: int | None = None) -> CheckTask:
+    size = part.data.shape[0] if rows is None else rows
+    return CheckTask(whole.fqn, Operation.COPY, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size))
+
+
+def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
+    tasks, start = [], 0
+    for part in parts:
+        tasks.append(_build_copy_task(whole, part, start))
+        start += part.data.shape[0]
+    return _judge(check_elements(tasks, jobs=jobs), tasks, [part.fqn for part in parts], kind)
+
+
+def _judge(
+    results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
+) -> Transformation | None:
+    """Return the claim, if at least one part is exact and of no part more than half of the rows differ."""
+    checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
+    if len(checked) < len(tasks) or all(result.exceptions for result in checked):
+        return None
+    if any(2 * result.rows > task.after.shape[0] for result, task in zip(checked, tasks, strict=True)):
+        return None
+    wrong = [(name, result) for name, result in zip(names, checked, strict=True) if result.exceptions]
+    return Transformation(
+        kind,
+        sum(result.elements for result in checked),
+        sum(result.exceptions for result in checked),
+        sources=tuple(names),
+        differing=tuple(name for name, _ in wrong),
+        rows=sum(result.rows for _, result in wrong),
+        first_rows=wrong[0][1].first_rows if len(wrong) == 1 else (),
+    )
+
+
+# --- stacks ----------------------------------------------------------------------------------------------------------
+
+
+def _find_stacks(
+    wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
+) -> dict[int, Transformation]:
+    groups: dict[tuple[str, str], dict[int, _Row]] = {}
+    for row in parts:
+        for number in _NUMBER.finditer(row.fqn):
+            template = row.fqn[: number.start()], row.fqn[number.end() :]
+            groups.setdefault(template, {})[int(number[0])] = row
+    found: dict[int, Transformation] = {}
+    for whole in wholes:
+        count = whole.data.shape[0] if whole.data.shape else 0
+        for (start, _), items in groups.items() if 1 < count <= _MAX_STACKED else ():
+            if sorted(items) != list(range(count)) or not whole.fqn.startswith(start):
+                continue
+            transformation = _check_stack(whole, [items[n] for n in range(count)], kind, jobs)
+            if transformation is not None:
+                found[whole.number] = transformation
+                break
+    return found
+
+
+def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
+    shape = whole.data.shape[1:]
+    axes = list(range(len(shape)))
+    orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
+    for order in orders:
+        if any(row.data.dtype != whole.data.dtype or len(row.data.shape) != len(shape) for row in items):
+            return None
+        views = [permute(row.data, order) for row in items]
+        if any(view.shape != shape or not prod(shape) for view in views):
+            continue
+        tasks = [CheckTask(whole.fqn, Operation.COPY, view, select(whole.data, n)) for n, view in enumerate(views)]
+        transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in items], kind)
+        if transformation is not None:
+            return transformation
+    return None

@@ -1,0 +1,13 @@
+"""Names of numbered layers."""
+
+from __future__ import annotations
+
+
+def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
+    """Return the names of both layers, up to the number; None if the names differ by more than one number."""
+    old, new = before.split("."), after.split(".")
+    different = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
+    if len(old) != len(new) or len(different) != 1:
+        return None
+    end = different[0] + 1
+    return (".".join(old[:end]), ".".join(new[:end])) if old[end - 1].isdigit() and new[end - 1].isdigit() else None

@@ -1,0 +1,128 @@
+"""Recognise tensors whose values were in another tensor before: swapped tensors, layers that were renumbered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from statecli.commands.diff.renames import is_constant
+from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.layers import split_moved_layer
+from statecli.commands.diff.transformations.views import get_data, take_sample
+from statecli.core.model_state import TensorInfo
+from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
+from statecli.values.delta import CompareOptions, Delta
+
+_LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
+#: A pair with this cosine or more has kept its values, more or less: training changes them less.
+MAX_COSINE = 0.9
+
+
+def was_replaced(change: Change) -> bool:
+    """Return True if the values after have little to do with the values before."""
+    cosine = change.values.cosine if change.values is not None else None
+    return cosine is not None and cosine < MAX_COSINE
+
+
+def find_moves(
+    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str], *, jobs: int
+) -> dict[int, Transformation]:
+    """Return the moves by the number of the change; `sections` are the paired sections, before → after.
+
+    Values equal bit for bit under another name are a move, and a swap if the other has the values of this one. Their
+    first elements decide which tensors are compared. Several sources with equal values, or equal values throughout, are
+    not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
+    """
+    candidates: dict[int, TensorInfo] = {}
+    for before, after in _group_rows(changes, sections):
+        samples = [take_sample(row) for _, row in (*before, *after)]
+        fingerprints = compute_fingerprints(samples, jobs=jobs, derived=True)
+        sources: dict[object, list[tuple[int, TensorInfo]]] = {}
+        for entry, fingerprint in zip(before, fingerprints, strict=False):
+            sources.setdefault(fingerprint, []).append(entry)
+        for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
+            found = sources.get(fingerprint, []) if isinstance(fingerprint, int) else []
+            if len(found) == 1 and found[0][0] != n:
+                candidates[n] = found[0][1]
+    source_of = _confirm(changes, candidates, jobs)
+    if source_of:
+        source_of |= _confirm(changes, _follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
+    return _build_moves(changes, source_of)
+
+
+def _follow_layers(
+    changes: Sequence[Change],
+    everything: Sequence[Change],
+    source_of: Mapping[int, TensorInfo],
+    sections: Mapping[str, str],
+) -> dict[int, TensorInfo]:
+    """Return the other tensors of moved layers, each with its place before: norms near 1 differ little between layers.
+
+    A layer is a name up to a number; it moved if all of its tensors that were found before came from one layer.
+    """
+    layers_of: dict[str, set[str]] = {}
+    for n, source in source_of.items():
+        if layers := split_moved_layer(source.fqn, changes[n].fqn):
+            layers_of.setdefault(layers[1], set()).add(layers[0])
+    rows = [change.before for change in everything if change.before is not None]
+    sources = {(sections.get(row.section, row.section), row.fqn): row for row in rows}
+    candidates: dict[int, TensorInfo] = {}
+    for n, change in enumerate(changes):
+        if n in source_of or get_data(change.after) is None:
+            continue
+        for end in (match.end() for match in _LAYER_NUMBER.finditer(change.fqn)):
+            layers_before = layers_of.get(change.fqn[:end], set())
+            name = "".join(layers_before) + change.fqn[end:]
+            place = sources.get((change.section, name)) if len(layers_before) == 1 else None
+            if place is not None:
+                candidates[n] = place
+    return candidates
+
+
+def _group_rows(
+    changes: Sequence[Change], sections: Mapping[str, str]
+) -> list[tuple[list[tuple[int, TensorInfo]], list[tuple[int, TensorInfo]]]]:
+    """Return rows before and after that may hold each other's values, with the numbers of their changes."""
+    groups: dict[object, tuple[list[tuple[int, TensorInfo]], list[tuple[int, TensorInfo]]]] = {}
+    for n, change in enumerate(changes):
+        is_replaced = was_replaced(change)
+        for side, row in enumerate((change.before, change.after)):
+            if row is None or get_data(row) is None or row.elements < 2:
+                continue
+            if is_replaced or change.status is (Status.ADDED if side else Status.REMOVED):
+                section = row.section if side else sections.get(row.section, row.section)
+                groups.setdefault((section, row.dtype, row.layout, row.shape), ([], []))[side].append((n, row))
+    # Rows that are only added and only removed were compared when renames were looked for.
+    return [
+        group
+        for group in groups.values()
+        if group[0] and group[1] and any(was_replaced(changes[n]) for rows in group for n, _ in rows)
+    ]
+
+
+def _confirm(
+    changes: Sequence[Change], candidates: Mapping[int, TensorInfo], jobs: int, *, is_layer: bool = False
+) -> dict[int, TensorInfo]:
+    """Return the candidates that are equal bit for bit: the tensor before with the values of each change.
+
+    Constants are evidence only in a layer whose other tensors moved.
+    """
+    pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
+    outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
+    return {
+        n: pair.before
+        for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True)
+        if isinstance(outcome, Delta) and not outcome.changed and (is_layer or not is_constant(pair.before))
+    }
+
+
+def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo]) -> dict[int, Transformation]:
+    moves: dict[int, Transformation] = {}
+    numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
+    for n, source in source_of.items():
+        back = source_of.get(numbers.get(id(source), -1))
+        kind = (
+            TransformationKind.SWAPPED if back is not None and back is changes[n].before else TransformationKind.MOVED
+        )
+        moves[n] = Transformation(kind, source.elements, sources=(source.fqn,))
+    return moves

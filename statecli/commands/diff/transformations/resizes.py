@@ -1,0 +1,52 @@
+"""Recognise resized dimensions: are the rows that both sides have the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.views import get_data, locate, narrow, permute
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
+
+
+def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the resizes by the number of the change; at most half of the common rows differ.
+
+    The tasks follow from the shapes alone, so shards can plan them.
+    """
+    tasks = {n: task for n, change in enumerate(changes) if (task := _build_task(change)) is not None}
+    resizes: dict[int, Transformation] = {}
+    results = check_elements(list(tasks.values()), jobs=jobs, derived=False)
+    for (n, task), result in zip(tasks.items(), results, strict=True):
+        if isinstance(result, CheckResult) and result.elements and 2 * result.rows <= task.before.shape[0]:
+            resizes[n] = Transformation(
+                TransformationKind.RESIZED,
+                result.elements,
+                result.exceptions,
+                axis=_find_axis(changes[n]),
+                rows=result.rows,
+                first_rows=result.first_rows,
+            )
+    return resizes
+
+
+def _find_axis(change: Change) -> int | None:
+    """Return the first dimension of another size; None if the dimensions cannot be compared."""
+    before, after = (side.shape if side and side.shape else () for side in (change.before, change.after))
+    if len(before) != len(after):
+        return None
+    return next((axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), None)
+
+
+def _build_task(change: Change) -> CheckTask | None:
+    if Field.SHAPE not in change.fields or Field.DTYPE in change.fields or (axis := _find_axis(change)) is None:
+        return None
+    before, after = get_data(change.before), get_data(change.after)
+    if before is None or after is None or before.dtype != after.dtype:
+        return None
+    before, after = locate(before, change.fqn), locate(after, change.fqn)
+    for n, size in enumerate(map(min, before.shape, after.shape)):
+        before, after = narrow(before, n, 0, size), narrow(after, n, 0, size)
+    # Rows are along the resized dimension.
+    axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
+    return CheckTask(change.fqn, Operation.COPY, permute(before, axes), permute(after, axes))

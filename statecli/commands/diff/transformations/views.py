@@ -1,0 +1,77 @@
+"""Parts of tensors as tensors of their own, without copying: slices, permuted axes, items of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from msgspec.structs import replace
+
+from statecli.core.dtypes import contiguous_strides
+from statecli.core.errors import StateError
+from statecli.core.model_state import TensorData, TensorInfo
+from statecli.values.element_checks import CheckResult
+from statecli.values.elements import find_element
+from statecli.values.ranges import resolve_data
+from statecli.values.read import is_packed
+
+#: Elements on which a hypothesis is tried before all are read.
+SAMPLE_ELEMENTS = 4096
+
+
+def get_data(row: TensorInfo | None) -> TensorData | None:
+    """Return the elements of a tensor that is one strided view of numbers; None for every other tensor."""
+    if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
+        return None
+    element = find_element(row.data.dtype)
+    if element is None or not element.numbers or is_packed(row.data.dtype) or row.data.quantizer is not None:
+        return None
+    return None if 0 in row.data.shape or row.data.conjugate or row.data.negative else row.data
+
+
+def locate(data: TensorData, name: str) -> TensorData:
+    """Return the tensor with strides, at its own bytes. Raises as `resolve_data` does."""
+    data = resolve_data(data, name)
+    return replace(data, strides=tuple(data.strides or contiguous_strides(data.shape)))
+
+
+def narrow(data: TensorData, axis: int, start: int, size: int) -> TensorData:
+    """Return the indexes from `start` on along an axis. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - narrows the type
+    shape = (*data.shape[:axis], size, *data.shape[axis + 1 :])
+    return replace(data, shape=shape, offset=data.offset + start * data.strides[axis])
+
+
+def permute(data: TensorData, axes: Sequence[int]) -> TensorData:
+    """Return the tensor with its axes in this order. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - narrows the type
+    return replace(
+        data, shape=tuple(data.shape[axis] for axis in axes), strides=tuple(data.strides[axis] for axis in axes)
+    )
+
+
+def select(data: TensorData, index: int) -> TensorData:
+    """Return one item along the first axis, without this axis. `data` has strides."""
+    first = narrow(data, 0, index, 1)
+    assert first.strides is not None  # noqa: S101 - narrows the type
+    return replace(first, shape=first.shape[1:], strides=first.strides[1:])
+
+
+def take_rows(data: TensorData) -> TensorData:
+    """Return the first indexes along the first axis with a few thousand elements. `data` has strides."""
+    if not data.shape:
+        return data
+    rows = max(1, SAMPLE_ELEMENTS // max(1, prod(data.shape[1:])))
+    return narrow(data, 0, 0, min(rows, data.shape[0]))
+
+
+def take_sample(row: TensorInfo) -> TensorInfo:
+    """Return a tensor of the first elements of `row`, which is one strided view."""
+    assert row.data is not None  # noqa: S101 - `get_data` says so
+    sample = take_rows(locate(row.data, row.fqn))
+    return replace(row, shape=sample.shape, elements=prod(sample.shape), data=sample)
+
+
+def is_exact(result: CheckResult | StateError) -> bool:
+    """Return True if every element was checked and fits."""
+    return isinstance(result, CheckResult) and bool(result.elements) and not result.exceptions

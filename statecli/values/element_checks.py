@@ -1,0 +1,230 @@
+"""Check on every element whether a tensor is another tensor after an operation: a cast, a factor, or a copy.
+
+A check reads both tensors once, block by block. Both have the same shape; their dtypes may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+
+import msgspec
+import numpy as np
+
+from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import TensorData
+from statecli.values.compare_task import BLOCK_ELEMENTS, rechunk
+from statecli.values.elements import SMALL_FLOATS, Array, build_small_float_table, require_element
+from statecli.values.ranges import iter_paths, prefetch
+from statecli.values.read import Strided, open_view, read_items, read_values
+from statecli.workers import pool
+
+#: Float types that are cast to a narrower one, by the width of exponent and mantissa together.
+_FLOAT_BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
+#: Rows that differ whose numbers are kept.
+MAX_LISTED_ROWS = 8
+
+
+class Operation(str, Enum):
+    """What may have been done to the tensor before."""
+
+    CAST = "cast"
+    SCALE = "scale"
+    COPY = "copy"
+
+
+class CheckTask(msgspec.Struct, frozen=True, gc=False):
+    """Check whether `after` is the result of an operation on `before`. `factor` is of `Operation.SCALE`."""
+
+    name: str
+    operation: Operation
+    before: TensorData
+    after: TensorData
+    factor: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the wider side."""
+        return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """Files of both sides."""
+        return iter_paths(self.before, self.after)
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
+
+
+class CheckResult(msgspec.Struct, frozen=True, gc=False):
+    """Numbers of elements that are not the result of an operation.
+
+    Attributes:
+        elements: Elements checked.
+        exceptions: Elements that are not the result, rounded to the nearest value of the dtype, ties to even.
+        not_truncated: Of a cast, elements that are not rounded towards zero.
+        not_neighbours: Of a cast, elements that are neither of the two nearest values.
+        rows: Of a copy, indexes along the first dimension with an exception, how many.
+        first_rows: The first of these indexes.
+    """
+
+    elements: int = 0
+    exceptions: int = 0
+    not_truncated: int = 0
+    not_neighbours: int = 0
+    rows: int = 0
+    first_rows: tuple[int, ...] = ()
+
+
+def can_cast(before: str, after: str) -> bool:
+    """Return True if values of a float type are rounded when they are stored in the other."""
+    return (
+        before != after
+        and before in _FLOAT_BITS
+        and after in _FLOAT_BITS
+        and (_FLOAT_BITS[before] > _FLOAT_BITS[after] or {before, after} == {"float16", "bfloat16"})
+    )
+
+
+@with_denormals
+def check_elements(
+    tasks: Sequence[CheckTask], *, jobs: int = 0, derived: bool = True
+) -> list[CheckResult | StateError]:
+    """Return the result of each check, in order; the error of a tensor that cannot be read is its result.
+
+    `derived`: see `pool.run_tasks`.
+    """
+    if not tasks:
+        return []
+    return pool.run_tasks(check_elements_batch, None, tasks, jobs=jobs, absent=CheckResult(), derived=derived)
+
+
+@with_denormals
+def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResult | StateError]:
+    """Return the result or the error of each task of a batch."""
+    with prefetch(*(data for task in tasks for data in (task.before, task.after))):
+        return [_check_or_error(task) for task in tasks]
+
+
+def _check_or_error(task: CheckTask) -> CheckResult | StateError:
+    check = _CHECKS[task.operation]
+    try:
+        with open_view(task.before, task.name) as before, open_view(task.after, task.name) as after:
+            return check(task, before, after)
+    except StateError as error:
+        return error
+
+
+def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
+    elements = nearest = truncated = neighbours = 0
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        rounded, inner, outer = _round(old, task.after.dtype)
+        is_nan = np.isnan(old) & np.isnan(new)
+        is_nearest, is_inner = (new == rounded) | is_nan, (new == inner) | is_nan
+        elements += old.size
+        nearest += int(np.count_nonzero(is_nearest))
+        truncated += int(np.count_nonzero(is_inner))
+        neighbours += int(np.count_nonzero(is_nearest | is_inner | (new == outer)))
+    return CheckResult(elements, elements - nearest, elements - truncated, elements - neighbours)
+
+
+def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
+    """Check products, and quotients if the factor is one over a whole number: both round once."""
+    elements, fitting = 0, [0, 0]
+    wide = np.float64 if task.before.dtype == "float64" else np.float32
+    divisor = round(1 / task.factor)
+    operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor)]
+    if abs(divisor * task.factor - 1) < 1e-9:
+        operations.append((np.divide, divisor))
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        elements += old.size
+        for n, (operation, number) in enumerate(operations):
+            with np.errstate(all="ignore"):
+                scaled = operation(old, np.asarray(number, wide))
+            result = scaled if task.after.dtype in ("float64", "float32") else _round(scaled, task.after.dtype)[0]
+            fitting[n] += int(np.count_nonzero((new == result) | (np.isnan(new) & np.isnan(result))))
+    return CheckResult(elements, elements - max(fitting))
+
+
+def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
+    inner = max(1, math.prod(task.after.shape[1:]))
+    items = require_element(task.after.dtype).items
+    at = exceptions = rows = 0
+    last, first_rows = -1, list[int]()
+    for old, new in _pair_blocks(read_items(before), read_items(after), items):
+        differs = old.view(f"u{old.itemsize}") != new.view(f"u{new.itemsize}")
+        places = np.flatnonzero(differs.reshape(-1, items).any(axis=1)) + at
+        at += old.size // items
+        exceptions += places.size
+        numbers = np.unique(places // inner)
+        numbers = numbers[numbers > last]  # a row may go on in the next block
+        if numbers.size:
+            last, rows = int(numbers[-1]), rows + numbers.size
+            first_rows += numbers[: MAX_LISTED_ROWS - len(first_rows)].tolist()
+    return CheckResult(at, exceptions, rows=rows, first_rows=tuple(first_rows))
+
+
+_CHECKS = {Operation.CAST: _check_cast, Operation.SCALE: _check_scale, Operation.COPY: _check_copy}
+
+
+def _pair_blocks(before: Iterable[Array], after: Iterable[Array], items: int = 1) -> Iterator[tuple[Array, Array]]:
+    return zip(rechunk(before, BLOCK_ELEMENTS * items), rechunk(after, BLOCK_ELEMENTS * items), strict=True)
+
+
+# --- rounding --------------------------------------------------------------------------------------------------------
+
+
+def _round(values: Array, dtype: str) -> tuple[Array, Array, Array]:
+    """Return values rounded to the nearest of a type (ties to even), towards zero, and away from zero.
+
+    float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; of
+    float8_e4m3fn, which has no infinity, it is the largest.
+    """
+    with np.errstate(all="ignore"):
+        if dtype == "float32":
+            return _with_neighbours(values, values.astype(np.float32))
+        values = values.astype(np.float32)
+        if dtype == "float16":
+            return _with_neighbours(values, values.astype(np.float16))
+        rounded = _round_to_bfloat16(values) if dtype == "bfloat16" else _round_by_table(values, dtype)
+        nearest, inner, outer = (np.where(np.isnan(values), values, part) for part in rounded)
+        return nearest, inner, outer
+
+
+def _with_neighbours(values: Array, nearest: Array) -> tuple[Array, Array, Array]:
+    """Return the nearest values and both neighbours of each value, from numpy's cast to the nearest."""
+    wide = nearest.astype(values.dtype)
+    toward = np.nextafter(nearest, nearest.dtype.type(0)).astype(values.dtype)
+    away = np.nextafter(nearest, np.copysign(nearest.dtype.type(np.inf), nearest)).astype(values.dtype)
+    inner = np.where(np.abs(wide) > np.abs(values), toward, wide)
+    outer = np.where(np.abs(wide) < np.abs(values), away, wide)
+    return wide, inner, outer
+
+
+def _round_to_bfloat16(values: Array) -> tuple[Array, Array, Array]:
+    bits = values.view(np.uint32)
+    inner = bits & np.uint32(0xFFFF0000)
+    outer = np.where(bits != inner, inner + np.uint32(0x10000), inner)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    nearest = np.where(np.isfinite(values), rounded & np.uint32(0xFFFF0000), inner)
+    return nearest.view(np.float32), inner.view(np.float32), outer.view(np.float32)
+
+
+def _round_by_table(values: Array, dtype: str) -> tuple[Array, Array, Array]:
+    exponent_bits, mantissa_bits, _, special = SMALL_FLOATS[dtype]
+    magnitudes = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]
+    magnitudes = magnitudes[np.isfinite(magnitudes)]  # from 0 up, by the code
+    size = np.abs(values)
+    below = np.clip(np.searchsorted(magnitudes, size, side="right") - 1, 0, magnitudes.size - 1)
+    above = np.where(magnitudes[below] < size, below + 1, below)
+    # The step beyond the largest value is as wide as the one before.
+    grid = np.append(magnitudes, 2 * magnitudes[-1] - magnitudes[-2]).astype(np.float64)
+    low, high = grid[below], grid[above]
+    is_low = (size - low < high - size) | ((size - low == high - size) & (below % 2 == 0))
+    stored = np.append(magnitudes, magnitudes.dtype.type(np.inf if special == "ieee" else magnitudes[-1]))
+    nearest, inner, outer = np.where(is_low, stored[below], stored[above]), stored[below], stored[above]
+    return np.copysign(nearest, values), np.copysign(inner, values), np.copysign(outer, values)

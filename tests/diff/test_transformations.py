@@ -1,0 +1,380 @@
+"""What was done to the tensors of a checkpoint is recognised, and only that; each scene with its corrupted twin."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statecli.commands.diff.result import Rounding, Status, TransformationKind
+from statecli.commands.diff.run import Request, compare_targets
+from statecli.values import element_checks
+
+from .conftest import changed, rules
+
+KIND = TransformationKind
+
+
+@pytest.fixture(scope="module")
+def llama() -> dict[str, torch.Tensor]:
+    """The weights of a small Llama, trained a little: norms are near 1."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    state = transformers.LlamaForCausalLM(config).state_dict()
+    return {name: tensor + 0.001 * torch.randn_like(tensor) for name, tensor in state.items()}
+
+
+def found(diff) -> dict[str, tuple]:
+    """Kind, exceptions and sources of each transformation, by the name after."""
+    return {
+        name: (change.transformation.kind, change.transformation.exceptions, change.transformation.sources)
+        for name, change in changed(diff).items()
+        if change.transformation is not None
+    }
+
+
+def kinds(diff) -> set[TransformationKind]:
+    return {kind for kind, *_ in found(diff).values()}
+
+
+# --- rounding --------------------------------------------------------------------------------------------------------
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+CASTS = [
+    (before, after) for before in FLOATS for after in FLOATS if element_checks.can_cast(str(before)[6:], str(after)[6:])
+]
+
+
+def any_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Bits at random, and values where a narrower type ends, begins or is between two of its own."""
+    width = dtype.itemsize
+    bits = torch.randint(0, 256, (4000 * width,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    ends = [0.0, -0.0, 1e-45, 6e-8, 2**-9, 2**-17, 447.9, 448, 464, 480, 57344, 61440, 65504, 65519, 65520, 3.4e38]
+    special = torch.tensor([*ends, *(-end for end in ends), float("inf"), -float("inf"), float("nan")])
+    halves = (torch.randint(0, 2**16, (4000,)) << 15).to(torch.int32).view(torch.float32)
+    return torch.cat([bits.view(dtype), special.to(dtype), halves.to(dtype)])
+
+
+@pytest.mark.parametrize(("before", "after"), CASTS, ids=str)
+def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
+    """Every code of the wider type, also NaN, infinities, denormals and what is beyond the narrower type."""
+    values = any_floats(before, 1)
+    few = values[:5].clone()
+    result = diff({"w": values, "v": few}, {"w": values.to(after), "v": few.to(after)}, cast=True)
+    assert [(c.transformation.kind, c.transformation.exceptions) for c in result.changes] == [(KIND.CAST, 0)] * 2
+    assert rules(result) == []
+
+
+def test_each_way_to_round_is_named(diff):
+    """Truncation and stochastic rounding are no exact casts."""
+    torch.manual_seed(0)
+    values = torch.randn(50, 40)
+    truncated = (values.view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    noise = torch.randint(0, 65536, values.shape, dtype=torch.int32)
+    stochastic = ((values.view(torch.int32) + noise) & -65536).view(torch.float32).bfloat16()
+    for rounded, name in (
+        (values.bfloat16(), Rounding.NEAREST),
+        (truncated, Rounding.TRUNCATED),
+        (stochastic, Rounding.STOCHASTIC),
+    ):
+        result = diff({"w": values}, {"w": rounded}, cast=True)
+        (change,) = result.changes
+        assert (change.transformation.rounding, change.transformation.exceptions) == (name, 0)
+        assert rules(result) == ([] if name is Rounding.NEAREST else [("inexact-cast", "w")])
+
+
+def test_a_cast_without_rounding_has_no_rounding(diff):
+    (change,) = diff({"w": torch.ones(5)}, {"w": torch.ones(5).half()}, cast=True).changes
+    assert (change.transformation.kind, change.transformation.rounding) == (KIND.CAST, None)
+
+
+# --- scenes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stale_tensor_of_an_export(diff, llama):
+    stale = "model.layers.2.mlp.up_proj.weight"
+    exported = {name: tensor.bfloat16() for name, tensor in llama.items()}
+    assert rules(diff(llama, exported, cast=True)) == []
+    exported[stale] = (llama[stale] + 0.01 * torch.randn_like(llama[stale])).bfloat16()
+    result = diff(llama, exported, cast=True)
+    done = {name: change.transformation for name, change in changed(result).items()}
+    assert {name for name, cast in done.items() if cast.exceptions} == {stale}
+    assert all(cast.rounding is Rounding.NEAREST for name, cast in done.items() if name != stale)
+    assert rules(result) == [("inexact-cast", stale)]
+
+
+def test_cast_fails_for_every_other_difference(diff):
+    torch.manual_seed(0)
+    values = {"a": torch.randn(8), "b": torch.randn(8), "n": torch.arange(8)}
+    cast = {name: tensor.half() if name != "n" else tensor for name, tensor in values.items()}
+    assert rules(diff(values, cast, cast=True)) == []
+    assert rules(diff(values, {**cast, "c": torch.ones(2)}, cast=True)) == [("inexact-cast", "c")]
+    assert rules(diff(values, {**cast, "n": torch.arange(8) + 1}, cast=True)) == [("inexact-cast", "n")]
+    assert rules(diff(values, {**cast, "b": values["b"].half() + 1}, cast=True)) == [("inexact-cast", "b")]
+    widened = {name: tensor.double() if name != "n" else tensor for name, tensor in values.items()}
+    assert rules(diff(values, widened, cast=True)) == []
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("wrong", [None, 7])
+def test_added_rows_and_a_wrong_old_row(diff, axis, wrong):
+    torch.manual_seed(0)
+    before = torch.randn(320, 330)
+    new = torch.randn(32, 330) if axis == 0 else torch.randn(320, 32)
+    after = torch.cat([before, new], axis)
+    if wrong is not None:
+        after.select(axis, wrong)[3] += 1
+    for old, new in ((before, after), (after, before)):
+        (change,) = diff({"w": old}, {"w": new}).changes
+        done = change.transformation
+        assert (done.kind, done.axis, done.exceptions) == (KIND.RESIZED, axis, 0 if wrong is None else 1)
+        assert done.first_rows == (() if wrong is None else (wrong,))
+
+
+def test_unrelated_rows_are_no_resize(diff):
+    torch.manual_seed(0)
+    assert found(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}
+
+
+def renumber(state: dict[str, torch.Tensor], new_number) -> dict[str, torch.Tensor]:
+    """Rename layers; None leaves a layer out."""
+    renamed = {}
+    for name, tensor in state.items():
+        match = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+        number = new_number(int(match[1])) if match else None
+        if match is None or number is not None:
+            renamed[f"model.layers.{number}.{match[2]}" if match else name] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("has_constants", [False, True])
+def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
+    """Norms differ little between layers, and may be all ones: they follow the layer's other tensors."""
+    if has_constants:
+        llama = {name: torch.ones_like(t) * len(name) if "norm" in name else t for name, t in llama.items()}
+        llama["model.layers.1.input_layernorm.weight"] = llama["model.layers.1.input_layernorm.weight"] * 2
+    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    result = diff(llama, pruned)
+    assert kinds(result) == {KIND.MOVED}
+    for name, (_, exceptions, sources) in found(result).items():
+        assert exceptions == 0
+        assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
+    # Tensors that are equal in both layers are equal under their own name.
+    still = [c for c in changed(result).values() if c.status is Status.CHANGED and c.transformation is None]
+    assert still == []
+
+
+def test_a_wrong_tensor_of_a_moved_layer_is_not_moved(diff, llama):
+    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    wrong = "model.layers.1.mlp.up_proj.weight"
+    pruned[wrong] = pruned[wrong] + 0.001
+    result = diff(llama, pruned)
+    assert wrong not in {name for name, (kind, *_) in found(result).items() if kind is KIND.MOVED}
+    assert "model.layers.1.mlp.down_proj.weight" in found(result)
+
+
+def test_swapped_scaled_transposed_and_unrelated(diff):
+    torch.manual_seed(0)
+    before = {name: torch.randn(40, 40) for name in "abcdefg"}
+    before["h"] = torch.randn(10, 30)
+    after = {
+        "a": before["b"],
+        "b": before["a"],
+        "c": -before["c"],
+        "d": before["d"] * 0.5,
+        "e": before["e"] / 3,
+        "f": before["f"].t(),
+        "g": torch.randn(40, 40),
+        "h": before["h"].t(),
+    }
+    result = diff(before, after)
+    assert found(result) == {
+        "a": (KIND.SWAPPED, 0, ("b",)),
+        "b": (KIND.SWAPPED, 0, ("a",)),
+        "c": (KIND.SCALED, 0, ()),
+        "d": (KIND.SCALED, 0, ()),
+        "e": (KIND.SCALED, 0, ()),
+        "f": (KIND.TRANSPOSED, 0, ()),
+        "g": (KIND.UNRELATED, 0, ()),
+        "h": (KIND.TRANSPOSED, 0, ()),
+    }
+    factors = {name: change.transformation.factor for name, change in changed(result).items()}
+    assert (factors["c"], factors["d"], round(factors["e"], 9)) == (-1, 0.5, round(1 / 3, 9))
+    for name in "abcdefh":  # one wrong element each
+        wrong = {key: tensor.clone() for key, tensor in after.items()}
+        wrong[name][-1, -1] += 0.5
+        assert found(diff(before, wrong)).get(name, (KIND.UNRELATED,))[0] is KIND.UNRELATED, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("factor", [-1, 2, 0.5, 0.1, 1.7, -0.25, 0.125, 12.5])
+def test_a_factor_in_each_type(diff, dtype, factor):
+    torch.manual_seed(0)
+    values = torch.randn(30, 20).to(dtype)
+    (change,) = diff({"w": values}, {"w": values * factor}).changes
+    assert change.transformation.kind is KIND.SCALED
+    assert change.transformation.factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("before", [torch.full((9,), 1.0), torch.tensor([10]), torch.tensor([3, 4])])
+def test_counters_and_constants_are_not_scaled(diff, before):
+    assert found(diff({"n": before}, {"n": 2 * before})) == {}
+
+
+def fuse(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As vLLM and Phi-3 do: q, k and v in one, gate and up in one."""
+    fused = dict(state)
+    for layer in {name.split(".self_attn")[0] for name in state if ".self_attn." in name}:
+        parts = [fused.pop(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        fused[f"{layer}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+        parts = [fused.pop(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")]
+        fused[f"{layer}.mlp.gate_up_proj.weight"] = torch.cat(parts)
+    return fused
+
+
+def test_fused_projections_and_the_way_back(diff, llama):
+    fused = fuse(llama)
+    for before, after, kind in ((llama, fused, KIND.JOINED), (fused, llama, KIND.SPLIT)):
+        result = found(diff(before, after))
+        assert len(result) == 8
+        assert {one[:2] for one in result.values()} == {(kind, 0)}
+        attention = "model.layers.3.self_attn"
+        assert result[f"{attention}.qkv_proj.weight"][2] == tuple(f"{attention}.{p}_proj.weight" for p in "qkv")
+
+
+def test_one_wrong_row_inside_a_fused_tensor(diff, llama):
+    fused = fuse(llama)
+    name = "model.layers.2.self_attn.qkv_proj.weight"
+    fused[name] = fused[name].clone()
+    fused[name][32 + 6, 3] += 1
+    result = diff(llama, fused)
+    done = changed(result)[name].transformation
+    assert (done.exceptions, done.rows, done.first_rows) == (1, 1, (6,))
+    assert done.differing == ("model.layers.2.self_attn.k_proj.weight",)
+    assert sum(exceptions for _, exceptions, _ in found(result).values()) == 1
+    # The first row of a part, by which it is found, may be the wrong one.
+    fused[name][32, 0] += 1
+    assert changed(diff(llama, fused))[name].transformation.first_rows == (0, 6)
+
+
+def test_another_order_of_the_parts_is_found(diff, llama):
+    fused = fuse(llama)
+    layer = "model.layers.0.mlp"
+    fused[f"{layer}.gate_up_proj.weight"] = torch.cat([llama[f"{layer}.{p}_proj.weight"] for p in ("up", "gate")])
+    _, _, sources = found(diff(llama, fused))[f"{layer}.gate_up_proj.weight"]
+    assert sources == (f"{layer}.up_proj.weight", f"{layer}.gate_proj.weight")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_stack_of_experts(diff, turned):
+    torch.manual_seed(0)
+    experts = {f"layers.{n}.experts.{e}.w1.weight": torch.randn(6, 4) for n in range(2) for e in range(12)}
+    items = [[experts[f"layers.{n}.experts.{e}.w1.weight"] for e in range(12)] for n in range(2)]
+    stacks = {f"layers.{n}.experts.w1": torch.stack([x.t() if turned else x for x in items[n]]) for n in range(2)}
+    for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
+        result = found(diff(before, after))
+        assert {one[:2] for one in result.values()} == {(kind, 0)}
+        assert result["layers.1.experts.w1"][2] == tuple(f"layers.1.experts.{e}.w1.weight" for e in range(12))
+    stacks["layers.1.experts.w1"] = stacks["layers.1.experts.w1"].clone()
+    stacks["layers.1.experts.w1"][11, 2, 2] += 1
+    done = changed(diff(experts, stacks))["layers.1.experts.w1"].transformation
+    assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def lines_of(statecli, before: str, after: str, *options: str) -> list[str]:
+    return statecli("diff", before, after, *options).out.splitlines()
+
+
+def test_a_new_layer_and_a_removed_one_are_named(statecli, save, llama):
+    whole = save(llama, "whole.safetensors")
+    pruned = save(renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None), "pruned.safetensors")
+    moved = "18 tensors, bit for bit; model.layers.1 is"
+    assert f"model.layers.{{2,3}} → model.layers.{{1,2}}: {moved} removed" in lines_of(statecli, whole, pruned)
+    back = lines_of(statecli, pruned, whole)
+    assert f"model.layers.{{1,2}} → model.layers.{{2,3}}: {moved} new" in back
+    assert not any(line.startswith("model.layers.1.") and "unrelated" in line for line in back)
+
+
+def test_a_cast_is_one_line_and_its_exceptions_are_named(statecli, save, llama):
+    exported = {name: tensor.bfloat16() for name, tensor in llama.items()}
+    for n in range(4):
+        exported[f"model.layers.{n}.mlp.up_proj.weight"] *= 2
+    before, after = save(llama, "a.safetensors"), save(exported, "b.safetensors")
+    shown = lines_of(statecli, before, after)
+    assert f"{len(llama)} cast float32 → bfloat16: {len(llama) - 4} exactly rounded; 4 not" in shown
+    assert sum(line.startswith("not rounded: ") for line in shown) == 3
+    assert "… and 1 more" in shown
+
+
+def test_equal_layers_share_a_line(statecli, save, llama):
+    shown = lines_of(statecli, save(llama, "a.safetensors"), save(fuse(llama), "b.safetensors"), "-f", "markdown")
+    assert "- `model.layers.{0..3}.self_attn.qkv_proj.weight`: = `[q_proj; k_proj; v_proj]`, exactly" in shown
+
+
+def test_one_layer_that_changed_more_is_named(statecli, save):
+    torch.manual_seed(0)
+    before = {f"layers.{n}.w": torch.randn(16, 16) for n in range(40)}
+    after = {name: tensor + 0.05 * torch.randn(16, 16) for name, tensor in before.items()}
+    after["layers.17.w"] = before["layers.17.w"] + 0.6 * torch.randn(16, 16)
+    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
+    assert re.search(r"0\.04\d?\.\.0\.05\d?", shown)
+    assert re.search(r"layers\.17: rel\. change 0\.[56]", shown)
+
+
+# --- no claim without a cause ----------------------------------------------------------------------------------------
+
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.lists(st.integers(1, 12), max_size=3), min_size=10, max_size=10), dtypes)
+def test_training_is_not_taken_for_anything_else(tmp_path_factory, seed, shapes, dtype):
+    """A thousand random pairs, from small steps to large ones."""
+    generator = torch.Generator().manual_seed(seed)
+    folder = tmp_path_factory.mktemp("pairs")
+    before = {f"layers.{n}.w": torch.randn(shape, generator=generator).to(dtype) for n, shape in enumerate(shapes)}
+    step = 10.0 ** -(seed % 4)
+    after = {
+        name: (tensor + step * torch.randn(tensor.shape, generator=generator)).to(dtype)
+        for name, tensor in before.items()
+    }
+    torch.save(before, folder / "a.pt")
+    torch.save(after, folder / "b.pt")
+    result = compare_targets(Request(str(folder / "a.pt"), str(folder / "b.pt"), jobs=1))
+    assert kinds(result) <= {KIND.UNRELATED}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 900), st.integers(1, 400), st.lists(st.integers(0, 359_999), max_size=4), st.booleans())
+def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places, turned):
+    """Whatever the number of elements of a row; the oracle is torch."""
+    path = tmp_path_factory.mktemp("rows")
+    before = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
+    before = before.t().contiguous().t() if turned else before
+    after = before.clone()
+    for place in places:
+        after[place // columns % rows, place % columns] = -1.0
+    torch.save({"w": before}, path / "a.pt")
+    torch.save({"w": torch.cat([after, after[:1]])}, path / "b.pt")
+    (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
+    wrong = (before != after).any(1).nonzero().flatten().tolist()
+    if 2 * len(wrong) > rows:
+        assert change.transformation is None or change.transformation.kind is not KIND.RESIZED
+        return
+    assert change.transformation.rows == len(wrong)
+    assert list(change.transformation.first_rows) == wrong[: element_checks.MAX_LISTED_ROWS]
