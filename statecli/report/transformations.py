@@ -57,7 +57,8 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.RESIZED:
         return _describe_resize(change, done)
     if kind is TransformationKind.MOVED:
-        return f"= {format_fqn(done.sources[0])} before"
+        since = "" if done.cosine is None else f", changed since (cosine {done.cosine:.4g})"
+        return f"= {format_fqn(done.sources[0])} before{since}"
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}"
     if kind is TransformationKind.SCALED:
@@ -131,11 +132,14 @@ def _format_rows(done: Transformation, noun: str = "row") -> str:
 
 
 class _MovedLayers(NamedTuple):
-    """Numbered layers of a module whose values came from other layers. `layers`: (number after, number before)."""
+    """Numbered layers of a module whose values came from other layers.
+
+    `layers`: (number after, number before). `cosines`: one for each tensor, None if it is equal bit for bit.
+    """
 
     start: str
     layers: list[tuple[int, int]]
-    tensors: int
+    cosines: list[float | None]
     lost: set[int]
     new: set[int]
 
@@ -145,18 +149,19 @@ class _MovedLayers(NamedTuple):
 
 
 def _find_moved_layers(changes: Sequence[Change]) -> list[_MovedLayers]:
-    entries: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    entries: dict[tuple[str, str], list[tuple[int, int, float | None]]] = {}
     for change in changes:
         names = _split_move(change)
         if names is not None:
             (stem, _, old), (_, _, new) = (name.rpartition(".") for name in names)
-            entries.setdefault((f"{stem}." if stem else "", change.section), []).append((int(new), int(old)))
+            cosine = change.transformation.cosine if change.transformation is not None else None
+            entries.setdefault((f"{stem}." if stem else "", change.section), []).append((int(new), int(old), cosine))
     found = []
-    for (start, section), pairs in entries.items():
-        layers = sorted(set(pairs))
+    for (start, section), moved in entries.items():
+        layers = sorted({(new, old) for new, old, _ in moved})
         lost = _list_layers(changes, start, section, "before") - {old for _, old in layers}
         created = _list_layers(changes, start, section, "after") - {new for new, _ in layers}
-        found.append(_MovedLayers(start, layers, len(pairs), lost, created))
+        found.append(_MovedLayers(start, layers, [cosine for *_, cosine in moved], lost, created))
     return found
 
 
@@ -169,7 +174,7 @@ def _split_move(change: Change) -> tuple[str, str] | None:
 def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     for moved in _find_moved_layers(all_changes):
         olds, news = (moved.format_names(numbers) for numbers in zip(*[(b, a) for a, b in moved.layers], strict=True))
-        remarks = [f"{plural(moved.tensors, 'tensor')}, bit for bit"]
+        remarks = [f"{plural(len(moved.cosines), 'tensor')}, {_format_likeness(moved.cosines)}"]
         if moved.lost:
             verb = "is" if len(moved.lost) == 1 else "are"
             remarks.append(f"{moved.format_names(sorted(moved.lost))} {verb} removed")
@@ -180,6 +185,16 @@ def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
     yield from _build_named_lines([change for change in changes if _split_move(change) is None], all_changes, unfold)
 
 
+def _format_likeness(cosines: Sequence[float | None]) -> str:
+    """`bit for bit`, or `changed since (cosine 0.97..0.999)`"""
+    since = [cosine for cosine in cosines if cosine is not None]
+    if not since:
+        return "bit for bit"
+    ends = "..".join(dict.fromkeys(f"{cosine:.4g}" for cosine in (min(since), max(since))))
+    equal = len(cosines) - len(since)
+    return f"changed since (cosine {ends})" + (f", {equal:,} of them bit for bit" if equal else "")
+
+
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor outside of new layers: those have nothing before them."""
     new = tuple(f"{moved.start}{number}." for moved in _find_moved_layers(all_changes) for number in moved.new)
@@ -187,13 +202,21 @@ def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Chan
 
 
 def _list_layers(changes: Sequence[Change], start: str, section: str, side: str) -> set[int]:
-    """Return the numbers of the layers below a module that one side has, and that differ."""
+    """Return the numbers of the layers below a module that one side has, and that the other has not or elsewhere."""
     numbers = (
         change.fqn.removeprefix(start).partition(".")[0]
         for change in changes
-        if getattr(change, side) is not None and change.section == section and change.fqn.startswith(start)
+        if getattr(change, side) is not None
+        and change.section == section
+        and change.fqn.startswith(start)
+        and (change.before is None or change.after is None or _has_other_values(change))
     )
     return {int(number) for number in numbers if number.isdigit()}
+
+
+def _has_other_values(change: Change) -> bool:
+    kinds = (TransformationKind.MOVED, TransformationKind.UNRELATED)
+    return change.transformation is not None and change.transformation.kind in kinds
 
 
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:

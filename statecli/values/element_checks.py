@@ -120,16 +120,24 @@ def _check_or_error(task: CheckTask) -> CheckResult | StateError:
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    elements = nearest = truncated = neighbours = 0
+    """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
+    elements = exceptions = 0
     for old, new in _pair_blocks(read_values(before), read_values(after)):
-        rounded, inner, outer = _round(old, task.after.dtype)
-        is_nan = np.isnan(old) & np.isnan(new)
-        is_nearest, is_inner = (new == rounded) | is_nan, (new == inner) | is_nan
+        nearest = _round(old, task.after.dtype)
         elements += old.size
-        nearest += int(np.count_nonzero(is_nearest))
+        if not np.array_equal(new, nearest):
+            exceptions += int(np.count_nonzero((new != nearest) & ~(np.isnan(old) & np.isnan(new))))
+    if not exceptions:
+        return CheckResult(elements)
+    truncated = neighbours = 0
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        nearest = _round(old, task.after.dtype)
+        inner, outer = _find_neighbours(old, nearest, task.after.dtype)
+        is_nan = np.isnan(old) & np.isnan(new)
+        is_inner = (new == inner) | is_nan
         truncated += int(np.count_nonzero(is_inner))
-        neighbours += int(np.count_nonzero(is_nearest | is_inner | (new == outer)))
-    return CheckResult(elements, elements - nearest, elements - truncated, elements - neighbours)
+        neighbours += int(np.count_nonzero(is_inner | (new == outer) | (new == nearest)))
+    return CheckResult(elements, exceptions, elements - truncated, elements - neighbours)
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
@@ -145,7 +153,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
         for n, (operation, number) in enumerate(operations):
             with np.errstate(all="ignore"):
                 scaled = operation(old, np.asarray(number, wide))
-            result = scaled if task.after.dtype in ("float64", "float32") else _round(scaled, task.after.dtype)[0]
+            result = scaled if task.after.dtype in ("float64", "float32") else _round(scaled, task.after.dtype)
             fitting[n] += int(np.count_nonzero((new == result) | (np.isnan(new) & np.isnan(result))))
     return CheckResult(elements, elements - max(fitting))
 
@@ -178,53 +186,70 @@ def _pair_blocks(before: Iterable[Array], after: Iterable[Array], items: int = 1
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
-def _round(values: Array, dtype: str) -> tuple[Array, Array, Array]:
-    """Return values rounded to the nearest of a type (ties to even), towards zero, and away from zero.
+def _round(values: Array, dtype: str) -> Array:
+    """Return values rounded to the nearest of a float type, ties to even, as floats.
 
     float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; of
     float8_e4m3fn, which has no infinity, it is the largest.
     """
     with np.errstate(all="ignore"):
+        narrow = values.astype(np.float32, copy=False)
         if dtype == "float32":
-            return _with_neighbours(values, values.astype(np.float32))
-        values = values.astype(np.float32)
+            return narrow
         if dtype == "float16":
-            return _with_neighbours(values, values.astype(np.float16))
-        rounded = _round_to_bfloat16(values) if dtype == "bfloat16" else _round_by_table(values, dtype)
-        nearest, inner, outer = (np.where(np.isnan(values), values, part) for part in rounded)
-        return nearest, inner, outer
+            return narrow.astype(np.float16).astype(np.float32)
+        if dtype == "bfloat16":
+            bits = narrow.view(np.uint32)
+            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+            finite = np.isfinite(narrow)
+            return rounded.view(np.float32) if finite.all() else np.where(finite, rounded.view(np.float32), narrow)
+        return _round_by_table(narrow, dtype)
 
 
-def _with_neighbours(values: Array, nearest: Array) -> tuple[Array, Array, Array]:
-    """Return the nearest values and both neighbours of each value, from numpy's cast to the nearest."""
-    wide = nearest.astype(values.dtype)
-    toward = np.nextafter(nearest, nearest.dtype.type(0)).astype(values.dtype)
-    away = np.nextafter(nearest, np.copysign(nearest.dtype.type(np.inf), nearest)).astype(values.dtype)
-    inner = np.where(np.abs(wide) > np.abs(values), toward, wide)
-    outer = np.where(np.abs(wide) < np.abs(values), away, wide)
-    return wide, inner, outer
+def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, Array]:
+    """Return the two values of a float type around each value, the one nearer to zero first."""
+    with np.errstate(all="ignore"):
+        if dtype != "float32":
+            values = values.astype(np.float32, copy=False)
+        inward = _step(nearest, dtype, -1)
+        outward = _step(nearest, dtype, 1)
+        inner = np.where(np.abs(nearest) > np.abs(values), inward, nearest)
+        outer = np.where(np.abs(nearest) < np.abs(values), outward, nearest)
+        return inner, outer
 
 
-def _round_to_bfloat16(values: Array) -> tuple[Array, Array, Array]:
-    bits = values.view(np.uint32)
-    inner = bits & np.uint32(0xFFFF0000)
-    outer = np.where(bits != inner, inner + np.uint32(0x10000), inner)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    nearest = np.where(np.isfinite(values), rounded & np.uint32(0xFFFF0000), inner)
-    return nearest.view(np.float32), inner.view(np.float32), outer.view(np.float32)
+def _step(values: Array, dtype: str, direction: int) -> Array:
+    """Return the next values of a float type, away from zero (1) or towards it (-1); the values are of that type."""
+    if dtype in ("float16", "float32"):
+        own = values.astype(dtype)
+        toward = np.copysign(own.dtype.type(np.inf if direction > 0 else 0), own)
+        stepped: Array = np.nextafter(own, toward).astype(values.dtype)
+        return stepped
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        return (bits + np.uint32(0x10000 if direction > 0 else 0xFFFF0000)).view(np.float32)
+    magnitudes = _list_magnitudes(dtype)
+    place = np.searchsorted(magnitudes, np.abs(values)) + direction
+    return np.copysign(magnitudes[np.clip(place, 0, magnitudes.size - 1)], values)
 
 
-def _round_by_table(values: Array, dtype: str) -> tuple[Array, Array, Array]:
+def _list_magnitudes(dtype: str) -> Array:
+    """Return the values from 0 up, by the code, infinity last; without infinity, the largest value twice."""
     exponent_bits, mantissa_bits, _, special = SMALL_FLOATS[dtype]
-    magnitudes = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]
-    magnitudes = magnitudes[np.isfinite(magnitudes)]  # from 0 up, by the code
-    size = np.abs(values)
-    below = np.clip(np.searchsorted(magnitudes, size, side="right") - 1, 0, magnitudes.size - 1)
-    above = np.where(magnitudes[below] < size, below + 1, below)
+    table: Array = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]
+    finite = table[np.isfinite(table)]
+    return np.append(finite, finite.dtype.type(np.inf if special == "ieee" else finite[-1]))
+
+
+def _round_by_table(values: Array, dtype: str) -> Array:
+    magnitudes = _list_magnitudes(dtype)
+    finite = magnitudes[:-1].astype(np.float64)
     # The step beyond the largest value is as wide as the one before.
-    grid = np.append(magnitudes, 2 * magnitudes[-1] - magnitudes[-2]).astype(np.float64)
-    low, high = grid[below], grid[above]
-    is_low = (size - low < high - size) | ((size - low == high - size) & (below % 2 == 0))
-    stored = np.append(magnitudes, magnitudes.dtype.type(np.inf if special == "ieee" else magnitudes[-1]))
-    nearest, inner, outer = np.where(is_low, stored[below], stored[above]), stored[below], stored[above]
-    return np.copysign(nearest, values), np.copysign(inner, values), np.copysign(outer, values)
+    grid = np.append(finite, 2 * finite[-1] - finite[-2])
+    size = np.abs(values)
+    below = np.clip(np.searchsorted(finite, size, side="right") - 1, 0, finite.size - 1)
+    above = np.where(finite[below] < size, below + 1, below)
+    low, high = size - grid[below], grid[above] - size
+    is_low = (low < high) | ((low == high) & (below % 2 == 0))
+    nearest = np.copysign(np.where(is_low, magnitudes[below], magnitudes[above]), values)
+    return np.where(np.isnan(values), values, nearest)

@@ -185,6 +185,20 @@ def test_a_wrong_tensor_of_a_moved_layer_is_not_moved(diff, llama):
     assert "model.layers.1.mlp.down_proj.weight" in found(result)
 
 
+def test_moved_layers_that_were_trained_since(diff, llama):
+    """By similarity, with its measure; norms follow the other tensors of their layer."""
+    torch.manual_seed(0)
+    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
+    result = diff(llama, trained)
+    moved = {name: sources for name, (kind, _, sources) in found(result).items() if kind is KIND.MOVED}
+    layers = {name for name in pruned if re.search(r"layers\.[12]\.", name)}
+    assert set(moved) == layers
+    for name, sources in moved.items():
+        assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
+        assert 0.99 < changed(result)[name].transformation.cosine <= 1
+
+
 def test_swapped_scaled_transposed_and_unrelated(diff):
     torch.manual_seed(0)
     before = {name: torch.randn(40, 40) for name in "abcdefg"}
@@ -308,6 +322,15 @@ def test_a_new_layer_and_a_removed_one_are_named(statecli, save, llama):
     back = lines_of(statecli, pruned, whole)
     assert f"model.layers.{{1,2}} → model.layers.{{2,3}}: {moved} new" in back
     assert not any(line.startswith("model.layers.1.") and "unrelated" in line for line in back)
+
+
+def test_layers_that_were_trained_keep_their_place(statecli, save, llama):
+    """Only the layer that was taken out is removed; no other is new."""
+    torch.manual_seed(0)
+    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
+    (line,) = [line for line in lines_of(statecli, save(llama, "a.pt"), save(trained, "b.pt")) if " → model" in line]
+    assert re.fullmatch(r".*: 18 tensors, changed since \(cosine 0\.99\d*\.\.1\); model\.layers\.1 is removed", line)
 
 
 def test_a_cast_is_one_line_and_its_exceptions_are_named(statecli, save, llama):

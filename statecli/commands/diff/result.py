@@ -72,6 +72,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             after.
         differing: Of the sources, those with exceptions.
         factor: Of `scaled`, after is factor × before.
+        cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception.
         axis: Of `resized`, the first dimension of another size.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
@@ -84,6 +85,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sources: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     factor: float | None = None
+    cosine: float | None = None
     rounding: Rounding | None = None
     axis: int | None = None
     rows: int = 0

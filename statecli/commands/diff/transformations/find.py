@@ -14,6 +14,7 @@ from statecli.commands.diff.transformations.factors import find_factors, find_tr
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.resizes import find_resizes
+from statecli.commands.diff.transformations.similar_moves import find_similar_moves
 from statecli.workers import pool
 
 #: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
@@ -34,6 +35,7 @@ def find_transformations(changes: Sequence[Change], sections: Mapping[str, str],
         return list(changes)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
+        partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),

@@ -34,7 +34,7 @@ def find_moves(
     not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in _group_rows(changes, sections):
+    for before, after in group_rows(changes, sections):
         samples = [take_sample(row) for _, row in (*before, *after)]
         fingerprints = compute_fingerprints(samples, jobs=jobs, derived=True)
         sources: dict[object, list[tuple[int, TensorInfo]]] = {}
@@ -46,11 +46,11 @@ def find_moves(
                 candidates[n] = found[0][1]
     source_of = _confirm(changes, candidates, jobs)
     if source_of:
-        source_of |= _confirm(changes, _follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
+        source_of |= _confirm(changes, follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
     return _build_moves(changes, source_of)
 
 
-def _follow_layers(
+def follow_layers(
     changes: Sequence[Change],
     everything: Sequence[Change],
     source_of: Mapping[int, TensorInfo],
@@ -79,7 +79,7 @@ def _follow_layers(
     return candidates
 
 
-def _group_rows(
+def group_rows(
     changes: Sequence[Change], sections: Mapping[str, str]
 ) -> list[tuple[list[tuple[int, TensorInfo]], list[tuple[int, TensorInfo]]]]:
     """Return rows before and after that may hold each other's values, with the numbers of their changes."""

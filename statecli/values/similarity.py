@@ -1,0 +1,46 @@
+"""Find for each of several tensors the one of another checkpoint that is most like it, by a sample of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from statecli.core.model_state import TensorInfo
+from statecli.values.elements import Array
+from statecli.values.read import read_all_values
+
+#: Elements of a sample, at least: a few numbers correlate by chance.
+_MIN_ELEMENTS = 64
+#: Correlation of two samples that are alike, and how much it exceeds the second best.
+_MIN_CORRELATION, _MIN_LEAD = 0.5, 0.25
+
+
+def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> list[int | None]:
+    """Return for each sample the number of the one of `others` that clearly correlates most; None without one.
+
+    All have the same shape. Raises UnreadableError as `read_all_values` does.
+    """
+    own, theirs = _read_centred(samples), _read_centred(others)
+    if own is None or theirs is None:
+        return [None] * len(samples)
+    found: list[int | None] = []
+    for row in own @ theirs.T:
+        best = int(np.argmax(row))
+        lead = row[best] - np.max(np.delete(row, best), initial=0.0)
+        found.append(best if row[best] >= _MIN_CORRELATION and lead >= _MIN_LEAD else None)
+    return found
+
+
+def _read_centred(samples: Sequence[TensorInfo]) -> Array | None:
+    """Return the elements of each sample with the mean 0 and the norm 1, a row each. None if they are too few."""
+    rows = []
+    for sample in samples:
+        if sample.elements < _MIN_ELEMENTS or sample.data is None:
+            return None
+        values = read_all_values(sample.data, sample.fqn).astype(np.float64)
+        with np.errstate(all="ignore"):
+            values -= values.mean()
+            values /= np.linalg.norm(values)
+        rows.append(np.where(np.isfinite(values), values, 0.0))
+    return np.stack(rows) if rows else None
