@@ -19,7 +19,7 @@ _MIN_CORRELATION, _MIN_LEAD = 0.5, 0.25
 def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> list[int | None]:
     """Return for each sample the number of the one of `others` that clearly correlates most; None without one.
 
-    All have the same shape. Raises UnreadableError as `read_all_values` does.
+    All have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
     """
     own, theirs = _read_centred(samples), _read_centred(others)
     if own is None or theirs is None:
@@ -38,8 +38,8 @@ def _read_centred(samples: Sequence[TensorInfo]) -> Array | None:
     for sample in samples:
         if sample.elements < _MIN_ELEMENTS or sample.data is None:
             return None
-        values = read_all_values(sample.data, sample.fqn).astype(np.float64)
         with np.errstate(all="ignore"):
+            values = read_all_values(sample.data, sample.fqn).astype(np.float64)
             values -= values.mean()
             values /= np.linalg.norm(values)
         rows.append(np.where(np.isfinite(values), values, 0.0))

@@ -62,3 +62,38 @@ def test_no_rule_that_breaks_what_is_paired(diff):
     before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
     after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
     assert offered(diff(before, after)) is None
+
+
+def layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.Tensor]:
+    """Four layers whose tensors have the same shapes in pairs, as a norm's weight and bias."""
+    generator = torch.Generator().manual_seed(int(scale * 10))
+    names = [f"{start}.{n}.{name}" for n in range(4) for name in ("query.weight", *(f"norm.{end}" for end in norm))]
+    return {name: torch.randn((8, 8) if "query" in name else (8,), generator=generator) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rules"),
+    [
+        (("encoder.layer", ("gamma", "beta")), ("encoder.layer", ("weight", "bias")), 2),
+        (("encoder.layer", ("weight", "bias")), ("enc.layer", ("weight", "bias")), 1),
+        (("encoder.layer", ("weight", "bias")), ("enc.block", ("weight", "bias")), 1),
+        (("model.encoder", ("weight", "bias")), ("model.decoder.blocks", ("weight", "bias")), 1),
+    ],
+)
+def test_the_rules_for_components_pair_all(before, after, rules, statecli, save):
+    """The line of the note, as a shell reads it, leaves nothing added or removed."""
+    old, new = layers(*before, 1), layers(*after, 2)
+    paths = save(old, "a.pt"), save(new, "b.pt")
+    note = next(line for line in statecli("diff", *paths, "-f", "json").out.splitlines() if "components-apart" in line)
+    options = shlex.split(re.search(r"add (--map .*?)\"", note.replace("\\\\", "\\"))[1])
+    assert options.count("--map") == rules
+    shown = statecli("diff", *paths, *options).out
+    assert f"{len(old)} of {len(new)} parameters changed" in shown
+    for one in new:
+        assert re.search(rf"^changed .*{re.escape(one)} ", shown, re.MULTILINE), one
+
+
+def test_no_rules_for_components_of_other_shapes(diff):
+    old = {f"a.{n}.w": torch.ones(n + 1) for n in range(6)}
+    new = {f"b.{n}.w": torch.ones(n + 20) for n in range(6)}
+    assert "components-apart" not in [note.name for note in diff(old, new).notes]

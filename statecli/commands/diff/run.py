@@ -292,9 +292,11 @@ class _Comparison:
                 self.inconclusive = same.inconclusive
                 if same.matches:
                     matches = pairing.sort_matches(_merge_renames(matches, same.matches), before, after)
-        self.notes += suggest_map.suggest_prefix_rule(
-            matches, paired.sections, before, after, self.request.map, prefixes=self.prefixes
-        )
+        if any(match.before is None for match in matches) and any(match.after is None for match in matches):
+            arguments = matches, paired.sections, before, after, self.request.map
+            self.notes += suggest_map.suggest_prefix_rule(
+                *arguments, prefixes=self.prefixes
+            ) or suggest_map.suggest_component_rules(*arguments, prefixes=self.prefixes)
         return matches
 
     def _is_wanted(self, match: Match) -> bool:

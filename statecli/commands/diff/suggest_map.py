@@ -1,4 +1,4 @@
-"""Suggest a `--map` if one prefix keeps the names of two checkpoints apart."""
+"""Suggest a `--map` if a prefix, or a few components, keep the names of two checkpoints apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
+from typing import NamedTuple
 
 from statecli.commands.diff import pairing
 from statecli.commands.diff.pairing import Match, count_tensors
@@ -94,3 +95,91 @@ def _count_pairs(before: ModelState, after: ModelState, rules: Sequence[str], *,
     except UsageError:  # the rule makes two names equal
         return 0
     return sum(match.before is not None and match.after is not None for match in matches)
+
+
+# --- a component of the names ----------------------------------------------------------------------------------------
+
+#: Rules that one note suggests: more are another model.
+_MAX_RULES = 6
+#: Components that one rule replaces together: `encoder.layer` by `enc.block`.
+_MAX_REPLACED = 3
+
+
+class _Place(NamedTuple):
+    """A name without some of its components: its section, the parts before and after, and the shape of the tensor."""
+
+    section: str | None
+    start: tuple[str, ...]
+    end: tuple[str, ...]
+    shape: tuple[int, ...] | None
+
+
+def suggest_component_rules(
+    matches: Sequence[Match],
+    sections: Mapping[str, str],
+    before: ModelState,
+    after: ModelState,
+    rules: Sequence[str],
+    *,
+    prefixes: bool,
+) -> list[Oddity]:
+    """Return a note on the `--map` lines that replace components of names: `encoder` by `enc`, `gamma` by `weight`.
+
+    Two tensors may be each other's if their names differ in one to three neighbouring components and their shapes are
+    equal; of several in one place, the order in the files decides. At least two tensors follow each rule, and together
+    the rules pair most of the tensors without a partner. They were tried: no tensor loses its partner. Arguments as
+    `suggest_prefix_rule`.
+    """
+    unpaired = [match for match in matches if match.before is None or match.after is None]
+    names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
+    gone = [(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)]
+    new = [(row.section, row.fqn, row.shape) for match in unpaired if (row := match.after)]
+    counts = _count_replacements(gone, new)
+    suggested: list[str] = []
+    replaced: set[str] = set()
+    expected = 0
+    # Of rules for as many tensors, the shortest.
+    for (old, component), count in sorted(counts.items(), key=lambda item: (-item[1], len(item[0][0]))):
+        if count < 2 or not replaced.isdisjoint(old.split(".")) or len(suggested) >= _MAX_RULES:
+            continue
+        replaced.update(old.split("."))
+        suggested += _build_component_rules(old, component, [name for _, name, _ in gone])
+        expected += count
+    if not suggested or 2 * expected <= min(len(gone), len(new)):
+        return []
+    pairs = partial(_count_pairs, before, after, prefixes=prefixes)
+    if pairs((*rules, *suggested)) < pairs(rules) + expected:
+        return []
+    lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
+    message = f"{count_tensors(expected)} without a partner have equal shapes and order under other names"
+    return [Oddity("components-apart", f"{message}; to compare them, add {lines}")]
+
+
+def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key]) -> Counter[tuple[str, str]]:
+    """Count the pairs of components by which one name becomes the other, each name once for each place."""
+    places: dict[_Place, tuple[list[str], list[str]]] = {}
+    for side, rows in enumerate((gone, new)):
+        for section, name, shape in rows:
+            parts = name.split(".")[:MAX_PREFIX_PARTS]
+            for start, stop in combinations(range(len(parts) + 1), 2):
+                if stop - start <= _MAX_REPLACED and not any(map(str.isdigit, parts[start:stop])):
+                    place = _Place(section, tuple(parts[:start]), tuple(parts[stop:]), shape)
+                    places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
+    counts: Counter[tuple[str, str]] = Counter()
+    for old, other in places.values():
+        if len(old) == len(other):
+            counts.update(zip(old, other, strict=True))
+    return counts
+
+
+def _build_component_rules(old: str, new: str, names: Sequence[str]) -> list[str]:
+    """Return the shortest rules for components where they are: first, last or between two others."""
+    text, replacement = re.escape(old), new.replace("\\", r"\\")
+    rules = []
+    if any(name.startswith(f"{old}.") for name in names):
+        rules.append(rf"^{text}\.={replacement}.")
+    if any(f".{old}." in name for name in names):
+        rules.append(rf"\.{text}\.=.{replacement}.")
+    if any(name.endswith(f".{old}") for name in names):
+        rules.append(rf"\.{text}$=.{replacement}")
+    return rules

@@ -27,7 +27,7 @@ def find_similar_moves(
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, sections):
-        if max(len(before), len(after)) <= _MAX_ROWS and min(len(before), len(after)) > 0:
+        if max(len(before), len(after)) <= _MAX_ROWS and "float" in after[0][1].dtype:
             candidates.update(_find_candidates(before, after))
     moves = dict(_confirm(changes, candidates, jobs))
     sources = {n: candidates[n] for n in moves}
