@@ -119,13 +119,14 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 class ScalarChange(msgspec.Struct, frozen=True):
     """A number or text next to the tensors (epoch, lr, `__metadata__`) that differs; `key` is a dotted path.
 
-    `status` distinguishes a missing entry from a null one.
+    `status` distinguishes a missing entry from a null one. `detail` says how a long value differs.
     """
 
     key: str
     status: Status
     before: Scalar = None
     after: Scalar = None
+    detail: str | None = None
 
 
 class Broken(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from statecli.commands.diff.result import ScalarChange, Status
+from statecli.commands.diff.training_log import LOG_KEY, describe_log_change
 from statecli.core import quoting
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
@@ -64,6 +65,9 @@ def compare_settings(
         ):
             file, dot, _ = key.partition(".")
             format_only.append(f"{file}.*" if dot and file in companions else key)
+        elif key == LOG_KEY and key in old_values and key in new_values:
+            detail = describe_log_change(before.target, after.target)
+            changes.append(ScalarChange(key, Status.CHANGED, old_values[key], new_values[key], detail))
         else:
             changes.append(_build_change(key, old_values, new_values))
     return kinds + changes, keys, [*_format_note(format_only), *_modules_note((*old_modules, *new_modules))]
@@ -277,7 +281,9 @@ def describe_setting_change(change: ScalarChange) -> str:
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1."""
+    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1. A detail says it shorter."""
+    if change.detail is not None:
+        return change.detail
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []
     sides += [_format_json(change.after, longest)] if change.status is not Status.REMOVED else []
     return " → ".join(sides)

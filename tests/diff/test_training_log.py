@@ -1,0 +1,49 @@
+"""The log of a Trainer is compared entry by entry: two hashes say nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+def entries(count: int, start: float = 2.0) -> list[dict[str, float]]:
+    """As the Trainer writes them: an evaluation has no `loss`."""
+    log = [{"loss": round(start - 0.02 * n, 4), "step": 10 * n} for n in range(1, count + 1)]
+    return [*log, {"eval_loss": 9.0, "step": 10 * count}] if count else []
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def write(name: str, log: object) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+        (folder / "config.json").write_text('{"model_type": "x"}')
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        return str(folder)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "detail"),
+    [
+        (entries(10)[:-1], entries(20)[:-1], "+10 entries, the first 10 unchanged; loss 1.8 → 1.6"),
+        (entries(10), entries(10)[:4], "-7 entries, the first 4 unchanged; loss 1.8 → 1.92"),
+        (entries(3)[:1], entries(3)[:2], "+1 entry, the only common entry is unchanged; loss 1.98 → 1.96"),
+        (entries(3), [*entries(3)[:2], {"loss": 7}], "-1 entry, different from entry 3 on; loss 1.94 → 7"),
+        (entries(3), [*entries(3)[:-1], {"step": 1}], "different from entry 4 on; loss 1.94 → 1.94"),
+        ([{"a": 1}], [{"a": 1}, {"loss": "x"}], "+1 entry, the only common entry is unchanged"),
+        (entries(2), [], None),
+        (entries(2), {"not": "a list"}, None),
+    ],
+)
+def test_what_became_of_the_log(trained, statecli, before, after, detail):
+    result = statecli("diff", trained("a", before), trained("b", after), "-f", "json")
+    changes = {one["key"]: one for one in json.loads(result.out)["metadata"]}
+    change = changes.get("trainer_state.log_history", {"detail": None})
+    assert change["detail"] == detail
+    assert result.code == 1
