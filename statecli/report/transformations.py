@@ -65,6 +65,8 @@ def _describe(change: Change) -> str:
         return f"= {format_number(done.factor, 6)} × before"
     if kind is TransformationKind.TRANSPOSED:
         return "transposed"
+    if kind is TransformationKind.ADAPTER:
+        return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated to before (cosine {cosine or 0:.2f})"
@@ -219,6 +221,23 @@ def _has_other_values(change: Change) -> bool:
     return change.transformation is not None and change.transformation.kind in kinds
 
 
+def _build_adapter_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+    """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
+    groups: dict[tuple[int | None, float | None], list[Transformation]] = {}
+    for change in changes:
+        if (done := change.transformation) is not None:
+            groups.setdefault((done.rank, done.factor), []).append(done)
+    for (rank, scale), updates in groups.items():
+        paths = [update.sources[0].split(".")[:-1] for update in updates]
+        modules = ", ".join(map(format_fqn, dict.fromkeys(path[-1] for path in paths)))
+        layers = {tuple(path[:-1]) for path in paths}
+        sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
+        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes))))
+        text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
+        unscaled = "" if scale is not None else " without the scale, which adapter_config.json does not say"
+        yield Line((f"LoRA on {modules} of {plural(len(layers), 'module')}",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
+
+
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     firsts: list[Change] = []
     seen: set[tuple[str, str]] = set()
@@ -283,5 +302,6 @@ _LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], b
     TransformationKind.CAST: _build_cast_lines,
     TransformationKind.MOVED: _build_move_lines,
     TransformationKind.SWAPPED: _build_swap_lines,
+    TransformationKind.ADAPTER: _build_adapter_lines,
     TransformationKind.UNRELATED: _build_unrelated_lines,
 }

@@ -20,6 +20,7 @@ RESULTS: dict[str, Any] = {
     "run_batch": Comparison,
     "check_batch": None,
     "check_elements_batch": CheckResult,
+    "low_rank_batch": float | None,
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,
     "digest_batch": str,

@@ -307,6 +307,38 @@ def test_a_stack_of_experts(diff, turned):
     assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
 
 
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
+    """Made by peft; the oracle is the merged model."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "base")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=rslora)
+    adapted = peft.get_peft_model(model, lora)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.merge_and_unload().state_dict()
+    result = compare_targets(Request(str(tmp_path / "base"), str(tmp_path / "adapter"), jobs=1))
+    done = [change.transformation for change in result.changes if change.transformation is not None]
+    assert {one.kind for one in done} == {KIND.ADAPTER}
+    for one in done:
+        (name,) = one.sources
+        assert (one.rank, one.factor) == (4, 4.0 if rslora else 2.0)
+        assert one.relative_l2 == pytest.approx(
+            ((merged[name] - before[name]).norm() / before[name].norm()).item(), 1e-3
+        )
+    assert len(done) == sum(not torch.equal(merged[name], before[name]) for name in before) == 4
+    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
+    assert any(line.startswith("LoRA on q_proj, v_proj of 2 modules: r 4, alpha ") for line in shown)
+
+
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 

@@ -660,6 +660,7 @@ RESULTS = {
     "digest_batch": st.text(),
     "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
     "check_batch": st.none(),
+    "low_rank_batch": st.none() | floats,
     "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple)),
 }
 

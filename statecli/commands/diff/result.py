@@ -37,8 +37,8 @@ class TransformationKind(str, Enum):
     """What was done to a tensor.
 
     `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
-    a `stacked` one each as an item, and `split` and `unstacked` are the reverse; `unrelated` values are independent of
-    those before.
+    a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
+    rank to a weight before; `unrelated` values are independent of those before.
     """
 
     CAST = "cast"
@@ -51,6 +51,7 @@ class TransformationKind(str, Enum):
     SPLIT = "split"
     STACKED = "stacked"
     UNSTACKED = "unstacked"
+    ADAPTER = "adapter"
     UNRELATED = "unrelated"
 
 
@@ -71,7 +72,9 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
             after.
         differing: Of the sources, those with exceptions.
-        factor: Of `scaled`, after is factor × before.
+        factor: Of `scaled`, after is factor × before; of `adapter`, the scale of the update, None if unknown.
+        rank: Of `adapter`, the rank of the update.
+        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known.
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception.
         axis: Of `resized`, the first dimension of another size.
@@ -85,6 +88,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sources: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     factor: float | None = None
+    rank: int | None = None
+    relative_l2: float | None = None
     cosine: float | None = None
     rounding: Rounding | None = None
     axis: int | None = None

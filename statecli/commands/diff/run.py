@@ -455,7 +455,7 @@ class _Comparison:
         with require_numpy():
             from statecli.commands.diff.transformations.find import find_transformations
 
-        return find_transformations(changes, self.sections, jobs=self.request.jobs)
+        return find_transformations(changes, self.sections, self.after.metadata.values, jobs=self.request.jobs)
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""

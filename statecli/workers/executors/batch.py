@@ -32,6 +32,7 @@ FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
     "check_batch": "statecli.values.compare",
     "check_elements_batch": "statecli.values.element_checks",
+    "low_rank_batch": "statecli.values.low_rank",
     "fingerprint_batch": "statecli.values.compare",
     "facts_of_batch": "statecli.values.facts",
     "digest_batch": "statecli.values.digest",

@@ -13,6 +13,8 @@ from statecli.values.element_checks import CheckTask, Operation, check_elements
 
 #: A multiple is parallel to the tensor before, up to the rounding of its elements; training changes the direction.
 _MIN_COSINE = 1 - 1e-5
+#: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
+_MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
 
@@ -27,7 +29,8 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
         before, after = locate(before, change.fqn), locate(after, change.fqn)
         if "float" in before.dtype:
             for factor in _list_factors(change.values):
-                trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
+                if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
+                    trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
@@ -56,6 +59,11 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         for (n, task), result in zip(fitting, results, strict=True)
         if is_exact(result)
     }
+
+
+def _is_exact_factor(factor: float) -> bool:
+    """Return True for a power of two: its products are not rounded."""
+    return abs(math.frexp(factor)[0]) == 0.5
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:

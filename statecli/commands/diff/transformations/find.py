@@ -9,12 +9,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.adapters import find_adapters
 from statecli.commands.diff.transformations.casts import find_casts
 from statecli.commands.diff.transformations.factors import find_factors, find_transposes
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.resizes import find_resizes
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
+from statecli.core.model_state import Scalar
 from statecli.workers import pool
 
 #: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
@@ -22,11 +24,14 @@ _MIN_UNRELATED_ELEMENTS = 256
 _STANDARD_DEVIATIONS = 5
 
 
-def find_transformations(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> list[Change]:
+def find_transformations(
+    changes: Sequence[Change], sections: Mapping[str, str], settings: Mapping[str, Scalar], *, jobs: int
+) -> list[Change]:
     """Return the changes, each with what was done to its tensor, if that was recognised.
 
-    Later hypotheses see only what earlier ones left. `sections` are the paired sections, before → after. A tensor that
-    cannot be read has no transformation: the diff has its error. A shard only does its part of the planned checks.
+    Later hypotheses see only what earlier ones left. `sections` are the paired sections, before → after, and `settings`
+    those of the checkpoint after. A tensor that cannot be read has no transformation: the diff has its error. A shard
+    only does its part of the planned checks.
     """
     explained = list(changes)
     for n, found in (*find_casts(changes, jobs=jobs).items(), *find_resizes(changes, jobs=jobs).items()):
@@ -39,6 +44,7 @@ def find_transformations(changes: Sequence[Change], sections: Mapping[str, str],
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),
+        partial(find_adapters, everything=changes, settings=settings, jobs=jobs),
         _find_unrelated,
     )
     for search in searches:

@@ -14,6 +14,8 @@ from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
 
 _LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
+#: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
+_MIN_WHOLE_NUMBERS = 16
 #: A pair with this cosine or more has kept its values, more or less: training changes them less.
 MAX_COSINE = 0.9
 
@@ -87,7 +89,11 @@ def group_rows(
     for n, change in enumerate(changes):
         is_replaced = was_replaced(change)
         for side, row in enumerate((change.before, change.after)):
-            if row is None or get_data(row) is None or row.elements < 2:
+            if (
+                row is None
+                or get_data(row) is None
+                or row.elements < (2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS)
+            ):
                 continue
             if is_replaced or change.status is (Status.ADDED if side else Status.REMOVED):
                 section = row.section if side else sections.get(row.section, row.section)
