@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.moves import was_replaced
-from statecli.commands.diff.transformations.views import get_data, is_exact, locate, permute, take_rows
+from statecli.commands.diff.transformations.views import (
+    get_data,
+    is_cheap_to_sample,
+    is_exact,
+    locate,
+    permute,
+    take_rows,
+)
+from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.delta import Delta
 from statecli.values.element_checks import CheckTask, Operation, check_elements
 
@@ -23,7 +31,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     """Return the changes to a multiple of the values before, by number. A factor is a short decimal or fraction."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
-        before, after = get_data(change.before), get_data(change.after)
+        before, after = _get_sampled(change.before), _get_sampled(change.after)
         if before is None or after is None or before.dtype != after.dtype or not _is_parallel(change):
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
@@ -44,7 +52,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     """Return the changes to the transpose of the matrix before, by number."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
-        before, after = get_data(change.before), get_data(change.after)
+        before, after = _get_sampled(change.before), _get_sampled(change.after)
         if before is None or after is None or before.dtype != after.dtype or len(before.shape) != 2:
             continue
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
@@ -59,6 +67,10 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         for (n, task), result in zip(fitting, results, strict=True)
         if is_exact(result)
     }
+
+
+def _get_sampled(row: TensorInfo | None) -> TensorData | None:
+    return get_data(row) if row is not None and is_cheap_to_sample(row) else None
 
 
 def _is_exact_factor(factor: float) -> bool:

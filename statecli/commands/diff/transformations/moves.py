@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
-from statecli.commands.diff.transformations.views import get_data, take_sample
+from statecli.commands.diff.transformations.views import get_data, is_cheap_to_sample, take_sample
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
@@ -89,11 +89,9 @@ def group_rows(
     for n, change in enumerate(changes):
         is_replaced = was_replaced(change)
         for side, row in enumerate((change.before, change.after)):
-            if (
-                row is None
-                or get_data(row) is None
-                or row.elements < (2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS)
-            ):
+            if row is None or get_data(row) is None or not is_cheap_to_sample(row):
+                continue
+            if row.elements < (2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS):
                 continue
             if is_replaced or change.status is (Status.ADDED if side else Status.REMOVED):
                 section = row.section if side else sections.get(row.section, row.section)

@@ -10,13 +10,16 @@ from msgspec.structs import replace
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData, TensorInfo
+from statecli.storage import files
 from statecli.values.element_checks import CheckResult
 from statecli.values.elements import find_element
 from statecli.values.ranges import resolve_data
 from statecli.values.read import is_packed
 
 #: Elements on which a hypothesis is tried before all are read.
-SAMPLE_ELEMENTS = 4096
+SAMPLE_ELEMENTS = 1024
+#: Of a tensor behind a URL, a sample is at most this part: what is read twice is fetched twice.
+_MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
@@ -27,6 +30,14 @@ def get_data(row: TensorInfo | None) -> TensorData | None:
     if element is None or not element.numbers or is_packed(row.data.dtype) or row.data.quantizer is not None:
         return None
     return None if 0 in row.data.shape or row.data.conjugate or row.data.negative else row.data
+
+
+def is_cheap_to_sample(row: TensorInfo) -> bool:
+    """Return True if reading a few elements costs little: on disk, or far fewer bytes than the tensor."""
+    data = row.data
+    if data is None or not files.reads_are_requests(data.storage.path):
+        return data is not None
+    return data.storage.packing is None and row.elements * _MAX_REMOTE_SHARE >= SAMPLE_ELEMENTS
 
 
 def locate(data: TensorData, name: str) -> TensorData:
