@@ -131,12 +131,19 @@ _GRAPH_PLACES = {
     **dict.fromkeys(("while_loop", "while_loop_stack_output"), (0, 1)),
     **dict.fromkeys(("associative_scan", "hints_wrapper", "invoke_subgraph", "local_map_hop", "map", "map_impl"), (0,)),
     **dict.fromkeys(("scan", "strict_mode", "tag_activation_checkpoint", "wrap_activation_checkpoint"), (0,)),
+    "flex_attention": (3,),
+    "flex_attention_backward": (7, 8),
 }
 _OPERATOR_PLACES = {
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2", "out_dtype", "run_and_save_rng_state"), 0),
     **dict.fromkeys(("graphsafe_run_with_rng_state",), 0),
     **dict.fromkeys(("run_with_rng_state", "with_effects"), 1),
 }
+#: Operators on graphs -> arguments by name that torch writes. The functions among those of a checkpoint, such as
+#: `context_fn`, are called by torch.
+_CHECKPOINTS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
+_DETERMINISM_CHECKS = ({"as_string": "default"}, {"as_string": "none"})
+_KEYWORDS = {"hints_wrapper": ("hints",)}
 #: Names that the source of a graph has for other things. torch gives none of them to a value.
 TAKEN_NAMES = frozenset(
     [
@@ -159,16 +166,41 @@ _NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"
 
 def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     """Yield why an operator calls something else than a graph or an operator, such as a method of an object."""
-    name = target.removeprefix(_CALLERS) if target.startswith(_CALLERS) else ""
+    if not target.startswith(_CALLERS):
+        return
+    name = target.removeprefix(_CALLERS)
     given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
-    positional = [entry.get("arg") for entry in given if not entry.get("name")]
+    if any(entry.get("name") and _is_positional(entry) for entry in given):
+        yield "gets an argument by place that has a name, which torch does not write"
+    positional = [entry.get("arg") for entry in given if _is_positional(entry)]
     for place in _GRAPH_PLACES.get(name, ()):
         if not _is_kind(positional[place : place + 1], "as_graph"):
             yield "calls a value that is not a graph of the program"
-    if name in _OPERATOR_PLACES:
-        place = _OPERATOR_PLACES[name]
-        if not _is_kind(positional[place : place + 1], "as_operator"):
-            yield "calls a value that is not an operator"
+    callee = _OPERATOR_PLACES.get(name)
+    if callee is not None and not _is_kind(positional[callee : callee + 1], "as_operator"):
+        yield "calls a value that is not an operator"
+    if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
+        yield "gets an operator where torch does not write one"
+    for entry in given:
+        if not _is_positional(entry) and not _is_keyword(name, entry):
+            yield f"gets the argument {entry.get('name')} by name, which torch does not write"
+
+
+def _is_positional(entry: Mapping[str, Any]) -> bool:
+    """Return True for an argument that torch counts as one by place, whatever its name."""
+    return entry.get("kind") == 1 or entry.get("name") == ""
+
+
+def _is_keyword(operator: str, entry: Mapping[str, Any]) -> bool:
+    """Return True if torch writes such an argument by name: those of another operator, and numbers."""
+    name, value = entry.get("name"), entry.get("arg")
+    if operator in _OPERATOR_PLACES:
+        return not _is_kind([value], "as_operator") and not _is_kind([value], "as_graph")
+    if operator in _CHECKPOINTS and name == "determinism_check":
+        return value in _DETERMINISM_CHECKS
+    if operator in _CHECKPOINTS:
+        return type(value) is dict and not value.keys() - {"as_bool", "as_int", "as_float", "as_none"}
+    return name in _KEYWORDS.get(operator, ())
 
 
 def _is_kind(values: Sequence[Any], kind: str) -> bool:

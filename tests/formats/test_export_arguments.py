@@ -543,6 +543,50 @@ def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
     assert any("calls a value that is not" in message for message in found)
 
 
+GRAPH = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
+VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use.default"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "what"),
+    [
+        ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("callee", VALUE), ("", GRAPH)], "calls a value"),
+        ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "that has a name"),
+        ("flex_attention", [("", VALUE)] * 4, "calls a value"),
+        ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "gets an operator"),
+    ],
+)
+def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tmp_path):
+    """torch counts by the kind, so that an argument with a name moves what an operator calls."""
+    edit = call(f"torch.ops.higher_order.{name}", *(value for _, value in arguments))
+    for given, (argument, _) in zip(edit["inputs"], arguments, strict=True):
+        given["name"] = argument
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any(what in message for message in found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword", "value", "count"),
+    [
+        ("wrap_activation_checkpoint", "context_fn", VALUE, 1),
+        ("tag_activation_checkpoint", "determinism_check", {"as_string": "x"}, 1),
+        ("tag_activation_checkpoint", "determinism_check", {"as_string": "default"}, 0),
+        ("tag_activation_checkpoint", "use_reentrant", {"as_bool": False}, 0),
+        ("strict_mode", "context_fn", VALUE, 1),
+        ("hints_wrapper", "hints", {"as_string_to_argument": {}}, 0),
+    ],
+)
+def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, count, tmp_path):
+    """A checkpoint calls its `context_fn`."""
+    edit = call(f"torch.ops.higher_order.{name}", GRAPH)
+    edit["inputs"].append({"name": keyword, "arg": value, "kind": 2})
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert len(found) == count, found
+    assert all(f"gets the argument {keyword} by name" in message for message in found)
+
+
 @pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
 def test_a_name_that_python_normalizes_is_found(name):
     """In source, a fullwidth letter is the letter of ASCII; a name in another script stays as it is."""
