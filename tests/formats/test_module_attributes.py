@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.export.unflatten import InterpreterModule, UnflattenedModule
+from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatcher, UnflattenedModule
 
 from statecli.pickle_scan.module_attributes import MODULE_ATTRIBUTES, find_module_attribute
 
 
 def test_every_attribute_of_a_module_is_listed():
-    """Of a module of torch.export, and of an unflattened one."""
-    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)).module()
-    names = {*dir(program), *dir(UnflattenedModule), *dir(InterpreterModule)} - {"weight", "bias"}
+    """Of a module of torch.export, of an unflattened one and of the modules in it."""
+    program = torch.export.export(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),))
+    unflattened = torch.export.unflatten(program)
+    (inner,) = unflattened.children()
+    assert isinstance(unflattened, UnflattenedModule)
+    assert isinstance(inner, InterpreterModule)
+    modules = (program.module(), unflattened, inner, InterpreterModuleDispatcher(set(), [inner]))
+    names = {name for module in modules for name in dir(module)} - {"weight", "bias", "0"}
     # Other libraries add methods of their own to nn.Module.
     own = [
         name for name in names if "transformers" not in str(getattr(getattr(nn.Module, name, None), "__module__", ""))
