@@ -30,7 +30,7 @@ from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
-from statecli.pickle_scan.export_expressions import find_program_calls
+from statecli.pickle_scan.export_expressions import UnknownText, find_program_calls
 from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
@@ -79,7 +79,12 @@ _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_in
 #: Records with Python objects that a program of torch.export uses.
 _OPAQUE_OBJECT = re.compile(r"(?i)\bdata/constants/opaque_obj_")
 _USED_BY_CODE = "a Python object, of which the code of the program may call any method or read any attribute"
+#: Pickles with tensors of a program of torch.export.
+_PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
+_ATTRIBUTE_OF_TENSOR = "a tensor with a Python object as attribute, which the code of the program may call"
 _OBJECT_HELP = "export the program without Python objects, or ask who published it"
+_UNKNOWN_TEXT = "the program has a text under the key {}, which statecli does not know and a loader may compile"
+_UNKNOWN_TEXT_HELP = "update statecli, or export the program again with a torch that statecli knows"
 _PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
@@ -433,6 +438,8 @@ class FileScan:
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
         if _OPAQUE_OBJECT.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
+        if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
+            hazards = (*hazards, Hazard(f"{where}: {_ATTRIBUTE_OF_TENSOR}", help=_OBJECT_HELP))
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)
@@ -730,6 +737,11 @@ class FileScan:
             return
         digest = self._compute_digest([region])
         for number, call in enumerate(find_program_calls(document, self.steps)):
+            if isinstance(call, UnknownText):
+                hazard = Hazard(_UNKNOWN_TEXT.format(quoting.quote(call.key)), False, True, _UNKNOWN_TEXT_HELP)
+                code = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
+                self._add_pickle(structs.replace(code, digest=digest, uses_storages=True))
+                continue
             at = max(data.find(json.dumps(call.text).encode()), 0) if number < _MAX_LOCATED_TEXTS else 0
             names = (Mention(call.module, call.name, at, called=call.called, misuse=call.why),)
             code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=call.doer)

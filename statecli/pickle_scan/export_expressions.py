@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import json
 import re
 import string
-import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
 from statecli.core import quoting
-from statecli.pickle_scan import operator_names, program_operators
-from statecli.pickle_scan.export_arguments import TAKEN_NAMES, find_misuses
+from statecli.pickle_scan import operator_names, program_operators, program_schema, program_texts
+from statecli.pickle_scan.export_arguments import find_misuses
 from statecli.pickle_scan.module_attributes import find_module_attribute
+from statecli.pickle_scan.program_schema import Judgement, ProgramText
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
@@ -323,7 +322,14 @@ class ProgramCall(NamedTuple):
     doer: str | None = None
 
 
-def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
+class UnknownText(NamedTuple):
+    """Text under a key that the schema of torch.export does not have."""
+
+    key: str
+    text: str
+
+
+def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
     """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
     for text in dict.fromkeys(iter_expressions(document)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
@@ -334,46 +340,71 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
     for misuse in find_misuses(document, steps):
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
         yield ProgramCall(misuse.target, module, name, misuse.why, doer="the graph")
+    texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
+    yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts))
+    if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
+        yield _report_source(trace)
     bad: set[str] = set()
-    texts = dict.fromkeys(_iter_texts(document, steps))
-    yield from _find_nested_names([text for key, text in texts if key in _ATTRIBUTE_KEYS])
-    for key, text in texts:
-        call = _CHECKS[key](text) if key in _CHECKS else None
+    for judgement, text in dict.fromkeys(_expand_specs(texts, steps)):
+        call = CHECKS[judgement](text) if judgement in CHECKS else None
         if call:
             yield call
-        elif text not in bad and not _is_valid_name(key, text):
+        elif text not in bad and not program_texts.is_valid(text, judgement):
             bad.add(text)
-            why = f"compiles the graph with {quoting.quote(text)} in place of a name"
-            yield ProgramCall(text, "builtins", "exec", why, doer="loading the file")
+            yield _report_source(text) if judgement in _COMPILER_TEXTS else _report_name(text, judgement)
+    unknown = next((text for text in texts if text.judgement is Judgement.UNKNOWN and text.text not in bad), None)
+    if unknown:
+        yield UnknownText(unknown.key, unknown.text)
 
 
-def _is_valid_name(key: str, text: str) -> bool:
-    """Return True if the text stays a name wherever torch writes the text into source.
-
-    Python normalizes names in source, so that one of other letters may come out as `self`.
-    """
-    if not text.isascii() and key not in _VALUE_KEYS and unicodedata.normalize("NFKC", text) != text:
-        return False
-    if key in _NAME_KEYS:
-        is_taken = key == "forward_arg_names" and text.lstrip("*") in TAKEN_NAMES
-        return _NAME.fullmatch(text) is not None and not is_taken
-    if key == _MODULES_KEY:
-        return not _BREAKS_OF_PATH.search(text)
-    return key in _VALUE_KEYS or (key != _UNREAD_KEY and not _BREAKS.search(text))
+#: Texts that inductor writes into source, or reads.
+_COMPILER_TEXTS = frozenset(
+    [Judgement.VALUE, Judgement.TRACE, Judgement.FUNCTIONS, Judgement.ORIGINS, Judgement.ANNOTATIONS]
+)
 
 
-#: Texts that torch writes into the source of `forward` as they are, or in quotes, before it compiles that as it loads.
-_NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names", "the member"])
-_NAME = re.compile(r"\*{0,2}\w*")
-_BREAKS = re.compile(r"[\"'\\\n\r]")
-#: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
-_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]")
+def _select_texts(texts: list[ProgramText], judgement: Judgement) -> list[str]:
+    return [text.text for text in texts if text.judgement is judgement]
+
+
+def _list_modules(texts: list[ProgramText]) -> list[str]:
+    """Return the paths of the modules: called as in the module call graph, and around the nodes."""
+    stacks = map(program_texts.list_stack_paths, _select_texts(texts, Judgement.MODULES))
+    paths = [*_select_texts(texts, Judgement.MODULE), *(path for stack in stacks for path in stack)]
+    return list(dict.fromkeys(path for path in paths if path))
+
+
+def _report_name(text: str, judgement: Judgement) -> ProgramCall:
+    place = "a number" if judgement in (Judgement.NUMBER, Judgement.FLOAT) else "a name"
+    why = f"compiles the graph with {quoting.quote(text)} in place of {place}"
+    return ProgramCall(text, "builtins", "exec", why, doer="loading the file")
+
+
+def _report_source(text: str) -> ProgramCall:
+    why = f"takes {quoting.quote(text)} for source code or for options, which torch does not write"
+    return ProgramCall(text, "torch._inductor", "compile", why, doer="compiling the program")
+
+
+def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judgement, str]]:
+    """Yield the judgement and the text of each, and the texts in nested arguments in place of these."""
+    for judgement, text, key in texts:
+        if judgement is Judgement.SPEC:
+            yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
+        else:
+            yield judgement, text
+
+
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
 #: Attributes of a namespace, of an operator or of an overload, which torch takes for a name in an operator's path.
 _ATTRIBUTE = re.compile(r"__.*|_dir")
 _ATTRIBUTE_OF_OVERLOAD = re.compile(
-    r"_.*|decompose|functorch_table|has_kernel_for_\w+|is_view|name|namespace|op|op_overloads|overloadpacket|overloads"
-    r"|py_functionalize_impl|py_impl|py_kernels|python_key_table|redispatch|tags"
+    r"_.*|cacheable|decompose|dispatch|divide_kwargs|fallthrough|functorch_table|gen_schema|has_kernel_for_\w+|is_view|name"
+    r"|namespace|non_fallthrough_keys|op|op_overloads|overloadpacket|overloads|py_autograd_impl|py_functionalize_impl|py_impl"
+    r"|py_kernels|python_key_table|redispatch|subgraph_indexes|tags"
+)
+#: Operators of `aten` whose names look like attributes.
+_BITWISE = re.findall(
+    r"\w+", "__and__ __iand__ __or__ __ior__ __xor__ __ixor__ __lshift__ __ilshift__ __rshift__ __irshift__"
 )
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = re.compile(
@@ -381,110 +412,10 @@ _ARITHMETIC = re.compile(
     r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.(?P<function>[A-Z]\w*)|builtins\.round",
     re.ASCII,
 )
-#: Names in the signature by which torch assigns tensors and objects to the module.
-_ATTRIBUTE_KEYS = ("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name")
-#: Parts of a name that are compared with other names.
+#: Parts of the name of a tensor, at most.
 _MAX_NAME_PARTS = 100
-_GUARD_KEY = "guards_code"
 #: Largest number of a symbol: programs have some thousands of symbols.
 _MAX_SYMBOL_NUMBER = 10**6
-#: JSON in texts of the JSON: how the arguments nest.
-_SPEC_KEYS = frozenset(["in_spec", "out_spec", "context"])
-#: Text that a trace left for people, and the keys of what has it: torch reads it as a dict of texts, and calls nothing.
-#: Only the paths of modules in it become source, in `torch.export.unflatten`.
-_REMARK_KEY, _REMARKED_KEYS = "metadata", frozenset(["nodes", "graph_module"])
-#: Texts that reach no source: values of operators, and texts that have a check of their own.
-_VALUE_KEYS = frozenset(["as_string", "as_strings", "expr_str", _GUARD_KEY])
-#: Key of what `_iter_texts` yields for classes and for JSON that it cannot read; no key of the program has a space.
-_CLASS_KEY, _MEMBER_KEY, _UNREAD_KEY, _ARGUMENT_KEY = "the class", "the member", "the nesting", "the argument"
-_SYMBOL_KEY, _MODULES_KEY, _KEY_OF_INPUT, _TEXT_OF_INPUT = "the symbol", "the modules", "the key", "the text"
-#: Keys of what holds the value of an input: torch writes a text and the keys of dicts into the source of guards. Other
-#: texts under "as_string" are values of operators, of which torch writes Python's `repr`.
-_KEYS_OF_INPUTS = frozenset(["inputs", "value"])
-#: Dicts whose keys are names -> what their keys are judged as.
-_KEYS_OF_NAMES = {"tensor_values": "name", "range_constraints": _SYMBOL_KEY}
-
-
-class _NestingObject(list[tuple[str, Any]]):
-    """JSON object with nested arguments, and its repeated keys.
-
-    torch imports the class of each object as it parses the object, also where a later key replaces the object.
-    """
-
-
-def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield each text with its key; the text of a list has the key of the list, a key itself the key "the argument"."""
-    stack: list[tuple[str, Any]] = [("", document)]
-    while stack:
-        key, node = stack.pop()
-        steps.take(Budget.TEXT)
-        if type(node) is dict:
-            yield from _iter_class_texts(node)
-            if key in _KEYS_OF_NAMES:
-                stack.extend((_KEYS_OF_NAMES[key], child) for child in node)
-            yield from ((_ARGUMENT_KEY, below) for below in node)
-            remark = _REMARK_KEY if key in _REMARKED_KEYS else None
-            yield from _iter_module_paths(node.get(remark))
-            text_key = _TEXT_OF_INPUT if key in _KEYS_OF_INPUTS else "as_string"
-            stack.extend(
-                (text_key if below == "as_string" else below, child) for below, child in node.items() if below != remark
-            )
-        elif type(node) is _NestingObject:
-            yield from _iter_class_texts(dict(node))
-            yield from ((_ARGUMENT_KEY, below) for below, _ in node)
-            stack.extend(node)
-        elif type(node) is list:
-            stack.extend((key, child) for child in node)
-        elif type(node) is str:
-            yield from _iter_spec_texts(key, node, stack, steps) if key in _SPEC_KEYS else [(key, node)]
-
-
-def _iter_module_paths(remark: Any) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the modules around a node."""
-    paths = remark.get("nn_module_stack") if type(remark) is dict else None
-    if type(paths) is str:
-        yield _MODULES_KEY, paths
-
-
-def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the class named by a JSON object, and its member."""
-    if type(node.get("default_factory_module")) is str:
-        yield _CLASS_KEY, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
-    if "__enum__" in node:
-        yield _CLASS_KEY, str(node.get("fqn"))
-        yield _MEMBER_KEY, str(node.get("name"))
-
-
-def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield the class texts in a text of nested arguments, and put its JSON on the stack."""
-    steps.take(Budget.TEXT, len(text) // 8)
-    try:
-        spec = json.loads(text, object_pairs_hook=_NestingObject)
-    except ValueError:  # torch reads it by the same parser
-        yield key, text
-    except RecursionError:
-        yield _UNREAD_KEY, text
-    else:
-        names = _find_keyword_names(text) if key == "in_spec" else []
-        yield from (("name", str(name)) for name in names)
-        stack.append((_KEY_OF_INPUT if key == "context" else "", spec))
-
-
-def _find_keyword_names(text: str) -> list[Any]:
-    """Return the names of keyword arguments, written by torch into the source of `forward`."""
-    try:
-        names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
-    except (TypeError, KeyError, IndexError, ValueError, RecursionError):
-        return []
-    return (
-        names
-        if type(names) is list
-        else [names]
-        if type(names) is str
-        else list(names or ())
-        if type(names) is dict
-        else []
-    )
 
 
 #: What torch.export writes for torch.func.vmap and jvp. Other arguments than theirs crash the process.
@@ -502,13 +433,17 @@ def _check_operator(text: str) -> ProgramCall | None:
             why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
-    if _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
+    # An operator on graphs has no overloads: what follows its name is an attribute.
+    is_attribute = match[1] == "higher_order" if match[3] else False
+    if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator", doer="the graph")
-    if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:
+    if match[1] == "aten" and match[3] and match[2] in (*operator_names.ATEN_OF_EXPORT, *_BITWISE):
         return None
     if _ATTRIBUTE.fullmatch(match[2]):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace", doer="the graph")
     why = program_operators.describe_harm(operator)
+    if not match[3] and match[1] != "higher_order":
+        why = why or "has no overload, so that torch does not take its arguments by name"
     if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")
     return None
@@ -541,31 +476,55 @@ def _check_symbol(text: str) -> ProgramCall | None:
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 
-def _find_nested_names(names: Collection[str]) -> Iterator[ProgramCall]:
-    """Yield a name below another tensor or object: torch takes the attribute of that object, such as a method."""
-    known = frozenset(names)
-    for name in names:
-        parts = name.split(".")
-        if any(".".join(parts[:end]) in known for end in range(1, min(len(parts), _MAX_NAME_PARTS))):
+def _find_nested_names(tensors: Collection[str], modules: Collection[str]) -> Iterator[ProgramCall]:
+    """Yield a name below a tensor or object: torch takes the attribute of that object, such as a method.
+
+    A module in the place of a tensor is the tensor, which torch calls.
+    """
+    tensor_parts = {name: _split_name(name) for name in tensors}
+    known = {".".join(parts) for parts in tensor_parts.values()}
+    reaches = [(name, parts, len(parts)) for name, parts in tensor_parts.items()]
+    reaches += [(name, parts, len(parts) + 1) for name, parts in ((name, _split_name(name)) for name in modules)]
+    for name, parts, reach in reaches:
+        if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in known for end in range(1, reach)):
             why = f"takes the attribute {quoting.quote(name)} of an object of the file for a constant"
             yield ProgramCall(name, "builtins", "getattr", why, doer="loading the file")
             return
 
 
+def _split_name(name: str) -> list[str]:
+    return program_texts.strip_call_numbers(name).split(".", _MAX_NAME_PARTS)
+
+
 def _check_attribute(text: str) -> ProgramCall | None:
     """Return the assignment of an object of the file to an attribute that torch itself calls."""
-    attribute = find_module_attribute(text)
+    attribute = find_module_attribute(program_texts.strip_call_numbers(text))
     if attribute is None:
         return None
     why = f"replaces the attribute {quoting.quote(attribute)} of the module by an object of the file"
     return ProgramCall(text, "builtins", "setattr", why, doer="loading the file")
 
 
-_CHECKS: dict[str, Callable[[str], ProgramCall | None]] = {
-    **dict.fromkeys(_ATTRIBUTE_KEYS, _check_attribute),
-    "target": _check_operator,
-    "as_operator": _check_operator,
-    _CLASS_KEY: _check_import,
-    _GUARD_KEY: _check_guard,
-    _SYMBOL_KEY: _check_symbol,
+def _check_module(text: str) -> ProgramCall | None:
+    """Return the call of an attribute of a module in place of a module."""
+    attribute = program_texts.find_module_call(text)
+    if attribute is None:
+        return None
+    why = f"takes the attribute {quoting.quote(attribute)} of a module for a module"
+    return ProgramCall(text, "builtins", "getattr", why, doer="torch.export.unflatten")
+
+
+def _check_module_stack(text: str) -> ProgramCall | None:
+    calls = (_check_module(path) for path in program_texts.list_stack_paths(text) if path)
+    return next(filter(None, calls), None)
+
+
+CHECKS: dict[Judgement, Callable[[str], ProgramCall | None]] = {
+    Judgement.ATTRIBUTE: _check_attribute,
+    Judgement.MODULE: _check_module,
+    Judgement.MODULES: _check_module_stack,
+    Judgement.OPERATOR: _check_operator,
+    Judgement.CLASS: _check_import,
+    Judgement.GUARD: _check_guard,
+    Judgement.SYMBOL: _check_symbol,
 }

@@ -54,6 +54,9 @@ _LAST_OF_PYTHON_2 = 2
 _SETITEM = "Unpickler.load_setitems"
 _NUMBERED_GLOBAL = "Unpickler.load_reduce"
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_")
+#: Functions whose fourth argument has the attributes of a tensor, and the beginnings of what torch writes there.
+_WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+_OF_TORCH = ("torch.", "torchao.", "collections.")
 #: torch.jit skips an import after this function, and takes the one after that for the skipped one.
 _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
@@ -139,6 +142,23 @@ class Scanner(Machine):
         """Return whether the pickle makes an object other than tensors, and dicts with an order."""
         names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
         return any(not name.startswith(_TENSOR_PREFIXES) and name != "collections.OrderedDict" for name in names)
+
+    def gives_tensor_objects(self) -> bool:
+        """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""
+        for call in self.flow.calls:
+            name = get_plain_name(call.cls) if type(call.cls) is Global else ""
+            args = call.args if name in _WITH_ATTRIBUTES and type(call.args) is tuple else ()
+            for state in args[3:]:
+                parts = state if type(state) is tuple else (state,)
+                values = [value for part in parts if type(part) is dict for value in part.values()]
+                self.flow.steps.take(Budget.FLOW, len(values))
+                if any(type(value) is Obj and not self._is_of_torch(value) for value in values):
+                    return True
+        return False
+
+    def _is_of_torch(self, value: Value) -> bool:
+        root = self.flow.get_root(value)
+        return root is not None and get_plain_name(root).startswith(_OF_TORCH)
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """Return the allocations not explained by a file of this size, and keys with too long a hash."""

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -627,6 +628,20 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("attribute", "count"),
+    [(np.zeros(2, np.uint8), 1), ({"a": torch.ones(2)}, 0), (torch.ones(2), 0), (True, 0)],
+    ids=repr,
+)
+def test_an_object_that_is_an_attribute_of_a_tensor_is_found(attribute, count, parts, tmp_path):
+    """The array of a weight has `ctypes`, which reaches Python's own functions, for a program that names them."""
+    weight, data = torch.ones(2), io.BytesIO()
+    weight.foo = attribute
+    torch.save(weight, data)
+    path = built(tmp_path / "a.pt2", {**parts, "data/weights/weight_9": data.getvalue()})
+    assert len([message for _, message in findings(path) if "a tensor with a Python object" in message]) == count
+
+
 #: Pickles of protocol 0 that begin like no pickle that a pickler writes.
 UNUSUAL = {"None": b"N0", "a dict": b"(dp0\n0", "a list and a tuple": b"]0)0", "a number": b"I1\n0", "text": b"Vx\n0"}
 
@@ -836,9 +851,9 @@ CHEAP = (
 def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
     """Nothing but what expressions are made of, in a size of an honest program."""
     assert is_plain_expression(text)
-    size = {"meta": {"sizes": [{"as_expr": {"expr_str": text}}]}}
-    document = json.dumps({**json.loads(parts["models/model.json"]), "costly": size}).encode()
-    (found,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": document}))
+    program = json.loads(parts["models/model.json"])
+    program["graph_module"]["graph"]["sym_int_values"] = {"costly": {"as_expr": {"expr_str": text}}}
+    (found,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
     assert "sympy.sympify" in found[1]
 
 
@@ -1191,7 +1206,7 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
 
     def spec(**context):
         text = json.dumps([1, {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}])
-        return {**parts, "models/model.json": _json({"signature": {"in_spec": text}})}
+        return {**parts, "models/model.json": _of_signature({"in_spec": text})}
 
     def factory(module, name):
         return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
@@ -1205,7 +1220,12 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
 
 def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
     """A program whose arguments nest as `spec` says."""
-    return {**parts, "models/model.json": _json({"signature": {key: json.dumps(spec) + padding, **signature}})}
+    return {**parts, "models/model.json": _of_signature({key: json.dumps(spec) + padding, **signature})}
+
+
+def _of_signature(signature: dict[str, object]) -> bytes:
+    """A program of one module call."""
+    return _json({"graph_module": {"module_call_graph": [{"fqn": "", "signature": signature}]}})
 
 
 def _leaf() -> dict[str, object]:
@@ -1313,13 +1333,13 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
 
 @pytest.mark.parametrize("place", ["a node", "the module", "a value", "an object"])
 def test_only_remarks_are_left_out(place, parts, tmp_path):
-    """`metadata` of a node or of the module is text for people; a value of that name is a value."""
+    """The `metadata` of a node or of the module has text for people; a value of that name is a value."""
     program = json.loads(parts["models/model.json"])
     module, remark = program["graph_module"], {"note": "it's\n"}
     if place == "a node":
-        module["graph"]["nodes"][0]["metadata"] = remark
+        module["graph"]["nodes"][0]["metadata"] = {"stack_trace": "it's\n", "custom": json.dumps(remark)}
     elif place == "the module":
-        module["metadata"] = remark
+        module["metadata"] = {"custom": json.dumps(remark)}
     else:
         module["graph"]["tensor_values" if place == "a value" else "custom_obj_values"] = {"metadata": remark}
     found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
@@ -1370,20 +1390,35 @@ def test_torch_counts_to_the_numbers_of_symbols(parts, tmp_path):
     assert run_code(LOAD_EACH, *paths).stdout.split() == ["0"] + [str(-signal.SIGPROF)] * len(ENDLESS_SYMBOLS)
 
 
+def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
+    """A later torch may have the key, so that the file is no error."""
+    program = {**json.loads(parts["models/model.json"]), "language": "a"}
+    (finding,) = audit(
+        Request((str(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})),))
+    ).findings
+    assert (finding.rule, finding.severity.name) == ("unsafe-data", "WARNING")
+    assert "a text under the key 'language', which statecli does not know" in finding.message
+
+
 def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """JSON too deep for statecli may be read by torch."""
     deep = "[" * 200_000 + "]" * 200_000
-    program = {"signature": {"out_spec": deep}}
-    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    program = _of_signature({"out_spec": deep})
+    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
     assert [rule for rule, _ in found] == ["unsafe-global"]
 
 
 @pytest.mark.parametrize("key", ["any_key", "verifiers", "torch_version"])
 def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_path):
-    """A later torch may write it into source; values of operators and remarks of a trace may be any text."""
-    harmless = {"nodes": [{"metadata": {"stack_trace": "f('x')\n"}}], "as_string": "it's", "plain": "torch.ops/aten <3"}
-    for more, count in ((harmless, 0), ({key: "a'b"}, 1), ({"a'b": 1}, 1)):
-        program = {**json.loads(parts["models/model.json"]), **more}
+    """A later torch may write it into source; the messages of operators have single quotes."""
+
+    def edit(program, more):
+        program["graph_module"]["graph"]["nodes"][0]["inputs"][0]["arg"] = {"as_string": "it's (a) 'b'; <3"}
+        return {**program, **more}
+
+    text = ["a'b"] if key == "verifiers" else "a'b"
+    for more, count in (({}, 0), ({key: text}, 1), ({"a'b": 1}, 1)):
+        program = edit(json.loads(parts["models/model.json"]), more)
         assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
 
 

@@ -1,0 +1,228 @@
+"""Judge the texts in a program of torch.export that torch or its compilers write into source code.
+
+`torch.export.load` compiles names of the graph as Python source, `torch.export.unflatten` the paths of modules, and
+inductor writes values, names and stack traces into Python and C++. Sources: torch/fx/graph.py,
+torch/export/unflatten.py (`_dispatch_modules`, `_assign_attr`), torch/_inductor/utils.py (`get_fused_kernel_name`,
+`get_kernel_metadata`), torch/_inductor/codegen/cpp.py and cpp_wrapper_cpu.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from statecli.pickle_scan.export_arguments import TAKEN_NAMES
+from statecli.pickle_scan.module_attributes import find_module_attribute
+from statecli.pickle_scan.program_schema import Judgement
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+_NAME = re.compile(r"\w*")
+_PARAMETER = re.compile(r"\*{0,2}\w*")
+#: What ends a text in quotes, a comment or a line of source.
+_BREAKS = re.compile(r"[\"'\\\n\r]")
+#: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
+_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]")
+#: The messages of assertions have single quotes. `??/` is a backslash for some compilers of C++.
+_BREAKS_OF_VALUE = re.compile(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+#: Names of functions and classes; those inside of a function have its `<locals>`.
+_FUNCTIONS = re.compile(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
+_FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
+#: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++.
+_RAW_END = ')"'
+_RAW_BEGIN = re.compile(r"R\"\(|\\[ \t]*$|^[ \t]*(?:#|%:)|/\*", re.MULTILINE)
+#: Key of the options of the compiler in an annotation.
+_COMPILER_OPTIONS = '"inductor_configs"'
+_CALL_NUMBER = re.compile(r"@\d+")
+
+
+def is_valid(text: str, judgement: Judgement) -> bool:
+    """Return True if the text stays what it is wherever torch writes the text into source."""
+    check = CHECKS.get(judgement)
+    return check is None or check(text)
+
+
+def _is_stable(text: str) -> bool:
+    """Return False for a name that Python normalizes: one of other letters may come out as `self`."""
+    return text.isascii() or unicodedata.normalize("NFKC", text) == text
+
+
+def _refuse(text: str) -> bool:
+    return not text
+
+
+def _is_plain(text: str) -> bool:
+    return _is_stable(text) and not _BREAKS.search(text)
+
+
+def _is_parameter(text: str) -> bool:
+    return _is_stable(text) and _PARAMETER.fullmatch(text) is not None and text.lstrip("*") not in TAKEN_NAMES
+
+
+def _is_module_path(text: str) -> bool:
+    """Return True for a path whose parts are names of modules, each with the number of its call."""
+    numbered = (part.partition("@") for part in text.split("."))
+    return _is_plain(text) and all(_CALL_NUMBER.fullmatch(at + number) for _, at, number in numbered if at)
+
+
+def _is_module_stack(text: str) -> bool:
+    """Return True if each module has a key, a path and a class, as torch splits them."""
+    if not _is_stable(text) or _BREAKS_OF_PATH.search(text):
+        return False
+    paths = list_stack_paths(text)
+    return None not in paths and all(_CALL_NUMBER.sub("", path or "").find("@") < 0 for path in paths)
+
+
+def list_stack_paths(text: str) -> list[str | None]:
+    """Return the path of each module in `nn_module_stack`; None for an entry that torch refuses."""
+    return [parts[1] if len(parts := _split_entry(entry)) == 3 else None for entry in text.split(";")] if text else []
+
+
+def _split_entry(entry: str) -> list[str]:
+    """Split an entry at the commas outside of brackets."""
+    parts, begin, depth = [], 0, 0
+    for at, character in enumerate(entry):
+        if character in "[(":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == "," and not depth:
+            parts.append(entry[begin:at])
+            begin = at + 1
+    return [*parts, entry[begin:]]
+
+
+def find_module_call(text: str) -> str | None:
+    """Return the part of a path that is an attribute of modules, once unflatten has removed the number of a call, `@1`.
+
+    None if each part may name a module. `_guards_fn` is a module of each program, and so of a program exported again.
+    """
+    for part in text.split("."):
+        attribute = find_module_attribute(unicodedata.normalize("NFKC", part.partition("@")[0]))
+        if attribute and attribute != "_guards_fn":
+            return attribute
+    return None
+
+
+def strip_call_numbers(path: str) -> str:
+    """Return the path as unflatten compares it: a tensor of `a` is put on each call of `a`, `a@1` and `a@2` too."""
+    return _CALL_NUMBER.sub("", path)
+
+
+def _are_origins(text: str) -> bool:
+    """Return True if no name in the JSON has a quote or a line break; torch writes `<` and spaces of a `repr`."""
+    if "\\" not in text:  # without escapes, JSON has none in a text
+        return True
+    stack: list[Any] = []
+    try:
+        stack.append(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+    while stack:
+        value = stack.pop()
+        if type(value) is str and _BREAKS_OF_VALUE.search(value):
+            return False
+        stack.extend(value.values() if type(value) is dict else value if type(value) is list else ())
+    return True
+
+
+def _are_annotations(text: str) -> bool:
+    """Return False for annotations with options of the compiler, which name commands to run."""
+    try:
+        return _COMPILER_OPTIONS not in json.dumps(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+
+
+def find_end_of_raw_string(traces: list[str]) -> str | None:
+    """Return the stack trace that ends the raw string of C++ around it; None if no code can follow.
+
+    C++ reads what follows `)"` as code, and refuses the code unless something in this or another stack trace hides the
+    mark at the end of each raw string. Python code often has `)"`, but hardly ever both.
+    """
+    ends = next((trace for trace in traces if _RAW_END in trace), None)
+    return ends if ends is not None and any(_RAW_BEGIN.search(trace) for trace in traces) else None
+
+
+#: What each judgement demands. Operators, expressions, symbols and guards have checks of their own.
+CHECKS: dict[Judgement, Callable[[str], bool]] = {
+    Judgement.NUMBER: _refuse,
+    Judgement.FLOAT: _FLOATS.__contains__,
+    Judgement.IDENTIFIER: lambda text: _is_stable(text) and _NAME.fullmatch(text) is not None,
+    Judgement.PARAMETER: _is_parameter,
+    Judgement.ATTRIBUTE: _is_plain,
+    Judgement.MODULE: _is_module_path,
+    Judgement.OPERATOR: _is_plain,
+    Judgement.SYMBOL: _is_plain,
+    Judgement.PLAIN: _is_plain,
+    Judgement.INPUT: _is_plain,
+    Judgement.VALUE: lambda text: not _BREAKS_OF_VALUE.search(text),
+    Judgement.TRACE: lambda text: not _CONTROLS.search(text),
+    Judgement.MODULES: _is_module_stack,
+    Judgement.FUNCTIONS: lambda text: _is_stable(text) and _FUNCTIONS.fullmatch(text) is not None,
+    Judgement.ORIGINS: _are_origins,
+    Judgement.ANNOTATIONS: _are_annotations,
+    Judgement.UNKNOWN: _is_plain,
+    Judgement.UNREADABLE: _refuse,
+}
+
+
+#: Key of a text that is JSON again.
+_CONTEXT_KEY = "context"
+
+
+class _NestingObject(list[tuple[str, Any]]):
+    """JSON object with nested arguments, and its repeated keys.
+
+    torch imports the class of each object as it parses the object, also where a later key replaces the object.
+    """
+
+
+def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[Judgement, str]]:
+    """Yield each text in the JSON of nested arguments with its judgement. Raises OutOfSteps.
+
+    `is_input`: the nesting of the inputs has the names of keyword arguments.
+    """
+    stack: list[tuple[str, Any]] = [(_CONTEXT_KEY, text)]
+    names = _find_keyword_names(text) if is_input else []
+    yield from ((Judgement.IDENTIFIER, str(name)) for name in names)
+    while stack:
+        key, node = stack.pop()
+        steps.take(Budget.TEXT)
+        if type(node) is _NestingObject:
+            yield from _iter_class_texts(dict(node))
+            yield from ((Judgement.PLAIN, below) for below, _ in node)
+            stack.extend(node)
+        elif type(node) is list:
+            stack.extend((key, child) for child in node)
+        elif type(node) is str and key == _CONTEXT_KEY:
+            steps.take(Budget.TEXT, len(node) // 8)
+            try:
+                stack.append(("", json.loads(node, object_pairs_hook=_NestingObject)))
+            except ValueError:  # torch reads it by the same parser
+                yield Judgement.PLAIN, node
+            except RecursionError:
+                yield Judgement.UNREADABLE, node
+        elif type(node) is str:
+            yield Judgement.PLAIN, node
+
+
+def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[Judgement, str]]:
+    """Yield the class named by a JSON object, and its member."""
+    if type(node.get("default_factory_module")) is str:
+        yield Judgement.CLASS, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+    if "__enum__" in node:
+        yield Judgement.CLASS, str(node.get("fqn"))
+        yield Judgement.IDENTIFIER, str(node.get("name"))
+
+
+def _find_keyword_names(text: str) -> list[Any]:
+    """Return the names of keyword arguments, written by torch into the source of `forward`."""
+    try:
+        names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
+    except (TypeError, KeyError, IndexError, ValueError, RecursionError):
+        return []
+    return list(names or ()) if type(names) in (list, dict) else [names] if type(names) is str else []
