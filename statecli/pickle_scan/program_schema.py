@@ -58,7 +58,8 @@ class Judgement(enum.Enum):
     FUNCTIONS = enum.auto()
     #: JSON of the nodes that a node comes from, whose names inductor writes into comments.
     ORIGINS = enum.auto()
-    #: JSON of annotations by the author. It reaches no source; `inductor_configs` in it configure the compiler.
+    #: JSON of annotations by the author. It reaches no source, except what inductor reads: the number of a stream, and
+    #: options of the compiler.
     ANNOTATIONS = enum.auto()
     #: Text under a key that the schema does not have.
     UNKNOWN = enum.auto()

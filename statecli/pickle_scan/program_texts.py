@@ -3,7 +3,8 @@
 `torch.export.load` compiles names of the graph as Python source, `torch.export.unflatten` the paths of modules, and
 inductor writes values, names and stack traces into Python and C++. Sources: torch/fx/graph.py,
 torch/export/unflatten.py (`_dispatch_modules`, `_assign_attr`), torch/_inductor/utils.py (`get_fused_kernel_name`,
-`get_kernel_metadata`), torch/_inductor/codegen/cpp.py and cpp_wrapper_cpu.py of torch 2.13.
+`get_kernel_metadata`), torch/_inductor/codegen/cpp.py, cpp_wrapper_cpu.py and
+wrapper.py (`stream_idx_to_user_obj_idx`) of torch 2.13.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
 #: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++.
 _RAW_END = ')"'
 _RAW_BEGIN = re.compile(r"R\"\(|\\[ \t]*$|^[ \t]*(?:#|%:)|/\*", re.MULTILINE)
-#: Key of the options of the compiler in an annotation.
-_COMPILER_OPTIONS = '"inductor_configs"'
+#: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.
+_COMPILER_OPTIONS, _STREAM = "inductor_configs", "stream"
 _CALL_NUMBER = re.compile(r"@\d+")
 
 
@@ -130,11 +131,23 @@ def _are_origins(text: str) -> bool:
 
 
 def _are_annotations(text: str) -> bool:
-    """Return False for annotations with options of the compiler, which name commands to run."""
+    """Return False for annotations with options of the compiler, which name commands to run, or with source.
+
+    inductor writes the number of a stream into source as it is.
+    """
     try:
-        return _COMPILER_OPTIONS not in json.dumps(json.loads(text))
+        stack = [json.loads(text)]
     except (ValueError, RecursionError):
         return False
+    while stack:
+        value = stack.pop()
+        if type(value) is dict:
+            if _COMPILER_OPTIONS in value or type(value.get(_STREAM)) not in (int, bool, type(None)):
+                return False
+            stack.extend(value.values())
+        elif type(value) is list:
+            stack.extend(value)
+    return True
 
 
 def find_end_of_raw_string(traces: list[str]) -> str | None:

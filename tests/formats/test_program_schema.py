@@ -186,6 +186,7 @@ HOSTILE = {
         _node(metadata={"custom": '{"compile_with_inductor": {"\\u0069nductor_configs": {"cpp.cxx": 1}}}'}),
         "for options",
     ),
+    "a stream that is source": (_node(metadata={"custom": '[{"stream": "0) or f(("}]'}), "for source code"),
     "a text for a number": (_node(inputs=[{"name": "a", "arg": {"as_scalar_type": "x"}}]), "in place of a number"),
     "a text for a float": (_node(inputs=[{"name": "a", "arg": {"as_float": "nan()"}}]), "in place of a number"),
     "an attribute of an operator on graphs": (_node(target="torch.ops.higher_order.cond.dispatch"), "is an attribute"),
