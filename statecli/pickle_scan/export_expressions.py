@@ -341,7 +341,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
         yield ProgramCall(misuse.target, module, name, misuse.why, doer="the graph")
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
-    yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts))
+    yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts, steps), steps)
     if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
         yield _report_source(trace)
     bad: set[str] = set()
@@ -367,9 +367,11 @@ def _select_texts(texts: list[ProgramText], judgement: Judgement) -> list[str]:
     return [text.text for text in texts if text.judgement is judgement]
 
 
-def _list_modules(texts: list[ProgramText]) -> list[str]:
+def _list_modules(texts: list[ProgramText], steps: Steps) -> list[str]:
     """Return the paths of the modules: called as in the module call graph, and around the nodes."""
-    stacks = map(program_texts.list_stack_paths, _select_texts(texts, Judgement.MODULES))
+    texts_of_stacks = _select_texts(texts, Judgement.MODULES)
+    steps.take(Budget.TEXT, sum(map(len, texts_of_stacks)) // 8)
+    stacks = map(program_texts.list_stack_paths, texts_of_stacks)
     paths = [*_select_texts(texts, Judgement.MODULE), *(path for stack in stacks for path in stack)]
     return list(dict.fromkeys(path for path in paths if path))
 
@@ -476,7 +478,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 
-def _find_nested_names(tensors: Collection[str], modules: Collection[str]) -> Iterator[ProgramCall]:
+def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
     """Yield a name below a tensor or object: torch takes the attribute of that object, such as a method.
 
     A module in the place of a tensor is the tensor, which torch calls.
@@ -486,6 +488,7 @@ def _find_nested_names(tensors: Collection[str], modules: Collection[str]) -> It
     reaches = [(name, parts, len(parts)) for name, parts in tensor_parts.items()]
     reaches += [(name, parts, len(parts) + 1) for name, parts in ((name, _split_name(name)) for name in modules)]
     for name, parts, reach in reaches:
+        steps.take(Budget.TEXT, 1 + reach * len(name) // 1024)
         if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in known for end in range(1, reach)):
             why = f"takes the attribute {quoting.quote(name)} of an object of the file for a constant"
             yield ProgramCall(name, "builtins", "getattr", why, doer="loading the file")

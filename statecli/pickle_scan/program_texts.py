@@ -37,6 +37,7 @@ _RAW_END = ')"'
 _RAW_BEGIN = re.compile(r"R\"\(|\\[ \t]*$|^[ \t]*(?:#|%:)|/\*", re.MULTILINE)
 #: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.
 _COMPILER_OPTIONS, _STREAM = "inductor_configs", "stream"
+_BRACKET = re.compile(r"[\[()\]]")
 _CALL_NUMBER = re.compile(r"@\d+")
 
 
@@ -84,6 +85,8 @@ def list_stack_paths(text: str) -> list[str | None]:
 
 def _split_entry(entry: str) -> list[str]:
     """Split an entry at the commas outside of brackets."""
+    if not _BRACKET.search(entry):
+        return entry.split(",")
     parts, begin, depth = [], 0, 0
     for at, character in enumerate(entry):
         if character in "[(":
