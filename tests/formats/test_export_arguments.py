@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 from statecli.commands.audit.run import Request, audit
 from statecli.pickle_scan import export_expressions
@@ -77,6 +79,33 @@ class Bag(nn.Module):
         return self.bag(x, offsets)
 
 
+class Branches(nn.Module):
+    """Graphs in a graph: branches, a loop, a scan, and contexts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({"it-s": nn.Linear(8, 8), "b c": nn.Linear(8, 8)})
+
+    def forward(self, x):
+        total, _ = scan(lambda carry, row: (carry + row, (carry * row).clone()), torch.zeros(8), x)
+        x = torch.cond(x.sum() > 0, self.layers["it-s"], self.layers["b c"], (x,))
+        _, x = while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (torch.tensor(0), x))
+        with torch.no_grad():
+            y = x * 2
+        with torch.autocast("cpu"):
+            return y @ x.T, total
+
+
+class Asserted(nn.Module):
+    """Messages of checks, and operators whose names look like attributes."""
+
+    def forward(self, x):
+        rows = x.nonzero()
+        torch._check(rows.shape[0] > 1, lambda: "it's (small)")
+        torch._assert_async(x.sum() > -1e9, "the sum isn't (finite)")
+        return rows, (x > 0) & (x < 1) | (x > 2)
+
+
 NORMED = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
 IMAGE, SEQUENCE, ROWS = torch.rand(2, 8, 4, 4), torch.rand(2, 2, 8), torch.rand(4, 8)
 HONEST = {
@@ -92,6 +121,8 @@ HONEST = {
     "weight norm of columns": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4), dim=1), ROWS),
     "embedding bag": (Bag(), torch.tensor([1, 2, 3]), torch.tensor([0, 1])),
     "fourier": (Fourier(), ROWS),
+    "control flow": (Branches(), ROWS),
+    "checks": (Asserted(), ROWS),
     "attention": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), SEQUENCE),
 }
 
@@ -123,6 +154,17 @@ def test_modules_of_torch_are_clean(name, decomposed, tmp_path):
     result = audit(Request((str(path),)))
     assert [finding.message for finding in result.findings if finding.rule != "empty-checkpoint"] == []
     assert result.targets[0].reason is None
+
+
+def test_programs_that_are_exported_again_are_clean(tmp_path):
+    """The module of a program has a module of guards, and an unflattened one calls its modules by number."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    net.append(net[0])
+    first = torch.export.export(net, (ROWS,), preserve_module_call_signature=("0",))
+    for number, module in enumerate((first.module(), torch.export.unflatten(first))):
+        path = tmp_path / f"{number}.pt2"
+        torch.export.save(torch.export.export(module, (ROWS,)), path)
+        assert messages(path) == []
 
 
 def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
