@@ -439,7 +439,7 @@ class FileScan:
         if _OPAQUE_OBJECT.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
-            hazards = (*hazards, Hazard(f"{where}: {_ATTRIBUTE_OF_TENSOR}", help=_OBJECT_HELP))
+            hazards = (*hazards, Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)
