@@ -271,6 +271,8 @@ def _describe_join(change: Change, done: Transformation) -> str:
     is_stack = done.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
     listed = f"stack of {_format_stack(done.sources)}" if is_stack else f"[{'; '.join(names)}]"
     verb = "=" if change.status is Status.ADDED else "was split into"
+    if done.blocks:
+        listed += f" alternating, {_format_blocks(done.blocks)} rows each"
     if not done.exceptions:
         return f"{verb} {listed}, exactly"
     if len(done.differing) == 1:
@@ -279,6 +281,13 @@ def _describe_join(change: Change, done: Transformation) -> str:
         text = f"row {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} rows of {name} differ"
         return f"{verb} {listed}, but {text}" + ("" if done.rows == 1 else f" ({listed_rows})")
     return f"{verb} {listed}, but {done.rows:,} rows of {len(done.differing):,} tensors differ"
+
+
+def _format_blocks(blocks: Sequence[int]) -> str:
+    """`64`, or `128, 64 and 64`"""
+    if len(set(blocks)) == 1:
+        return str(blocks[0])
+    return f"{', '.join(map(str, blocks[:-1]))} and {blocks[-1]}"
 
 
 def _shorten(whole: str, names: Sequence[str]) -> list[str]:

@@ -44,6 +44,8 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
         yield "place", place.path in set(task.paths) and min(place.offset, place.length) >= 0
     elif isinstance(result, str):
         yield "result", _DIGEST.fullmatch(result) is not None
+    elif isinstance(result, tuple):
+        yield "result", function == "row_digest_batch" and all(0 <= digest < 1 << 32 for digest in result)
     elif isinstance(result, float):
         yield "result", function == "low_rank_batch" and result >= 0
     elif isinstance(result, int):

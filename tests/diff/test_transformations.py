@@ -291,6 +291,27 @@ def test_another_order_of_the_parts_is_found(diff, llama):
     assert sources == (f"{layer}.up_proj.weight", f"{layer}.gate_proj.weight")
 
 
+@pytest.mark.parametrize("blocks", [(8, 8, 8), (16, 4, 4), (4, 4)])
+@pytest.mark.parametrize("wrong", [None, 5])
+def test_interleaved_heads(diff, blocks, wrong):
+    """GPT-NeoX has q, k and v of each head in turn, Falcon those of each group; gate and up alternate in some."""
+    torch.manual_seed(0)
+    parts = [torch.randn(6 * rows, 24) for rows in blocks]
+    names = [f"attn.{part}_proj.weight" for part in "qkv"[: len(blocks)]]
+    heads = [part.view(6, rows, 24) for part, rows in zip(parts, blocks, strict=True)]
+    fused = torch.cat(heads, 1).reshape(-1, 24)
+    if wrong is not None:
+        fused[wrong, 3] += 1
+    before, after = dict(zip(names, parts, strict=True)), {"attn.qkv.weight": fused}
+    for old, new, kind in ((before, after, KIND.JOINED), (after, before, KIND.SPLIT)):
+        (done,) = (c.transformation for c in diff(old, new).changes if c.transformation is not None)
+        assert (done.kind, done.blocks, done.sources) == (kind, blocks, tuple(names))
+        assert (done.exceptions, done.rows) == ((0, 0) if wrong is None else (1, 1))
+        assert done.differing == (() if wrong is None else (names[int(wrong >= blocks[0])],))
+    swapped = torch.cat([heads[0], *(head.flip(0) for head in heads[1:])], 1).reshape(-1, 24)
+    assert found(diff(before, {"attn.qkv.weight": swapped})) == {}
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_stack_of_experts(diff, turned):
     torch.manual_seed(0)

@@ -78,6 +78,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception.
         axis: Of `resized`, the first dimension of another size.
+        blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
     """
@@ -93,6 +94,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cosine: float | None = None
     rounding: Rounding | None = None
     axis: int | None = None
+    blocks: tuple[int, ...] = ()
     rows: int = 0
     first_rows: tuple[int, ...] = ()
 

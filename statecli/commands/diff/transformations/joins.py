@@ -9,9 +9,19 @@ from math import prod
 from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
-from statecli.commands.diff.transformations.views import get_data, is_exact, locate, narrow, permute, select
+from statecli.commands.diff.transformations.interleaved import find_interleaving, list_digests
+from statecli.commands.diff.transformations.views import (
+    get_data,
+    is_exact,
+    locate,
+    narrow,
+    permute,
+    select,
+    split_rows,
+)
 from statecli.core.model_state import TensorData
-from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
+from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, check_elements
+from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Tensors of one module that may have been joined, and tensors of one join.
 _MAX_CANDIDATES = 12
@@ -67,6 +77,7 @@ def _find_concatenations(
         for chosen in _list_combinations(whole, by_module):
             ordered = _order_parts(whole, chosen, jobs)
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
+            transformation = transformation or _check_interleaving(whole, chosen, kind, jobs)
             if transformation is not None:
                 found[whole.number] = transformation
                 break
@@ -140,6 +151,35 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
         tasks.append(_build_copy_task(whole, part, start))
         start += part.data.shape[0]
     return _judge(check_elements(tasks, jobs=jobs), tasks, [part.fqn for part in parts], kind)
+
+
+def _check_interleaving(
+    whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int
+) -> Transformation | None:
+    """Return the claim that the rows of the parts alternate in the whole, head by head."""
+    tasks = [RowTask(row.fqn, row.data) for row in (whole, *parts)]
+    digests = list_digests(compute_row_digests(tasks, jobs=jobs))
+    found = find_interleaving(digests[0], digests[1:]) if digests is not None else None
+    if found is None:
+        return None
+    period, at, checks = sum(rows for _, rows in found.blocks), 0, []
+    for owner, rows in found.blocks:
+        of_whole, part = split_rows(whole.data, period), split_rows(parts[owner].data, rows)
+        checks.append(CheckTask(whole.fqn, Operation.COPY, part, narrow(of_whole, 1, at, rows)))
+        at += rows
+    results = check_elements(checks, jobs=jobs)
+    checked = [result for result in results if isinstance(result, CheckResult)]
+    wrong = [owner for owner, _ in found.blocks if found.wrong_rows[owner]]
+    return Transformation(
+        kind,
+        sum(result.elements for result in checked),
+        sum(result.exceptions for result in checked),
+        sources=tuple(parts[owner].fqn for owner, _ in found.blocks),
+        differing=tuple(parts[owner].fqn for owner in wrong),
+        rows=sum(len(found.wrong_rows[owner]) for owner in wrong),
+        first_rows=tuple(found.wrong_rows[wrong[0]][:MAX_LISTED_ROWS]) if len(wrong) == 1 else (),
+        blocks=tuple(rows for _, rows in found.blocks),
+    )
 
 
 def _judge(

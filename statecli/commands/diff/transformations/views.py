@@ -61,6 +61,13 @@ def permute(data: TensorData, axes: Sequence[int]) -> TensorData:
     )
 
 
+def split_rows(data: TensorData, rows: int) -> TensorData:
+    """Return the tensor with its first axis in two: groups of `rows`. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - narrows the type
+    shape = (data.shape[0] // rows, rows, *data.shape[1:])
+    return replace(data, shape=shape, strides=(data.strides[0] * rows, *data.strides))
+
+
 def select(data: TensorData, index: int) -> TensorData:
     """Return one item along the first axis, without this axis. `data` has strides."""
     first = narrow(data, 0, index, 1)

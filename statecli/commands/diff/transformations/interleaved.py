@@ -1,0 +1,82 @@
+"""Recognise fused tensors whose parts alternate: the rows of q, k and v of each head, or of each group of heads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from statecli.core.errors import StateError
+
+#: Blocks of a pattern: q, k and v, or gate and up.
+_MAX_BLOCKS = 4
+
+
+class Interleaving(NamedTuple):
+    """The order of the parts in a whole: `blocks` are (number of the part, rows), and repeat throughout.
+
+    `wrong_rows` are the rows of each part that are not at their place, by the number of the part.
+    """
+
+    blocks: tuple[tuple[int, int], ...]
+    wrong_rows: dict[int, list[int]]
+
+
+def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Interleaving | None:
+    """Return how the rows of the parts alternate in the whole, by checksums of all rows.
+
+    At most half of the rows of each part differ, and one part has all of its rows at their places. None for parts one
+    after the other, and without a pattern.
+    """
+    owners = {digest: n for n, part in enumerate(parts) for digest in part}
+    counts = Counter(digest for part in parts for digest in part)
+    # Equal rows, as of zeros, do not say whose they are.
+    sequence = [owners.get(digest) if counts[digest] == 1 else None for digest in whole]
+    runs = [(owner, len(list(run))) for owner, run in groupby(sequence)]
+    known = [run for run in runs if run[0] is not None]
+    for size in range(2, _MAX_BLOCKS + 1):
+        for start in range(max(0, len(known) - size + 1)):
+            blocks = tuple((owner, rows) for owner, rows in known[start : start + size] if owner is not None)
+            found = _check_pattern(blocks, whole, parts)
+            if found is not None:
+                return found
+            if start >= _MAX_BLOCKS:  # a wrong row may break the first blocks, not all of them
+                break
+    return None
+
+
+def _check_pattern(
+    blocks: tuple[tuple[int, int], ...], whole: Sequence[int], parts: Sequence[Sequence[int]]
+) -> Interleaving | None:
+    period = sum(rows for _, rows in blocks)
+    if {owner for owner, _ in blocks} != set(range(len(parts))) or len(blocks) != len(parts) or len(whole) % period:
+        return None
+    repeats = len(whole) // period
+    if repeats < 2 or any(len(parts[owner]) != repeats * rows for owner, rows in blocks):
+        return None
+    best: Interleaving | None = None
+    for turn in range(len(blocks)):  # the pattern may have been found from its middle on
+        order = blocks[turn:] + blocks[:turn]
+        wrong: dict[int, list[int]] = {owner: [] for owner, _ in order}
+        at = 0
+        for repeat in range(repeats):
+            for owner, rows in order:
+                expected = parts[owner][repeat * rows : (repeat + 1) * rows]
+                wrong[owner] += [repeat * rows + n for n in range(rows) if whole[at + n] != expected[n]]
+                at += rows
+        if best is None or _count(wrong) < _count(best.wrong_rows):
+            best = Interleaving(order, wrong)
+    if best is None or all(best.wrong_rows.values()):
+        return None
+    return best if all(2 * len(rows) <= len(parts[owner]) for owner, rows in best.wrong_rows.items()) else None
+
+
+def _count(wrong: dict[int, list[int]]) -> int:
+    return sum(map(len, wrong.values()))
+
+
+def list_digests(results: Sequence[tuple[int, ...] | StateError]) -> list[tuple[int, ...]] | None:
+    """Return the checksums of all tensors; None if one was not read."""
+    digests = [result for result in results if isinstance(result, tuple) and result]
+    return digests if len(digests) == len(results) else None

@@ -1,0 +1,63 @@
+"""Compute a checksum of each row of a matrix, to find rows that were put elsewhere."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import TensorData
+from statecli.values.compare_task import rechunk
+from statecli.values.elements import require_element
+from statecli.values.ranges import iter_paths, prefetch
+from statecli.values.read import open_view, read_items
+from statecli.workers import pool
+
+
+class RowTask(msgspec.Struct, frozen=True, gc=False):
+    """Compute the CRC-32 of each index along the first dimension."""
+
+    name: str
+    data: TensorData
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.data.shape) * require_element(self.data.dtype).size
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """Files of the tensor."""
+        return iter_paths(self.data)
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
+
+
+def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tuple[int, ...] | StateError]:
+    """Return the checksums of each task's rows, in order; the error of a tensor that cannot be read is its result."""
+    if not tasks:
+        return []
+    return pool.run_tasks(row_digest_batch, None, tasks, jobs=jobs, absent=(), derived=True)
+
+
+@with_denormals
+def row_digest_batch(_: None, tasks: Sequence[RowTask]) -> list[tuple[int, ...] | StateError]:
+    """Return the checksums or the error of each task of a batch."""
+    with prefetch(*(task.data for task in tasks)):
+        return [_digest_or_error(task) for task in tasks]
+
+
+def _digest_or_error(task: RowTask) -> tuple[int, ...] | StateError:
+    items = math.prod(task.data.shape[1:]) * require_element(task.data.dtype).items
+    try:
+        with open_view(task.data, task.name) as view:
+            return tuple(zlib.crc32(row.data) for row in rechunk(read_items(view), items))
+    except StateError as error:
+        return error
