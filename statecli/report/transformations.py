@@ -67,6 +67,8 @@ def _describe(change: Change) -> str:
         return "transposed"
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
+    if kind is TransformationKind.QUANTIZED:
+        return f"rel. error {format_number(done.relative_l2, 2)} after × {done.sources[0]}"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated to before (cosine {cosine or 0:.2f})"
@@ -238,6 +240,27 @@ def _build_adapter_lines(changes: Sequence[Change], _: Sequence[Change], __: boo
         yield Line((f"LoRA on {modules} of {plural(len(layers), 'module')}",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
 
 
+def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+    """Yield a line for the weights of each type, scale and shape of block, with the range of their errors."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for change in changes:
+        done = change.transformation
+        if done is not None and change.before is not None and change.after is not None:
+            block = _format_block(done.blocks, change.after.shape or ())
+            key = change.before.dtype, change.after.dtype, done.sources[0], block
+            groups.setdefault(key, []).append(done.relative_l2 or 0.0)
+    for (before, after, scales, block), errors in groups.items():
+        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors))))
+        yield Line((f"{len(errors):,} quantized {before} → {after}",), f"rel. error {ends} after × {scales} ({block})")
+
+
+def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """`one scale`, `a scale for each row` or `a scale for each 128 × 128`"""
+    if block == shape:
+        return "one scale"
+    return "a scale for each row" if block[0] == 1 else f"a scale for each {block[0]} × {block[1]}"
+
+
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     firsts: list[Change] = []
     seen: set[tuple[str, str]] = set()
@@ -312,5 +335,6 @@ _LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], b
     TransformationKind.MOVED: _build_move_lines,
     TransformationKind.SWAPPED: _build_swap_lines,
     TransformationKind.ADAPTER: _build_adapter_lines,
+    TransformationKind.QUANTIZED: _build_quantized_lines,
     TransformationKind.UNRELATED: _build_unrelated_lines,
 }

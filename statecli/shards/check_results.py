@@ -47,7 +47,7 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
     elif isinstance(result, tuple):
         yield "result", function == "row_digest_batch" and all(0 <= digest < 1 << 32 for digest in result)
     elif isinstance(result, float):
-        yield "result", function == "low_rank_batch" and result >= 0
+        yield "result", function in ("low_rank_batch", "quantized_batch") and result >= 0
     elif isinstance(result, int):
         yield "result", function == "fingerprint_batch" and 0 <= result < 1 << 32
 

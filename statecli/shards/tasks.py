@@ -21,6 +21,7 @@ RESULTS: dict[str, Any] = {
     "check_batch": None,
     "check_elements_batch": CheckResult,
     "low_rank_batch": float | None,
+    "quantized_batch": float | None,
     "row_digest_batch": tuple[int, ...],
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,

@@ -328,6 +328,58 @@ def test_a_stack_of_experts(diff, turned):
     assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
 
 
+def quantize(weight: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
+    """The codes and scales, as the writers of these formats make them."""
+    if scheme == "SCB":  # bitsandbytes: functional.int8_vectorwise_quant
+        scales = weight.abs().amax(1)
+        return {"weight": (weight * (127 / scales[:, None])).round().to(torch.int8), "SCB": scales}
+    if scheme == "weight_scale":  # compressed-tensors, by channel
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales}
+    if scheme == "one":
+        scale = weight.abs().max() / 448
+        return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+    rows, columns = weight.shape  # DeepSeek-V3: kernel.py, weight_dequant
+    padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 128) * 128)
+    padded[:rows, :columns] = weight
+    blocks = padded.view(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+    scales = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)[:rows, :columns]
+    return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scales}
+
+
+def dequantize(state: dict[str, torch.Tensor], scheme: str) -> torch.Tensor:
+    codes = state["weight"].float()
+    if scheme == "SCB":
+        return codes * state["SCB"][:, None] / 127
+    if scheme in ("weight_scale", "one"):
+        return codes * state["weight_scale"]
+    wide = state["weight_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return codes * wide[: codes.shape[0], : codes.shape[1]]
+
+
+@pytest.mark.parametrize("scheme", ["SCB", "weight_scale", "one", "weight_scale_inv"])
+def test_the_error_of_a_quantized_weight(diff, scheme):
+    """After its scales are applied; codes compared as numbers differ by thousands."""
+    torch.manual_seed(0)
+    weights = {name: torch.randn(200, 300) * 0.02 for name in ("a", "b")}
+    state = {name: quantize(weight, scheme) for name, weight in weights.items()}
+    before = {f"{name}.weight": weight.bfloat16() for name, weight in weights.items()} | {"norm": torch.ones(4)}
+    after = {f"{name}.{key}": tensor for name, both in state.items() for key, tensor in both.items()}
+    result = diff(before, after | {"norm": torch.ones(4).bfloat16()})
+    for name in weights:
+        done = changed(result)[f"{name}.weight"].transformation
+        weight = before[f"{name}.weight"].float()
+        error = ((weight - dequantize(state[name], scheme)).norm() / weight.norm()).item()
+        assert done.kind is KIND.QUANTIZED
+        assert done.relative_l2 == pytest.approx(error, rel=1e-4)
+        assert 0 < error < 0.05
+    after["b.weight"] = after["b.weight"].roll(1, 0)  # codes of other rows
+    kept = found(diff(before, after))
+    assert kept["a.weight"][0] is KIND.QUANTIZED
+    assert kept.get("b.weight", (None,))[0] is not KIND.QUANTIZED
+
+
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
     """Made by peft; the oracle is the merged model."""

@@ -661,6 +661,7 @@ RESULTS = {
     "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
     "check_batch": st.none(),
     "low_rank_batch": st.none() | floats,
+    "quantized_batch": st.none() | floats,
     "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),
     "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple)),
 }

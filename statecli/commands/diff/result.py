@@ -38,7 +38,8 @@ class TransformationKind(str, Enum):
 
     `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
     a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
-    rank to a weight before; `unrelated` values are independent of those before.
+    rank to a weight before; `quantized` codes times their scales are near the weight before; `unrelated` values are
+    independent of those before.
     """
 
     CAST = "cast"
@@ -52,6 +53,7 @@ class TransformationKind(str, Enum):
     STACKED = "stacked"
     UNSTACKED = "unstacked"
     ADAPTER = "adapter"
+    QUANTIZED = "quantized"
     UNRELATED = "unrelated"
 
 
@@ -70,15 +72,17 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         elements: Number of elements that were checked.
         exceptions: Number of these that do not fit.
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
-            after.
+            after; of `quantized`, the last name of the scales.
         differing: Of the sources, those with exceptions.
         factor: Of `scaled`, after is factor × before; of `adapter`, the scale of the update, None if unknown.
         rank: Of `adapter`, the rank of the update.
-        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known.
+        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known; of
+            `quantized`, that of the error after dequantizing.
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception.
         axis: Of `resized`, the first dimension of another size.
-        blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
+        blocks: Of joined tensors whose rows alternate, the rows of each source in a group; of `quantized`, the shape of
+            the block of one scale.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
     """

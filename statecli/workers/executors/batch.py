@@ -33,6 +33,7 @@ FUNCTIONS = {
     "check_batch": "statecli.values.compare",
     "check_elements_batch": "statecli.values.element_checks",
     "low_rank_batch": "statecli.values.low_rank",
+    "quantized_batch": "statecli.values.quantized_error",
     "row_digest_batch": "statecli.values.row_digests",
     "fingerprint_batch": "statecli.values.compare",
     "facts_of_batch": "statecli.values.facts",

@@ -14,6 +14,7 @@ from statecli.commands.diff.transformations.casts import find_casts
 from statecli.commands.diff.transformations.factors import find_factors, find_transposes
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
+from statecli.commands.diff.transformations.quantized import find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
 from statecli.core.model_state import Scalar
@@ -34,10 +35,12 @@ def find_transformations(
     only does its part of the planned checks.
     """
     explained = list(changes)
-    for n, found in (*find_casts(changes, jobs=jobs).items(), *find_resizes(changes, jobs=jobs).items()):
-        explained[n] = replace(explained[n], transformation=found)
+    casts, resizes = find_casts(changes, jobs=jobs), find_resizes(changes, jobs=jobs)
     if pool.is_partial():  # the other hypotheses follow from results of all shards
         return list(changes)
+    quantized = find_quantized(changes, jobs=jobs)
+    for n, found in {**casts, **resizes, **quantized}.items():
+        explained[n] = replace(explained[n], transformation=found)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
