@@ -41,8 +41,10 @@ _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_param
 _CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
 _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
-#: Protocol of a path, as fsspec splits it off.
-_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)(://|::)")
+#: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
+_PROTOCOL = re.compile(r"(?s)(.*?)(://|::)")
+#: The beginnings that fsspec replaces in a local path: the home folder, and `file:`. A drive has one letter.
+_HOME, _PREFIX = "~", re.compile(r"[A-Za-z][\w+.-]+:")
 #: Protocols of stores in which people keep checkpoints, and of tests.
 _STORE_NAMES = (
     "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift memory"
@@ -329,7 +331,7 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
     """Check a path opened and removed by Lightning's ModelCheckpoint.
 
     Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
-    writes no path with `..`, and none with `file://` at the beginning.
+    writes no path with `..`, and none with `file://`, `file:` or `~` at the beginning.
     """
     text = _read_path(value)
     if type(text) is not str:
@@ -348,6 +350,11 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
         return
     elif protocol:
         why = "Lightning deletes a path with a protocol after the next save, even a folder with all its files"
+    elif text.startswith(_HOME) or _PREFIX.match(text):
+        why = (
+            "Lightning deletes another path after the next save, because fsspec replaces `~` and `file:`; "
+            "Lightning checks only that this path is in the user's folder"
+        )
     else:
         return
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")

@@ -222,6 +222,11 @@ HARMFUL_PATHS = [
     "file:///home/me",
     "../src",
     "checkpoints/../../src",
+    "downloads/d::x/victim",
+    "~/victim",
+    "~me",
+    "file:/home/me",
+    "local:/home/me",
 ]
 HARMLESS_PATHS = ["", "/runs/best.ckpt", "runs/epoch=1-a..b.ckpt", "C:\\runs\\best.ckpt", "/runs/a:b.ckpt"]
 
