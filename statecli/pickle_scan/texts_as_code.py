@@ -12,6 +12,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
@@ -31,8 +32,44 @@ _CLASS_HELP = "check the name before you give the file to LightningCLI"
 #: The key of a dtype that HQQ saves as letters, and the name of a dtype.
 _DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
-#: A class in the registry of another package of OpenMMLab: the scope and the name.
-_MM_CLASS = re.compile(r"mm[a-z0-9]+\.[A-Z]\w*")
+#: The packages of OpenMMLab whose registries are named by their scopes, and that export no classes of their own.
+_SCOPE_NAMES = (
+    "mmaction mmagic mmcls mmdeploy mmdet mmdet3d mmedit mmeval mmfewshot mmflow mmgen mmhuman3d mmocr mmpose "
+    "mmpretrain mmrazor mmrotate mmseg mmselfsup mmtrack mmyolo"
+)
+_SCOPES = frozenset(_SCOPE_NAMES.split())
+#: MMEngine exports other classes next to those in its registries: one opens a file for writing, one imports a module.
+_OWN_SCOPES = frozenset(["mmengine", "mmcv"])
+_REGISTERED_NAMES = (
+    # Of MMEngine 0.10, in the order of mmengine/registry/root.py.
+    "EpochBasedTrainLoop IterBasedTrainLoop TestLoop ValLoop CheckpointHook DistSamplerSeedHook EMAHook "
+    "EarlyStoppingHook EmptyCacheHook IterTimerHook LoggerHook NPUProfilerHook NaiveVisualizationHook "
+    "ParamSchedulerHook PrepareTTAHook ProfilerHook RuntimeInfoHook SyncBuffersHook ColossalAIStrategy DDPStrategy "
+    "DeepSpeedStrategy FSDPStrategy SingleDeviceStrategy ClassBalancedDataset ConcatDataset RepeatDataset "
+    "DefaultSampler InfiniteSampler BaseDataPreprocessor BaseTTAModel ExponentialMovingAverage ImgDataPreprocessor "
+    "MomentumAnnealingEMA StochasticWeightAverage CollosalAIModelWrapper ColossalAIModelWrapper "
+    "MMDeepSpeedEngineWrapper MMDistributedDataParallel MMFullyShardedDataParallel MMSeparateDistributedDataParallel "
+    "Caffe2Xavier Constant Kaiming Normal Pretrained TruncNormal Uniform Xavier Adafactor ZeroRedundancyOptimizer "
+    "AmpOptimWrapper ApexOptimWrapper ColossalAIOptimWrapper DeepSpeedOptimWrapper OptimWrapper "
+    "DefaultOptimWrapperConstructor ConstantLR ConstantMomentum ConstantParamScheduler CosineAnnealingLR "
+    "CosineAnnealingMomentum CosineAnnealingParamScheduler CosineRestartLR CosineRestartMomentum "
+    "CosineRestartParamScheduler ExponentialLR ExponentialMomentum ExponentialParamScheduler LinearLR LinearMomentum "
+    "LinearParamScheduler MultiStepLR MultiStepMomentum MultiStepParamScheduler OneCycleLR OneCycleParamScheduler "
+    "PolyLR PolyMomentum PolyParamScheduler ReduceOnPlateauLR ReduceOnPlateauMomentum ReduceOnPlateauParamScheduler "
+    "StepLR StepMomentum StepParamScheduler DumpResults Evaluator Visualizer AimVisBackend ClearMLVisBackend "
+    "DVCLiveVisBackend LocalVisBackend MLflowVisBackend NeptuneVisBackend TensorboardVisBackend WandbVisBackend "
+    "LogProcessor default_collate pseudo_collate "
+    # Of MMCV 2.
+    "CenterCrop ImageToTensor LoadAnnotations LoadImageFromFile MultiScaleFlipAug Normalize Pad RandomChoiceResize "
+    "RandomFlip RandomGrayscale RandomResize Resize TestTimeAug ToTensor TransformBroadcaster KeyMapper Compose "
+    "RandomApply RandomChoice"
+)
+#: The variable, and the key of a dict, whose text is a scope: MMEngine imports the module `registry` of it.
+_SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"
+#: Modules without a point in their names that act when they are imported: Python's own, and scripts of a project.
+_ACTING_MODULES = frozenset(["antigravity", "conftest", "idlelib", "main", "setup", "test", "train", "turtledemo"])
+#: The name of a class in a registry.
+_CLASS_NAME = re.compile(r"[A-Z]\w*")
 #: The beginning of a mapping in YAML, or the end of a key.
 _MAPPING = re.compile(r"\{|:\s")
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
@@ -103,35 +140,69 @@ def check_instantiator(where: str, name: str) -> Hazard | None:
 def check_config(where: str, text: str) -> Iterator[Hazard]:
     """Yield the hazards of a configuration that MMEngine runs; none for assignments of plain values.
 
-    Its registries import and call the name at each `type`. A name without a point is one in a registry, and those of
-    MMEngine's packages begin with `mm`.
+    Its registries import and call the name at each `type` that they do not have, and import a module of each scope.
     """
-    why, types = _read_config(text)
+    why, types, scopes = _read_config(text)
     if why:
         yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
     for name in types:
-        if "." in name and not _MM_CLASS.fullmatch(name) and name not in _list_classes():
+        if not _is_registered(name):
             yield _judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
+    for scope in scopes:
+        if scope not in _SCOPES | _OWN_SCOPES:
+            why = f"has the scope {quoting.name(scope)}, of which MMEngine imports the module registry"
+            help = "check the name before you give the file to MMEngine"
+            text = f"{where} {why}; statecli does not know what the module does"
+            yield Hazard(text, is_error=False, needs_review=True, help=help)
 
 
-def _read_config(text: str) -> tuple[str | None, Iterable[str]]:
-    """Return why the text is more than assignments of plain values, None if it is not, and the texts at `type`."""
+def _is_registered(name: str) -> bool:
+    """Return whether MMEngine finds the name in a registry, or imports nothing that acts.
+
+    A name without a point is one in a registry, or else a module. Any other name may be a class that is in no registry:
+    MMEngine takes `mmengine.MMLogger` for one of its scope, and imports it then.
+    """
+    scope, point, rest = name.partition(".")
+    if not point:
+        return name not in _ACTING_MODULES
+    if scope in _OWN_SCOPES:
+        return rest in _list_registered_names()
+    return name in _list_classes() or (scope in _SCOPES and _CLASS_NAME.fullmatch(rest) is not None)
+
+
+@functools.cache
+def _list_registered_names() -> frozenset[str]:
+    """Return the names in the registries of MMEngine and MMCV, with the classes of torch that MMEngine adds."""
+    return frozenset([*_REGISTERED_NAMES.split(), *(name.rpartition(".")[2] for name in _list_classes())])
+
+
+class _Config(NamedTuple):
+    """A configuration: why it is more than assignments of plain values, the texts at `type`, and the scopes."""
+
+    why: str | None
+    types: Iterable[str] = ()
+    scopes: Iterable[str] = ()
+
+
+def _read_config(text: str) -> _Config:
     # MMEngine replaces `{{ ... }}` in the text before it is parsed.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text:
-        return "is a configuration that statecli cannot check", ()
+        return _Config("is a configuration that statecli cannot check")
     try:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "is not a valid configuration", ()
+        return _Config("is not a valid configuration")
     # `dict` may be given another meaning before it is called.
     if any(isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in nodes):
-        return "gives dict another meaning", ()
+        return _Config("gives dict another meaning")
     loading = next((node.id for node in nodes if isinstance(node, ast.Name) and node.id in _LOADING_NAMES), None)
     if loading:
-        return f"sets {loading}, by which a configuration loads other files or modules", ()
+        return _Config(f"sets {loading}, by which a configuration loads other files or modules")
     if not all(isinstance(node, _CONFIG_NODES) and _has_plain_keys(node) for node in nodes):
-        return "has code other than assignments of plain values", ()
-    return None, dict.fromkeys(name for node in nodes for name in _iter_types(node))
+        return _Config("has code other than assignments of plain values")
+    types = dict.fromkeys(name for node in nodes for name in _iter_texts(node, "type"))
+    scopes = (name for node in nodes for name in (*_iter_texts(node, _SCOPE_KEY), *_iter_default_scopes(node)))
+    return _Config(None, types, dict.fromkeys(scopes))
 
 
 def _has_plain_keys(node: ast.AST) -> bool:
@@ -142,13 +213,24 @@ def _has_plain_keys(node: ast.AST) -> bool:
     return not isinstance(node, ast.Dict) or all(isinstance(key, ast.Constant) for key in node.keys)
 
 
-def _iter_types(node: ast.AST) -> Iterator[str]:
-    """Yield the text at `type` of a dict; of a name, that of the variable, which may have any value."""
+def _iter_texts(node: ast.AST, wanted: str) -> Iterator[str]:
+    """Yield the text at a key of a dict; of a name, that of the variable, which may have any value."""
     pairs: Iterable[tuple[object, ast.expr]] = ()
     if isinstance(node, ast.Call):
         pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):
         pairs = ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))
-    for key, value in pairs:
-        if key == "type":
-            yield str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."
+    return (_describe_text(value) for key, value in pairs if key == wanted)
+
+
+def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
+    """Yield the text assigned to the variable of the scope; a variable without a value has none."""
+    if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        if _SCOPE_VARIABLE in names:
+            yield _describe_text(node.value)
+
+
+def _describe_text(value: ast.expr) -> str:
+    """Return the text of a constant; for any other value, words with a point, which no registry has."""
+    return str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."

@@ -517,6 +517,15 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, found, tmp_path):
         ("model = dict(backbone=[dict(type='mine.Net')])", Severity.WARNING),
         ("model = dict(type='mmengine.utils.package_utils.call_command')", Severity.WARNING),
         ("model = dict(type='mmap.mmap')", Severity.ERROR),
+        ("model = dict(type='mmap.Net')", Severity.ERROR),
+        ("model = dict(type='mmengine.MMLogger', log_file='/home/me/x')", Severity.WARNING),
+        ("model = dict(type='mmengine.MemcachedBackend', sys_path='downloads')", Severity.WARNING),
+        ("model = dict(type='mmcv.FileClient', backend='memcached')", Severity.WARNING),
+        ("model = dict(type='mmlib.Net')", Severity.WARNING),
+        ("model = dict(type='antigravity')", Severity.WARNING),
+        ("default_scope = 'downloads'", Severity.WARNING),
+        ("default_scope = x = 'downloads'", Severity.WARNING),
+        ("model = dict(type='ResNet', _scope_='downloads')", Severity.WARNING),
         ("t = 'os.system'\nmodel = dict(type=t)", Severity.WARNING),
         ("model = dict([('type', 'os.system')])", Severity.ERROR),
         ("k = 'type'\nmodel = {k: 'os.system'}", Severity.ERROR),
@@ -528,8 +537,10 @@ def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, foun
     torch.save({"meta": {"cfg": text}}, tmp_path / "a.pth")
     (finding,) = found("unsafe-data", tmp_path / "a.pth")
     assert finding.severity is severity
-    torch.save({"meta": {"cfg": "a = dict(type='mmdet.ResNet', act=dict(type='ReLU'))"}}, tmp_path / "a.pth")
-    assert not found("unsafe-data", tmp_path / "a.pth")
+    for name in ("mmdet.ResNet", "mmengine.SGD", "mmengine.CheckpointHook", "mmcv.LoadImageFromFile", "nms"):
+        cfg = f"a = dict(type='{name}', act=dict(type='ReLU', _scope_='mmdet'))\ndefault_scope = None\n"
+        torch.save({"meta": {"cfg": cfg}}, tmp_path / "a.pth")
+        assert not found("unsafe-data", tmp_path / "a.pth")
 
 
 def test_names_in_a_list_are_the_same_names(found, tmp_path):
