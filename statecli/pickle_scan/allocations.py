@@ -18,6 +18,7 @@ from statecli.core.model_state import Bomb
 from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.tensor_sizes import MAX_SIZE, TensorSizes, element_bytes, resolve_copyreg_call
+from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 #: Bytes that a pickle may allocate: so many, and so many times its own size.
@@ -56,7 +57,6 @@ _COPIERS = frozenset(
     ]
 )
 _NUMPY_INTEGER = re.compile(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
-_TEXT_CLASSES = frozenset(["builtins.str", "collections.UserString", "torch.torch_version.TorchVersion", "numpy.str_"])
 _HASHING_CLASSES = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
 #: Given a number, these make as many bytes.
 _BYTES_CLASSES = frozenset(
@@ -228,7 +228,7 @@ class Allocations:
             codec = args[1] if len(args) > 1 and type(args[1]) is str else "utf-8"
             length = _clamp(self._count_elements(first) * _BYTES_PER_CHARACTER.get(codec.lower(), 10))
             return (length if type(first) is Obj else 0), length
-        if name in _TEXT_CLASSES:
+        if name in TEXT_CLASSES:
             size = self._measure_expansion(first)[0] * 2 if _list_children(first) else 0
             return _clamp(size), _clamp(size)
         if name == "fractions.Fraction":

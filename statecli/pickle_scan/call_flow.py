@@ -28,6 +28,7 @@ from statecli.pickle_scan import (
     random_states,
 )
 from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
@@ -715,7 +716,7 @@ class Flow:
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None
-        if name in _OF_TEXT:
+        if name in TEXT_CLASSES:
             return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else _COMPUTED
         if name == _TYPE_TAG:
             return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
@@ -894,8 +895,7 @@ _POLYNOMIAL = "numpy.poly1d"
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Where recurrent modules of torch are defined.
 _MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
-#: What makes a text of its argument, and what a computed key stands for.
-_OF_TEXT = frozenset(["builtins.str", "numpy.str_", "collections.UserString", "torch.torch_version.TorchVersion"])
+#: What a computed key stands for.
 _COMPUTED = "__computed__"
 _MAX_LAYERS = 4096
 _GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])

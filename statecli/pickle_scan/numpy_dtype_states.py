@@ -167,6 +167,16 @@ def is_integer(dtype: Value) -> bool:
     return is_dtype(dtype) and _parse_code(dtype)[0] in ("i", "u")
 
 
+def is_text(dtype: Value) -> bool:
+    """Return whether the elements of a type are texts."""
+    return _parse_code(dtype)[0] == "U" if type(dtype) is Obj else False
+
+
+def is_object(dtype: Value) -> bool:
+    """Return whether the elements of a type are objects."""
+    return _parse_code(dtype)[0] == "O" if type(dtype) is Obj else False
+
+
 def text_of(scalar: tuple[Value, ...]) -> str | None:
     """Return the text of a scalar made by the arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
@@ -175,6 +185,7 @@ def text_of(scalar: tuple[Value, ...]) -> str | None:
     if type(dtype) is not Obj or _parse_code(dtype)[0] != "U" or type(data) is not bytes:
         return None
     is_big = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+    data = data[: element_bytes(dtype, dtype.state)]  # numpy ignores the bytes after the text
     return data.decode("utf-32-be" if is_big else "utf-32-le", "replace").rstrip("\0")
 
 

@@ -1,10 +1,10 @@
 """Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
 
 The values are checked by their readers: numpy takes any number for a position in its table, Python formats texts in a
-state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning opens and
-removes the paths of its callbacks. Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
-torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py,
-lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
+state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning and
+MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes any
+object that answers for one (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
+torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from typing import Any, TypeVar
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import known_names, random_states, texts_as_code
+from statecli.pickle_scan.checkpoint_paths import (
+    check_lightning_path,
+    check_mmengine_path,
+    check_mmengine_step,
+    describe_computed_text,
+)
 from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text
 from statecli.pickles.graph import (
     as_mapping,
     as_sequence,
     format_subscript,
     get_attribute,
-    get_name,
     is_unknown_mapping,
     read_raw_bytes,
 )
-from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 
 _CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
@@ -41,16 +46,8 @@ _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_param
 _CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
 _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
-#: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
-_PROTOCOL = re.compile(r"(?s)(.*?)(://|::)")
-#: The beginnings that fsspec replaces in a local path: the home folder, and `file:`. A drive has one letter.
-_HOME, _PREFIX = "~", re.compile(r"[A-Za-z][\w+.-]+:")
-#: Protocols of stores in which people keep checkpoints, and of tests.
-_STORE_NAMES = (
-    "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift memory"
-)
-_STORES = frozenset(_STORE_NAMES.split())
-_PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
+#: Keys of MMEngine's `runtime_info` whose paths are deleted: `best_ckpt`, and `best_ckpt_` with the name of a metric.
+_RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
 
 
 #: What ends a text in source that torch.export compiles.
@@ -67,7 +64,7 @@ def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) ->
     for node in walk.iter_containers(root):
         items = walk.get_items(node)
         if items is not None:
-            yield from walk.check_mapping(node, items)
+            yield from walk.check_mapping(node, walk.spell_keys(items))
             if keys_are_source:
                 yield from walk.check_keys_of_inputs(node, items)
         elif (elements := walk.get_elements(node)) is not None:
@@ -118,6 +115,52 @@ class _Walk:
         items = as_mapping(node)
         return self._count(items) if items and type(node) is Obj and node.args else items
 
+    def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the items with texts for the keys that are equal to texts; of equal keys the last one counts."""
+        if not any(type(key) is Key and type(key.value) is Obj for key in items):
+            return items
+        self._count(items)
+        return {read_text(key) if _is_text_key(key) else key: value for key, value in items.items()}
+
+    def _get_spelled_items(self, node: Value) -> Mapping[Any, Any] | None:
+        items = self.get_items(node)
+        return None if items is None else self.spell_keys(items)
+
+    def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
+        """Yield the mappings in which a loader may look up a key of the value.
+
+        Those of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key up
+        there, and so do a ChainMap and a DictConfig.
+        """
+        for part in self._iter_parts(value):
+            items = self._count(self.get_items(part))
+            if items:
+                yield self.spell_keys(items)
+
+    def find_elements(self, value: Value) -> Iterator[Value]:
+        """Yield the elements that a loader may take from the value; those of an object likewise."""
+        for part in self._iter_parts(value):
+            yield from self._count(self.get_elements(part)) or ()
+
+    def _iter_parts(self, value: Value) -> Iterator[Value]:
+        """Yield a value, and of an object its arguments and attributes, with those of objects among them."""
+        waiting, seen = [value], set[int]()
+        while waiting:
+            part = waiting.pop()
+            if type(part) not in _CONTAINERS or id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
+            if type(part) is Obj:
+                states = part.state if type(part.state) in (list, tuple) else (part.state,)
+                attributes = [value for state in states for value in (state.values() if type(state) is dict else ())]
+                children = [*part.args, *(part.kwargs or {}).values(), *states, *attributes]
+                self._steps.take(Budget.FLOW, 1 + len(children))
+                waiting.extend(children)
+            elif part is not value:
+                elements = self._count(self.get_elements(part)) or ()
+                waiting.extend(element for element in elements if type(element) in _CONTAINERS)
+
     def get_elements(self, node: Value) -> Sequence[Any] | None:
         """Return the elements of a sequence, under the same rule."""
         elements = as_sequence(node)
@@ -141,9 +184,11 @@ class _Walk:
     def check_mapping(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check a mapping as the state of a generator, and its items."""
         if "bit_generator" in items:
-            reason = random_states.explain_unsafe_dict(items, self.get_items)
+            reason = random_states.explain_unsafe_dict(items, self._get_spelled_items)
             if reason:
                 yield Hazard(_join_path(self.describe_path(node), reason))
+        if any(type(key) is Key and read_text(key) is COMPUTED_TEXT for key in items):
+            yield describe_computed_text(f"a key of {self.describe_path(node) or 'the root'}")
         for key, value in items.items():
             if type(value) in _CONTAINERS:
                 yield from self.check_python_state(key, value, node)
@@ -153,13 +198,14 @@ class _Walk:
             yield from self._check_param_group(node, items)
         if "milestones" in items:
             yield from self._check_milestones(node, items)
-        callbacks = items.get("callbacks")
-        states = self._count(self.get_items(callbacks))
-        for state_key, state in (states or {}).items():
-            paths = self.get_items(state)
-            yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths or {})
+        states = (pair for states in self.find_mappings(items.get("callbacks")) for pair in states.items())
+        for state_key, state in states:
+            for paths in self.find_mappings(state):
+                yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths)
+        for info in self.find_mappings(items.get(_RUNTIME_INFO)):
+            yield from self._check_runtime_info(info)
         if _OLD_CHECKPOINT_PATH in items:
-            yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+            yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
         for parent_key in texts_as_code.CONFIG_PARENTS:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
@@ -178,13 +224,22 @@ class _Walk:
             yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
 
     def _check_configs(self, parent_key: str, parent: Value) -> Iterator[Hazard]:
-        items = self._count(self.get_items(parent)) or {}
-        for key in texts_as_code.CONFIGS:
-            text = _read_text(items.get(key))
-            if type(text) is not str:
-                continue
-            self._steps.take(Budget.TEXT, len(text))
-            yield from texts_as_code.check_config(f"[{parent_key!r}][{key!r}]", text)
+        for items in self.find_mappings(parent):
+            for key in texts_as_code.CONFIGS:
+                text, where = read_text(items.get(key)), f"[{parent_key!r}][{key!r}]"
+                if text is COMPUTED_TEXT:
+                    yield describe_computed_text(where)
+                elif type(text) is str:
+                    self._steps.take(Budget.TEXT, len(text))
+                    yield from texts_as_code.check_config(where, text)
+
+    def _check_runtime_info(self, info: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check the paths that MMEngine deletes, and the numbers of which it makes such paths."""
+        for key, value in info.items():
+            if type(key) is str and key.startswith(_BEST_CHECKPOINT):
+                yield from check_mmengine_path(f"[{_RUNTIME_INFO!r}][{quoting.quote(key)}]", value)
+        for step in self.find_elements(info.get(_KEPT_STEPS)):
+            yield from check_mmengine_step(f"an element of [{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]", step)
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
         """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
@@ -193,18 +248,20 @@ class _Walk:
         seen: set[tuple[str, str]] = set()
         for node in _Walk(self._steps).iter_containers(root):
             self._steps.take(Budget.FLOW)
-            items = self._count(self.get_items(node)) or {}
+            items = self.spell_keys(self._count(self.get_items(node)) or {})
             for key, value in items.items():
                 # jsonargparse takes `act.class_path` for a key in `act`.
                 check = checks.get(key.rpartition(".")[2]) if type(key) is str else None
-                name = _read_text(value)
+                name = read_text(value)
+                if check and name is COMPUTED_TEXT:
+                    yield describe_computed_text(f"[{parent_key!r}]…[{key!r}]")
                 if check is None or type(name) is not str or (key, name) in seen:
                     continue
                 seen.add((key, name))
                 if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):
                     yield hazard
             for value in (*items.values(), *(self._count(self.get_elements(node)) or ())):
-                text = _read_text(value)
+                text = read_text(value)
                 if type(text) is str and (hazard := texts_as_code.check_text(f"[{parent_key!r}]", text)):
                     yield hazard
 
@@ -214,7 +271,7 @@ class _Walk:
         torch writes the `repr` of a key, and that of an object is any text.
         """
         for key in items:
-            text = _read_text(key)
+            text = read_text(key)
             if type(text) is str and _BREAKS.search(text):
                 what = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
             elif type(text) not in (str, int, float, bool, type(None)):
@@ -229,7 +286,7 @@ class _Walk:
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check numbers raised to a power by optimizers: a beta to the number of steps, a sum to the alpha of ASGD."""
-        betas = self._count(self.get_elements(group.get("betas"))) or ()
+        betas = self.find_elements(group.get("betas"))
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
             if type(number) is int and abs(number) > limit:
@@ -238,11 +295,9 @@ class _Walk:
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the numbers of a MultiStepLR: a step at a milestone computes gamma to the power of its count."""
-        counts = self._count(self.get_items(scheduler["milestones"])) or {}
+        counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
-        if type(gamma) is int and any(
-            (random_states.read_number(count) or 0) > _MAX_POWER for count in counts.values()
-        ):
+        if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
             text = (
                 f"count above {_MAX_POWER} with an integer gamma; the scheduler computes gamma to this power for hours"
             )
@@ -250,10 +305,9 @@ class _Walk:
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
         for key in _CHECKPOINT_PATHS:
-            yield from _check_path(f"{path}[{key!r}]", state.get(key))
-        ranked = state.get(_RANKED_PATHS)
-        for key in self._count(self.get_items(ranked)) or ():
-            yield from _check_path(f"a key of {path}[{_RANKED_PATHS!r}]", key)
+            yield from check_lightning_path(f"{path}[{key!r}]", state.get(key))
+        for key in (key for ranked in self.find_mappings(state.get(_RANKED_PATHS)) for key in ranked):
+            yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
         """Check a sequence as the state of a numpy generator, and its elements."""
@@ -285,11 +339,10 @@ class _Walk:
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
         """Check the `_metadata` of a state_dict, given to each module by load_state_dict."""
-        modules = self._count(self.get_items(get_attribute(node, "_metadata")))
         assigned, unknown = [], []
-        for name, local in (modules or {}).items():
-            values = self.get_items(local)
-            if not values or (len(values) == 1 and _VERSION in values):
+        modules = (pair for found in self.find_mappings(get_attribute(node, "_metadata")) for pair in found.items())
+        for name, values in ((name, values) for name, local in modules for values in self.find_mappings(local)):
+            if len(values) == 1 and _VERSION in values:
                 continue
             if _is_true(values.get(_ASSIGN, False)):
                 assigned.append(name)
@@ -327,60 +380,13 @@ def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
     return [*attributes, *(node.items or {}).items(), *enumerate(node.elems or ())]
 
 
-def _check_path(where: str, value: Value) -> Iterator[Hazard]:
-    """Check a path opened and removed by Lightning's ModelCheckpoint.
-
-    Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
-    writes no path with `..`, and none with `file://`, `file:` or `~` at the beginning.
-    """
-    text = _read_path(value)
-    if type(text) is not str:
-        return
-    protocol = _PROTOCOL.match(text)
-    name = protocol[1].lower() if protocol else ""
-    if name in ("http", "https"):
-        why = 'for ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
-    elif _PARENT.search(text):
-        why = "Lightning deletes this path after the next save, although its `..` may leave the user's folder"
-    elif name in _STORES and "::" not in text:
-        yield Hazard(
-            f"{where} is a remote path ({name}); Lightning deletes the file at this path after the next save",
-            is_error=False,
-        )
-        return
-    elif protocol:
-        why = "Lightning deletes a path with a protocol after the next save, even a folder with all its files"
-    elif text.startswith(_HOME) or _PREFIX.match(text):
-        why = (
-            "Lightning deletes another path after the next save, because fsspec replaces `~` and `file:`; "
-            "Lightning checks only that this path is in the user's folder"
-        )
-    else:
-        return
-    yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")
-
-
-def _read_path(value: Value) -> Value:
-    """Return the text of a path, also of a pathlib path; the value itself if neither."""
-    if type(value) is not Obj:
-        return value
-    parts = value.args if get_name(value.cls).startswith("pathlib.") else ()
-    return "/".join(parts) if parts and all(type(part) is str for part in parts) else _read_text(value)
-
-
-def _read_text(value: Value) -> Value:
-    """Return the text spelled out by a call; other values unchanged, or as a key."""
-    return wrap_key(value) if type(value) is Obj else value
-
-
-def _show_url(text: str, protocol: re.Match[str] | None) -> str:
-    """Return a path for a message; of a URL its protocol, because the rest may hold a password."""
-    return f"a URL ({quoting.name(protocol[0])}…)" if protocol else quoting.quote(text)
+def _is_text_key(key: Value) -> bool:
+    return type(key) is Key and type(read_text(key)) is str
 
 
 def _is_template(value: Value) -> bool:
     """Return True for a text or bytes formatted by `%`."""
-    text = _read_text(value)
+    text = read_text(value)
     return "%" in text if type(text) is str else b"%" in (read_raw_bytes(value) or b"")
 
 

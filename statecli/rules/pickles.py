@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +16,7 @@ from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file, needs_pickles
-from statecli.storage import checkpoint_folder, files
+from statecli.storage import files
 
 _NAME_BYTES = 1
 #: What to do about a file that runs code or exhausts the machine.
@@ -260,14 +261,16 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     Why: `torch.load(weights_only=True)` returns numbers and text as they are, and loaders trust them. numpy and torch
     take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python
     formats a text in the state of its generator, of any length. Lightning downloads, unpickles and removes the paths in
-    the state of a ModelCheckpoint. `load_state_dict` obeys `assign_to_params_buffers` in the `_metadata` of the file:
-    the file's tensors replace the parameters, and an optimizer made before trains the old ones. Optimizers and
-    schedulers compute powers of integers exactly, which takes hours for large ones.
+    the state of a ModelCheckpoint, and MMEngine removes the path of the best checkpoint. `load_state_dict` obeys
+    `assign_to_params_buffers` in the `_metadata` of the file: the file's tensors replace the parameters, and an
+    optimizer made before trains the old ones. Optimizers and schedulers compute powers of integers exactly, which takes
+    hours for large ones.
     `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
     Some loaders run text: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine runs its saved
     configuration, and HQQ evaluates the letters of a dtype.
-    A path of a ModelCheckpoint in a store such as s3 is a note, and so is a key of `_metadata` that torch does not
-    write. A `class_path` that statecli does not know is a warning.
+    A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine with the usual name
+    (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of MMEngine
+    that statecli does not know is a warning.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`.
 
@@ -308,6 +311,12 @@ def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) ->
 
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
 _REFUSED_PROTOCOL = 4
+#: Files that the Trainer and Accelerate save next to the weights, and load with their own list of names. Any other name
+#: is one that somebody gave the file.
+_COMPANIONS = re.compile(
+    r"(?:optimizer|scheduler)(?:_\d+)?\.(?:pt|bin)|scaler\.pt|(?:sampler|dl_state_dict)(?:_\d+)?\.bin"
+    r"|training_args\.bin|rng_state(?:_\d+)?\.pth|(?:random_states|custom_checkpoint)_\d+\.pkl"
+)
 #: What to do about opcodes that it does not know in a pickle of an earlier protocol.
 _SAVE_AGAIN = "save the file again with torch.save, which writes opcodes that torch.load knows"
 #: What to save in place of an object, by the beginning of its class's name.
@@ -350,7 +359,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """
     reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
-        is_companion = checkpoint_folder.COMPANIONS.match(files.get_name(pickle.place.path)) is not None
+        is_companion = _COMPANIONS.fullmatch(files.get_name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = safe_globals.find_refused_names(

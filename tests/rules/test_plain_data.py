@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import random
 import struct
 import time
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -277,6 +279,127 @@ def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
     removes = saving._should_remove_checkpoint(trainer, saving.best_model_path, str(folder / "new.ckpt"))
     within = path.startswith(("runs/", "C:"))  # on POSIX, files in the user's own folder
     assert removes is (path in HARMFUL_PATHS or within)
+
+
+# Paths of MMEngine's CheckpointHook.
+
+
+def judge_runtime_info(found, tmp_path, info):
+    torch.save({"state_dict": {}, "message_hub": {"runtime_info": info}}, tmp_path / "epoch_1.pth")
+    return [(finding.severity, finding.message) for finding in found("unsafe-data", tmp_path / "epoch_1.pth")]
+
+
+@pytest.mark.parametrize(
+    ("path", "severity"),
+    [
+        ("/home/me/work/best_acc_epoch_3.pth", Severity.NOTE),
+        ("best_acc_epoch_3.pth", Severity.NOTE),
+        ("/home/me", Severity.WARNING),
+        ("C:\\Users\\me", Severity.WARNING),
+        ("s3://bucket/model", Severity.WARNING),
+        ("/work/best_x.pth/..", Severity.ERROR),
+        ("../best_acc.pth", Severity.ERROR),
+    ],
+)
+@pytest.mark.parametrize("key", ["best_ckpt", "best_ckpt_coco/bbox_mAP"])
+def test_unsafe_data_finds_paths_that_mmengine_removes(found, tmp_path, key, path, severity):
+    """A note for the name that MMEngine writes, because every checkpoint with a best one has that name."""
+    ((found_severity, message),) = judge_runtime_info(found, tmp_path, {key: path, "cfg": CONFIG})
+    assert found_severity is severity
+    assert "MMEngine deletes this path" in message
+
+
+def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(found, tmp_path):
+    """MMEngine writes a number into the name of each checkpoint that it keeps."""
+    for steps in ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")])):
+        ((severity, message),) = judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": steps})
+        assert severity is Severity.ERROR
+        assert "MMEngine deletes the path that it makes of the text" in message
+    assert not judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": [1, 2], "best_score": 0.5, "best_ckpt": None})
+
+
+# Objects that loaders take for texts and dicts.
+
+CALLS_CODE = "model = dict(type='os.system')\n"
+TEXT_LIKE = {
+    "numpy text": lambda text: np.str_(text),
+    "object in a scalar": lambda text: Call(np._core.multiarray.scalar, np.dtype("O"), text),
+    "text with a version": torch.torch_version.TorchVersion,
+    "text of Python": lambda text: Call(str, np.str_(text)),
+    "user's text": UserString,
+    "reconstructed": lambda text: Call(copyreg._reconstructor, np.str_, str, text),
+}
+DICT_LIKE = {
+    "user's dict": UserDict,
+    "user's dict in a user's dict": lambda items: set_data(items),
+    "chain": lambda items: ChainMap({}, UserDict(items)),
+    "call of a dict": lambda items: Call(UserDict, items),
+    "dict of a dict": lambda items: Call(OrderedDict, Call(UserDict, items)),
+    "object in a scalar": lambda items: Call(np._core.multiarray.scalar, np.dtype("O"), items),
+}
+
+
+class Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def set_data(items):
+    """Return a UserDict around a UserDict, which Python's constructor would copy."""
+    outer = UserDict()
+    outer.data = UserDict(items)
+    return outer
+
+
+@pytest.mark.parametrize("kind", TEXT_LIKE.values(), ids=TEXT_LIKE)
+@pytest.mark.parametrize("place", ["value", "key"])
+def test_unsafe_data_reads_objects_that_are_texts(found, tmp_path, kind, place):
+    """A loader finds `runtime_info` at an equal key, and writes any subclass of str to a file."""
+    key = kind("runtime_info") if place == "key" else "runtime_info"
+    value = kind(CALLS_CODE) if place == "value" else CALLS_CODE
+    torch.save({"message_hub": {key: {"cfg": value}}}, tmp_path / "a.pth")
+    assert any("os.system" in finding.message for finding in found("unsafe-data", tmp_path / "a.pth"))
+
+
+@pytest.mark.parametrize("kind", DICT_LIKE.values(), ids=DICT_LIKE)
+def test_unsafe_data_looks_into_objects_that_answer_for_dicts(found, tmp_path, kind):
+    """Below a key that a loader looks up."""
+    for data in (
+        {"runtime_info": kind({"cfg": CALLS_CODE})},
+        kind({"runtime_info": kind({"cfg": CALLS_CODE})}),
+        {"callbacks": kind({"a": kind({"best_model_path": "../x"})})},
+        {"milestones": kind({3: 10**9}), "gamma": 2},
+    ):
+        torch.save(data, tmp_path / "a.pth")
+        assert any(finding.severity is Severity.ERROR for finding in found("unsafe-data", tmp_path / "a.pth"))
+
+
+@pytest.mark.parametrize("place", ["cfg", "path", "class_path", "key"])
+def test_unsafe_data_finds_texts_that_only_python_can_tell(found, tmp_path, place):
+    """A call that decodes bytes."""
+    text = Call(str, b"../x", "utf-8")
+    data = {
+        "cfg": {"meta": {"cfg": text}},
+        "path": {"callbacks": {"a": {"best_model_path": text}}},
+        "class_path": {"hyper_parameters": {"act": {"class_path": text}}},
+        "key": {text: 1},
+    }
+    torch.save(data[place], tmp_path / "a.pth")
+    (finding,) = found("unsafe-data", tmp_path / "a.pth")
+    assert finding.severity is Severity.ERROR
+    assert "is a text that a call computes when the file is loaded" in finding.message
+
+
+def test_unsafe_data_spares_objects_with_plain_data(found, tmp_path):
+    """Texts of numpy as keys, a UserDict of settings."""
+    data = {np.str_("meta"): UserDict(cfg=np.str_(CONFIG)), np.int64(1): np.str_("a"), "v": torch.__version__}
+    torch.save({**data, "names": np.array(["a", "b"]), "chain": ChainMap({"a": 1})}, tmp_path / "a.pth")
+    assert not found("unsafe-data", tmp_path / "a.pth")
 
 
 # Powers of integers.

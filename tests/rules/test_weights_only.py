@@ -150,6 +150,14 @@ def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
     assert finding.severity is Severity.NOTE
 
 
+@pytest.mark.parametrize("name", ["optimizer_x.pth", "training_args.pt", "rng_state_.pth", "random_states_0.pkl.pt"])
+def test_a_name_that_no_training_library_writes_lowers_no_severity(tmp_path, name):
+    """Anybody can give a file such a name."""
+    torch.save({"numpy": np.random.get_state()}, tmp_path / name)
+    (finding,) = refusals(tmp_path / name)
+    assert finding.severity is Severity.WARNING
+
+
 def test_the_list_has_what_import_torch_adds_and_no_more():
     """In a process of its own: tests import more of torch, which adds names."""
     print_names = "print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"

@@ -1,0 +1,74 @@
+"""Read the texts that objects of a pickle stand for: a `numpy.str_` is a text for Python, and equal to one as a key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from statecli.pickle_scan import known_names, numpy_dtype_states
+from statecli.pickles.keys import wrap_key
+from statecli.pickles.nodes import Global, Key, Obj, Value
+
+_USER_STRING = "collections.UserString"
+#: Classes that make a text of their argument.
+TEXT_CLASSES = frozenset(["builtins.str", "numpy.str_", _USER_STRING, "torch.torch_version.TorchVersion"])
+_SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+#: The nodes of OmegaConf, and their attribute with the value.
+_OMEGACONF_NODES, _NODE_VALUE = "omegaconf.nodes.", "_val"
+#: Texts in one another that are read.
+_MAX_NESTED_TEXTS = 8
+#: Returned for a text that a call computes, so that only Python knows the text.
+COMPUTED_TEXT: Final[Value] = Key(None)
+
+
+def read_text(value: Value) -> Value:
+    """Return the text that a value stands for; `COMPUTED_TEXT` if only Python can tell, other values unchanged.
+
+    A key of a dict is returned as it is, unless it is a text.
+    """
+    node = value.value if type(value) is Key else value
+    if type(node) is not Obj:
+        return value
+    is_text = False
+    for _ in range(_MAX_NESTED_TEXTS):
+        is_text = is_text or _split_call(node)[0] in TEXT_CLASSES
+        inner = _unwrap(node)
+        if inner is node:
+            break
+        node = inner
+        if type(node) is not Obj:
+            return node if type(node) is str else COMPUTED_TEXT if is_text or node is COMPUTED_TEXT else value
+    plain = wrap_key(node)
+    return plain if type(plain) is str else COMPUTED_TEXT if is_text or inner is not node else value
+
+
+def _unwrap(node: Obj) -> Value:
+    """Return the text or the value that a call gives back; the call itself for other calls."""
+    name, args = _split_call(node)
+    attributes = node.state if type(node.state) is dict else {}
+    if name in TEXT_CLASSES:
+        given = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
+        is_plain = len(args) <= 1 and not node.kwargs and type(given) in (str, Obj)
+        return given if is_plain else COMPUTED_TEXT
+    if name in _SCALARS and len(args) == 2 and numpy_dtype_states.is_object(args[0]):
+        return args[1]  # numpy gives back the object
+    if name in _SCALARS and len(args) == 2 and numpy_dtype_states.is_text(args[0]):
+        text = numpy_dtype_states.text_of(args)
+        return COMPUTED_TEXT if text is None else text
+    return attributes.get(_NODE_VALUE, node) if name.startswith(_OMEGACONF_NODES) else node
+
+
+def _split_call(node: Obj) -> tuple[str, tuple[Value, ...]]:
+    """Return the plain name of the class that a call makes an object of, and the arguments for the class."""
+    name, args = _get_name(node.cls), node.args
+    match name, args:
+        case "copyreg.__newobj__", (cls, *rest):
+            return _get_name(cls), tuple(rest)
+        case "copyreg.__newobj_ex__", (cls, rest, *_):
+            return _get_name(cls), rest if type(rest) is tuple else (rest,)
+        case "copyreg._reconstructor", (cls, _, state):
+            return _get_name(cls), (state,)
+    return name, args
+
+
+def _get_name(cls: Value) -> str:
+    return known_names.get_plain_name(cls.module, cls.name) if type(cls) is Global else ""
