@@ -43,7 +43,7 @@ from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
-from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA
+from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME
 
 NAME = "dcp"
 TRAITS = FormatTraits(
@@ -51,7 +51,6 @@ TRAITS = FormatTraits(
 )
 
 #: The names of metadata, one for all or one for each rank.
-_METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 SUFFIX = ".distcp"
 #: The file in which Lightning keeps what is not a tensor of a model or an optimizer that it saves in shards.
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
@@ -83,7 +82,7 @@ def _is_metadata(path: str) -> bool:
     """Return whether the file has the name of metadata and is a pickle: torch.distributed.checkpoint unpickles any."""
     from statecli.pickle_scan.one_pickle import begins_as_pickle
 
-    if not _METADATA.fullmatch(files.get_name(path)):
+    if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:
         with Source(path) as source:
@@ -98,7 +97,7 @@ def members(path: str) -> tuple[str, ...]:
     Raises UnreadableError for a folder that cannot be listed.
     """
     return tuple(
-        name for name in checkpoint_folder.list_files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name)
+        name for name in checkpoint_folder.list_files(path) if name.endswith(SUFFIX) or METADATA_NAME.fullmatch(name)
     )
 
 
@@ -110,7 +109,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     stored_by_file: dict[str, list[Stored]] = {}
     unread = []
     for name in members(path):
-        if _METADATA.fullmatch(name):
+        if METADATA_NAME.fullmatch(name):
             try:
                 metadata = parse_metadata(read_small_file(files.join(path, name), MAX_METADATA), name)
             except UnreadableError as error:
@@ -153,7 +152,7 @@ class _Folder:
     def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], bad: Mapping[str, UnreadableError]) -> str:
         """Note unread and missing files of the folder; return the reason for a hole caused by them."""
         names = members(self.path)
-        others = [name for name in names if _METADATA.fullmatch(name) and name not in metadatas and name not in bad]
+        others = [name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in bad]
         unused = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
         unused = [name for name in unused if _holds_bytes(files.join(self.path, name))]
         missing = (
@@ -392,7 +391,7 @@ class _Items:
 
 def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, UnreadableError]]:
     """Read the common metadata, or else the metadata of each rank, with the errors of unreadable ranks."""
-    names = [name for name in members(path) if _METADATA.fullmatch(name)]
+    names = [name for name in members(path) if METADATA_NAME.fullmatch(name)]
     if not names:
         raise UnreadableError(
             "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"

@@ -62,6 +62,9 @@ _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
+_METADATA_CLASSES = frozenset(
+    f"torch.distributed.{module}.metadata.Metadata" for module in ("checkpoint", "_shard.checkpoint")
+)
 
 
 class Scanner(Machine):
@@ -172,18 +175,23 @@ class Scanner(Machine):
         return tuple(bombs)
 
     def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
-        """Return the plain data by which loaders do harm; no loader uses the data of a `.metadata` so.
+        """Return the plain data by which loaders do harm; no loader looks a key up in the Metadata of a `.metadata`.
 
         `keys_are_source`: see `plain_data.find_hazards`.
         """
         hazards: list[Hazard] = []
         try:
-            if self.budget == 1:
+            if not self._is_metadata():
                 found = plain_data.find_hazards(self.root, self.flow.steps, keys_are_source=keys_are_source)
                 hazards.extend(islice(found, _MAX_HAZARDS))
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(hazards)
+
+    def _is_metadata(self) -> bool:
+        """Return whether this is the `.metadata` of a distributed checkpoint, not another file of this name."""
+        root = self.root.cls if type(self.root) is Obj else None
+        return self.budget > 1 and type(root) is Global and root.qualified in _METADATA_CLASSES
 
     def put_memo(self, index: int, value: Value) -> None:
         """Do as the machine does, and note the highest entry."""

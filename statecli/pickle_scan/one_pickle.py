@@ -20,7 +20,7 @@ from statecli.pickles.machine_state import CROSSES_FRAME
 from statecli.pickles.nodes import Global, Obj
 from statecli.storage import files
 from statecli.storage.byte_source import Source
-from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
+from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA_NAME
 
 #: Bytes of one pickle.
 MAX_PICKLE_BYTES = 256 * 2**20
@@ -101,14 +101,15 @@ class PickleReader:
     """Scanner of the pickles of one file; `steps` counts the work caused by the file."""
 
     def __init__(self, path: str, steps: Steps) -> None:
-        self._is_metadata = files.get_name(path).endswith(METADATA)
+        self._is_metadata = METADATA_NAME.fullmatch(files.get_name(path)) is not None
         self._steps = steps
 
     def read(self, region: Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
         """Scan a pickle of unknown length: windows grow until the pickle fits."""
         left = region.size - at
         while True:
-            scanner, error = self.scan(region.read(at, min(window, left, MAX_PICKLE_BYTES)), where)
+            data = region.read(at, min(window, left, MAX_PICKLE_BYTES))
+            scanner, error = self.scan(data, where, is_first=at == 0 and region.base == 0)
             if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
                 return scanner, error
             if len(scanner.data) == MAX_PICKLE_BYTES:
@@ -117,10 +118,11 @@ class PickleReader:
                 )
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
-    def scan(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
+    def scan(self, data: bytes, where: str, *, is_first: bool = False) -> tuple[Scanner, MalformedError | None]:
+        """Scan a pickle; `is_first`: the file begins with it, as a `.metadata` does."""
         self._steps.take(Budget.BYTES, len(data))
         scanner, failed = Scanner(data, where, self._steps), None
-        if self._is_metadata:
+        if self._is_metadata and is_first:
             scanner.budget = METADATA_BUDGET_FACTOR
         self._steps.unfinished = lambda: scanner.opcodes
         try:

@@ -60,6 +60,7 @@ SETTINGS_FILES = {
 }
 #: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
 METADATA = ".metadata"
+METADATA_NAME = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 
 #: The last part of the key of the extra state of a module, which some modules unpickle.
 EXTRA_STATE = "_extra_state"

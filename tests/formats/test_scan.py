@@ -588,6 +588,29 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
     assert "unknown opcode 0xff" in found.unread
 
 
+@pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
+@pytest.mark.parametrize("wrap", [records, lambda body: body])
+def test_a_name_of_metadata_hides_no_plain_data(tmp_path, name, wrap):
+    """Any loader takes a file of any name; only the Metadata of torch.distributed.checkpoint is used by no other."""
+    path = tmp_path / name
+    data = {"w": torch.ones(1), "numpy": ("MT19937", list(range(624)), 2**30)}
+    if wrap is records:
+        torch.save(data, tmp_path / "archive.pt")
+        (tmp_path / "archive.pt").rename(path)
+    else:
+        path.write_bytes(pickle.dumps({**data, "w": None}, 2))
+    assert any(hazard.is_error for pickled in scan_pickles(str(path)) for hazard in pickled.hazards)
+
+
+def test_the_data_of_metadata_is_not_walked(tmp_path):
+    """A large checkpoint has hundreds of thousands of chunks there."""
+    metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
+    data = metadata.Metadata({}, planner_data={"numpy": ("MT19937", list(range(624)), 2**30)})
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(data, 2))
+    (scanned,) = scan_pickles(str(tmp_path / ".metadata"))
+    assert not scanned.hazards
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"cats\nand dogs\n", b"can\nyou\n(see)\n.", b"{}", bytes(1000), b"\x89PNG\r\n"]
 )
