@@ -85,6 +85,8 @@ _ATTRIBUTE_OF_TENSOR = "a tensor with a Python object as attribute, which the co
 _OBJECT_HELP = "export the program without Python objects, or ask who published it"
 _UNKNOWN_TEXT = "the program has a text under the key {}, which statecli does not know and a loader may compile"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with a torch that statecli knows"
+#: The name of a record that numpy writes; zipfile ends a name at a NUL.
+_ARRAY_NAME = re.compile(r"[^\0]*\.npy")
 _PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
@@ -565,7 +567,7 @@ class FileScan:
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
         self._report_inflation(piece, archive)
-        if piece.region is self.whole and len(archive.records) == 1 and not self.whole.path.lower().endswith(".npz"):
+        if piece.region is self.whole and len(archive.records) == 1 and not self._is_npz(archive):
             hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
             self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         use_of = classify_records(archive)
@@ -590,6 +592,11 @@ class FileScan:
         if modules:
             self._report_modules(modules)
         self._scan_scripts(scripts)
+
+    def _is_npz(self, archive: Archive) -> bool:
+        """Return whether numpy writes an archive and records of these names; torch.hub keeps no `.npy` files."""
+        is_named = self.whole.path.lower().endswith(".npz")
+        return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
     def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""

@@ -7,6 +7,7 @@ import io
 import random
 import struct
 import time
+import zipfile
 from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -400,6 +401,32 @@ def test_unsafe_data_spares_objects_with_plain_data(found, tmp_path):
     data = {np.str_("meta"): UserDict(cfg=np.str_(CONFIG)), np.int64(1): np.str_("a"), "v": torch.__version__}
     torch.save({**data, "names": np.array(["a", "b"]), "chain": ChainMap({"a": 1})}, tmp_path / "a.pth")
     assert not found("unsafe-data", tmp_path / "a.pth")
+
+
+# Archives that torch.hub unpacks.
+
+
+@pytest.mark.parametrize(
+    ("file", "record", "count"),
+    [
+        ("weights.npz", "arr_0.npy", 0),
+        ("weights.npz", "resnet50-0676ba61.pth", 1),
+        ("weights.npz", "arr_0.npy.pth", 1),
+        ("weights.npz", "resnet.pth\0.npy", 1),
+        ("weights.pth", "arr_0.npy", 1),
+    ],
+)
+def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(found, tmp_path, file, record, count):
+    """torch.hub unpacks the record over a file of the same name, whatever the archive's own name is."""
+    entry = zipfile.ZipInfo(record)
+    entry.filename, entry.orig_filename = record, record  # zipfile itself writes no NUL
+    entry.comment = b".npy"
+    array = io.BytesIO()
+    np.save(array, np.arange(4.0))
+    with zipfile.ZipFile(tmp_path / file, "w") as archive:
+        archive.writestr(entry, array.getvalue())
+    findings = found("unsafe-data", tmp_path / file)
+    assert [record.partition("\0")[0] in finding.message for finding in findings] == [True] * count
 
 
 # Powers of integers.
