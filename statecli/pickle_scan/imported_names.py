@@ -53,6 +53,11 @@ _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
 _SETITEM = "Unpickler.load_setitems"
 _NUMBERED_GLOBAL = "Unpickler.load_reduce"
+#: The unpickler in C refuses such a call.
+_OTHER_ARGUMENTS = (
+    "is given its arguments in another object than a tuple, as no pickler does; the unpickler in Python calls it with "
+    "the elements of the object, which statecli did not check"
+)
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_")
 #: Functions whose fourth argument has the attributes of a tensor, and the beginnings of what torch writes there.
 _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
@@ -214,6 +219,8 @@ class Scanner(Machine):
         self.object_count += 1
         if self.budget == 1:  # that of a `.metadata` is larger
             self.flow.steps.take(Budget.CALLS)
+        if type(args) is not tuple:
+            self.flow.note_misuse(function, _OTHER_ARGUMENTS)
         call = Obj(function, args if type(args) is tuple else (args,), how)
         self.flow.add_call(call)
         if type(function) is Global and how == "reduce" and is_cpp_class(get_plain_name(function)):

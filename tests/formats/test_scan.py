@@ -588,6 +588,15 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
     assert "unknown opcode 0xff" in found.unread
 
 
+@pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), named("m", "x"), b"\x8f"], ids=repr)
+@pytest.mark.parametrize("opcode", [b"R", b"\x81", b"}\x92"], ids=["REDUCE", "NEWOBJ", "NEWOBJ_EX"])
+def test_arguments_in_another_object_than_a_tuple_are_an_error(scanned, opcode, arguments):
+    """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
+    (found,) = scanned(b"\x80\x04" + named("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b".")
+    misuses = [one.misuse for one in found.names if one.name == "__generator_ctor"]
+    assert "is given its arguments in another object than a tuple" in misuses[0]
+
+
 @pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
 @pytest.mark.parametrize("wrap", [records, lambda body: body])
 def test_a_name_of_metadata_hides_no_plain_data(tmp_path, name, wrap):
