@@ -25,7 +25,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
-from statecli.formats import dcp, torch_legacy, torch_tar, unsupported
+from statecli.formats import dcp, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
@@ -42,7 +42,7 @@ from statecli.pickle_scan.one_pickle import (
     may_equal_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.storage import checkpoint_folder, files, json_object
+from statecli.storage import files, json_object
 from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
@@ -165,11 +165,10 @@ def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tupl
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the files of a folder's model, an index's shards, or the file itself."""
+    """Return the files of a folder's model, or the file itself, each with the shards if it is an index."""
     try:
-        if files.is_folder(path):
-            return [files.join(path, name) for name in _list_members(path)]
-        return list(_iter_shards(path)) if checkpoint_folder.INDEX.search(files.get_name(path)) else [path]
+        own = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
+        return list(dict.fromkeys(file for name in own for file in (name, *_list_shards(name))))
     except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
         if files.reads_are_requests(path) or _is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
@@ -184,9 +183,24 @@ def _list_members(path: str) -> list[str]:
         return sorted(files.list_names(path))
 
 
-def _iter_shards(path: str) -> Iterator[str]:
-    with Source(path) as source:
-        document, _ = json_object.parse_object(source.read(0, min(source.size, 2**25)), path)
+def _list_shards(path: str) -> list[str]:
+    """Return the shards that the reader of tensors opens for an index, which it recognises by the content."""
+    try:
+        source = Source(path)
+    except UnreadableError:  # the scan of the file itself meets the same
+        return []
+    with source:
+        if not sharded.sniff(path, source.head):
+            return []
+        data = source.read(0, min(source.size, sharded.MAX_INDEX))
+    try:
+        return list(_iter_shards(path, data))
+    except MalformedError:  # the reader meets the same, and says so
+        return []
+
+
+def _iter_shards(path: str, data: bytes) -> Iterator[str]:
+    document, _ = json_object.parse_object(data, path)
     named = document.get("weight_map")
     for name in sorted({shard for shard in named.values() if type(shard) is str} if type(named) is dict else ()):
         file = files.join(files.get_folder(path), name)

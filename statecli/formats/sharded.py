@@ -39,6 +39,9 @@ MAX_INDEX = 32 * 1024 * 1024
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
+#: The key of a checkpoint file of `deepspeed.init_inference`, whose paths may lead anywhere.
+_DEEPSPEED_FILES = "checkpoints"
+
 #: What to do about a shard that is not there.
 AGAIN = "copy or download the missing files"
 
@@ -210,6 +213,11 @@ def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
 def _read_index(path: str, what: str) -> Index:
     """Read and check the index at `path`; messages call the index `what`."""
     document = _read_document(path, what)
+    if _DEEPSPEED_FILES in document:
+        raise MalformedError(
+            f"{what} also has the key {_DEEPSPEED_FILES}, with files that DeepSpeed unpickles and statecli did not "
+            "check; audit each of these files"
+        )
     weight_map = _check_weight_map(document, what)
     metadata = document.get("metadata")
     index = Index(

@@ -28,6 +28,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from statecli import formats
 from statecli.core.errors import MalformedError
 from statecli.file_scan import scan as _scan
 from statecli.file_scan.scan import scan_pickles
@@ -569,6 +570,19 @@ def test_the_shards_of_an_index_are_scanned(tmp_path):
     index.write_text('{"metadata": {}, "weight_map": {"w": "model-00001-of-00001.bin"}}')
     for target in (tmp_path, index):
         assert [one.place.path for one in scan_pickles(str(target))] == [str(tmp_path / "model-00001-of-00001.bin")]
+
+
+@pytest.mark.parametrize("name", ["x.INDEX.JSON", "x.index.a.b.json", "ds_checkpoint.json", "model.safetensors", "x"])
+@pytest.mark.parametrize("of_folder", [False, True])
+def test_an_index_of_any_name_has_shards(tmp_path, name, of_folder):
+    """Its reader goes by the content, also for the weights of a folder."""
+    (tmp_path / "w.bin").write_bytes(build(records(state_dict(w=tensor(), x=SYSTEM))))
+    (tmp_path / name).write_text('{"weight_map": {"w": "w.bin"}}')
+    if of_folder:
+        (tmp_path / name).rename(tmp_path / "model.safetensors")
+    target = str(tmp_path if of_folder else tmp_path / name)
+    assert {one.place.path for one in scan_pickles(target)} == {str(tmp_path / "w.bin")}
+    assert [row.fqn for row in formats.read(target).tensors] == ["w"]
 
 
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):

@@ -678,6 +678,16 @@ def test_what_is_odd_in_a_shard_is_said_of_it(folder):
     assert oddities(folder)["misaligned"].startswith(f"{TWO}: the tensor data starts at byte ")
 
 
+def test_an_index_with_the_files_of_deepspeed_is_refused(folder, line):
+    """DeepSpeed unpickles the files of this key, at paths anywhere, and takes no notice of the weight_map."""
+    document = {"type": "ds_model", "checkpoints": ["/a.bin"], **json.loads((folder / INDEX).read_text())}
+    (folder / "ds.json").write_text(json.dumps(document))
+    assert line(folder / "ds.json") == (
+        "the index also has the key checkpoints, with files that DeepSpeed unpickles and statecli did not check; audit "
+        "each of these files"
+    )
+
+
 def test_an_index_under_another_name(folder):
     """A JSON file with a weight_map is an index, whatever it is called."""
     (folder / INDEX).rename(folder / "map.json")
