@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text
-from statecli.pickles.graph import get_name
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text, split_call
 from statecli.pickles.nodes import Obj, Value
 
 #: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
@@ -102,10 +101,12 @@ def describe_computed_text(where: str) -> Hazard:
 
 def _read_path(value: Value) -> Value:
     """Return the text of a path, also of a pathlib path; the value itself if neither."""
-    if type(value) is Obj and get_name(value.cls).startswith("pathlib."):
-        parts = [read_text(part) for part in value.args]
-        return "/".join(parts) if parts and all(type(part) is str for part in parts) else COMPUTED_TEXT
-    return read_text(value)
+    name, args = split_call(value) if type(value) is Obj else ("", ())
+    if not name.startswith("pathlib."):
+        return read_text(value)
+    parts = [read_text(part) for part in args]
+    is_plain = value.state is None and all(type(part) is str for part in parts)
+    return "/".join(parts) if is_plain else COMPUTED_TEXT
 
 
 def _show_url(text: str, protocol: re.Match[str] | None) -> str:

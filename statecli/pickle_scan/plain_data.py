@@ -23,7 +23,7 @@ from statecli.pickle_scan.checkpoint_paths import (
     describe_computed_text,
 )
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_bytearray, read_text
 from statecli.pickles.graph import (
     as_mapping,
     as_sequence,
@@ -214,14 +214,23 @@ class _Walk:
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
-        raw = read_raw_bytes(value)
-        numbers = self._count(self.get_elements(value)) if raw is None else raw
+        numbers = self._list_numbers(value)
         if numbers is not None and not (
             all(type(number) is int and 0 <= number < 128 for number in numbers)
             and texts_as_code.is_dtype("".join(map(chr, numbers)))
         ):
             where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
             yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
+
+    def _list_numbers(self, value: Value) -> Sequence[Any] | None:
+        """Return what Python yields of a value without a tensor, if these may be numbers; None for other values."""
+        raw = read_bytearray(value)
+        if raw is None:
+            raw = read_raw_bytes(value)
+        if raw is not None:
+            return raw
+        keys = [*(self._count(self.get_items(value)) or ())]
+        return keys if any(type(key) is int for key in keys) else self._count(self.get_elements(value))
 
     def _check_configs(self, parent_key: str, parent: Value) -> Iterator[Hazard]:
         for items in self.find_mappings(parent):
@@ -386,8 +395,10 @@ def _is_text_key(key: Value) -> bool:
 
 def _is_template(value: Value) -> bool:
     """Return True for a text or bytes formatted by `%`."""
-    text = read_text(value)
-    return "%" in text if type(text) is str else b"%" in (read_raw_bytes(value) or b"")
+    text, raw = read_text(value), read_bytearray(value)
+    if type(text) is str:
+        return "%" in text
+    return text is COMPUTED_TEXT or b"%" in (read_raw_bytes(value) or raw or b"")
 
 
 def _is_true(value: Value) -> bool:

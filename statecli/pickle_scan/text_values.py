@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from statecli.pickle_scan import known_names, numpy_dtype_states
+from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Global, Key, Obj, Value
 
@@ -30,7 +31,7 @@ def read_text(value: Value) -> Value:
         return value
     is_text = False
     for _ in range(_MAX_NESTED_TEXTS):
-        is_text = is_text or _split_call(node)[0] in TEXT_CLASSES
+        is_text = is_text or split_call(node)[0] in TEXT_CLASSES
         inner = _unwrap(node)
         if inner is node:
             break
@@ -41,9 +42,22 @@ def read_text(value: Value) -> Value:
     return plain if type(plain) is str else COMPUTED_TEXT if is_text or inner is not node else value
 
 
+def read_bytearray(value: Value) -> bytes | None:
+    """Return the bytes of a bytearray, b"?" for bytes that a call computes; None for other values."""
+    name, args = split_call(value) if type(value) is Obj else ("", ())
+    if name != "builtins.bytearray":
+        return None
+    match args:
+        case (str() as text, str() as codec) if codec in ("latin-1", "latin1"):
+            return text.encode("latin-1", "replace")
+        case (data,):
+            return read_raw_bytes(data) or b"?"
+    return b"?"
+
+
 def _unwrap(node: Obj) -> Value:
     """Return the text or the value that a call gives back; the call itself for other calls."""
-    name, args = _split_call(node)
+    name, args = split_call(node)
     attributes = node.state if type(node.state) is dict else {}
     if name in TEXT_CLASSES:
         given = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
@@ -57,7 +71,7 @@ def _unwrap(node: Obj) -> Value:
     return attributes.get(_NODE_VALUE, node) if name.startswith(_OMEGACONF_NODES) else node
 
 
-def _split_call(node: Obj) -> tuple[str, tuple[Value, ...]]:
+def split_call(node: Obj) -> tuple[str, tuple[Value, ...]]:
     """Return the plain name of the class that a call makes an object of, and the arguments for the class."""
     name, args = _get_name(node.cls), node.args
     match name, args:

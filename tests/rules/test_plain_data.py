@@ -8,8 +8,8 @@ import random
 import struct
 import time
 import zipfile
-from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
-from pathlib import Path
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, deque
+from pathlib import Path, PosixPath
 from types import SimpleNamespace
 
 import numpy as np
@@ -122,6 +122,7 @@ PYTHON_STATES = {
     "text": ("python", (2, ("%5d",) * 625, None)),
     "one-text": ("mine", [2, ["%5d", *[1] * 624], None]),
     "bytes": ("mine", (2.0, (b"%5d",) * 3, None)),
+    "bytearrays": ("mine", (2.0, (bytearray(b"%5d"),) * 3, None)),
     "lists": ("random_state", (2, ([1],) * 625, None)),
 }
 
@@ -394,6 +395,21 @@ def test_unsafe_data_finds_texts_that_only_python_can_tell(found, tmp_path, plac
     (finding,) = found("unsafe-data", tmp_path / "a.pth")
     assert finding.severity is Severity.ERROR
     assert "is a text that a call computes when the file is loaded" in finding.message
+
+
+def test_unsafe_data_reads_paths_of_any_spelling(found, tmp_path):
+    """Lightning takes the text of a path."""
+
+    class SlotPath(PosixPath):
+        def __reduce__(self):
+            return PosixPath, (), (None, {"_raw_paths": ["../x"]})
+
+    for path in (PosixPath("../x"), Call(PosixPath, "..", np.str_("x")), SlotPath("x")):
+        torch.save(checkpoint({"last_model_path": path}), tmp_path / "a.ckpt")
+        assert [one.severity for one in found("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
+    for path in (PosixPath("/runs/x"), PosixPath("x/y")):
+        torch.save(checkpoint({"last_model_path": path, "best_model_path": PosixPath()}), tmp_path / "a.ckpt")
+        assert not found("unsafe-data", tmp_path / "a.ckpt")
 
 
 def test_unsafe_data_spares_objects_with_plain_data(found, tmp_path):
@@ -703,13 +719,16 @@ def test_names_in_a_list_are_the_same_names(found, tmp_path):
     assert [finding.rule for finding in found("unsafe-global", tmp_path / "b.pt")] == ["unsafe-global"]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, bytes])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, bytes, bytearray, torch.Size, dict.fromkeys, OrderedDict.fromkeys, Counter]
+)
 def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
     """HQQ joins what the value yields, a tensor or not."""
     letters = b"__import__('os').system('id') or torch.float32"
     (message,) = messages({"net": {"0.compute_dtype": kind(letters)}}, weights_only=kind is not bytes)
     assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates its letters")
     assert messages({"0.compute_dtype": kind(b"torch.float16"), "dtype": kind(letters)}, weights_only=False) == []
+    assert messages({"compute_dtype": {"a": 1}}) == []
 
 
 @pytest.mark.parametrize("unit", [":", "{", "\\", "\\a"])
