@@ -247,7 +247,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
     verdict = _format_verdict(diff, view)
-    done = build_transformation_group(select_different(diff), view.unfold)
+    done = build_transformation_group(diff.changes, view.unfold, has_sections=_has_sections(diff))
     lines = done.lines if done is not None else ()
     done_lines = (": ".join(filter(None, (line.cells[0].strip(), line.remark))) for line in lines)
     totals = (*done_lines, verdict, *_format_hidden_count(diff, view))

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.units import format_fqn, format_number, plural
 from statecli.report import Group, Line, fold
 
-#: Tensors with exceptions that are named.
+#: Tensors with exceptions that are named, and lines of the group.
 _MAX_NAMED = 3
+_MAX_LINES = 24
 _ROUNDINGS = {
     Rounding.NEAREST: "exactly rounded",
     Rounding.TRUNCATED: "rounded towards zero",
-    Rounding.STOCHASTIC: "rounded up or down (as stochastic rounding does)",
+    Rounding.STOCHASTIC: "rounded up or down (as by stochastic rounding)",
     None: "represented without rounding",
 }
 
 
-def build_transformation_group(changes: Sequence[Change], unfold: bool) -> Group | None:
+def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool = False) -> Group | None:
     """Return the group of all transformations, a line each; None if none was recognised."""
+    if has_sections:  # names are unique then, and layers of two sections are different layers
+        changes = [_name_with_section(change) for change in changes]
     by_kind: dict[TransformationKind, list[Change]] = {}
     for change in changes:
         if change.transformation is not None:
@@ -31,7 +36,21 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool) -> Group
         return None
     lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), changes, unfold)]
     count = sum(map(len, by_kind.values()))
+    if not unfold and len(lines) > _MAX_LINES + 1:
+        more = len(lines) - _MAX_LINES
+        lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
     return Group("what was done", f"to {plural(count, 'tensor')}, checked on every element", tuple(lines))
+
+
+def _name_with_section(change: Change) -> Change:
+    """Return the change with its section in front of all names."""
+    start = f"{change.section}." if change.section else ""
+    done = change.transformation
+    if done is not None and done.kind is not TransformationKind.QUANTIZED:
+        names = (tuple(start + name for name in group) for group in (done.sources, done.differing))
+        sources, differing = names
+        done = replace(done, sources=sources, differing=differing)
+    return replace(change, fqn=start + change.fqn, section="", transformation=done)
 
 
 def describe_transformation(change: Change) -> str:
@@ -57,7 +76,7 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.RESIZED:
         return _describe_resize(change, done)
     if kind is TransformationKind.MOVED:
-        since = "" if done.cosine is None else f", changed since (cosine {done.cosine:.4g})"
+        since = "" if done.cosine is None else f", changed since (cosine {_format_cosine(done.cosine)})"
         return f"= {format_fqn(done.sources[0])} before{since}"
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}"
@@ -71,7 +90,7 @@ def _describe(change: Change) -> str:
         return f"rel. error {format_number(done.relative_l2, 2)} after × {done.sources[0]}"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
-        return f"unrelated to before (cosine {cosine or 0:.2f})"
+        return f"unrelated element by element (cosine {cosine or 0:.2f})"
     return _describe_join(change, done)
 
 
@@ -100,7 +119,8 @@ def _build_cast_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) 
 def _format_beyond_rounding(change: Change, done: Transformation) -> str:
     relative = change.values.relative_l2 if change.values is not None else None
     size = f", rel. change {format_number(relative, 2)}" if relative is not None else ""
-    return f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding{size}"
+    verb = "differs" if done.exceptions == 1 else "differ"
+    return f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding{size}"
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -109,84 +129,169 @@ def _format_beyond_rounding(change: Change, done: Transformation) -> str:
 def _describe_resize(change: Change, done: Transformation) -> str:
     before, after = (side.shape or () for side in (change.before, change.after) if side is not None)
     axis = done.axis or 0
-    noun = _name_axis(axis)
     changed = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     texts = [
-        f"{plural(abs(after[n] - before[n]), _name_axis(n))} {'added' if after[n] > before[n] else 'removed'}"
+        f"{_count_indexes(n, abs(after[n] - before[n]))} {'added' if after[n] > before[n] else 'removed'}"
         for n in changed
     ]
     common = min(before[axis], after[axis])
+    counted = _count_indexes(axis, common, "common ")
     if not done.exceptions:
-        return f"{', '.join(texts)}; the {plural(common, 'common ' + noun)} {'is' if common == 1 else 'are'} equal"
-    return f"{', '.join(texts)}; of the {plural(common, 'common ' + noun)} {_format_rows(done, noun)}"
+        return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} equal"
+    return f"{', '.join(texts)}; of the {counted} {_format_rows(done, _name_index(axis))}"
 
 
-def _name_axis(axis: int) -> str:
-    return ("row", "column")[axis] if axis < 2 else f"index of dimension {axis}"
+def _name_index(axis: int) -> str:
+    return ("row", "column")[axis] if axis < 2 else "index"
+
+
+def _count_indexes(axis: int, count: int, prefix: str = "") -> str:
+    """`32 rows`, `64 common columns`, `2 indexes of dimension 2`"""
+    if axis < 2:
+        return plural(count, prefix + _name_index(axis))
+    return f"{count:,} {prefix}{'index' if count == 1 else 'indexes'} of dimension {axis}"
 
 
 def _format_rows(done: Transformation, noun: str = "row") -> str:
     listed = ", ".join(map(str, done.first_rows))
     more = ", …" if done.rows > len(done.first_rows) else ""
     verb = "differs" if done.rows == 1 else "differ"
-    return f"{done.rows:,} {verb} ({noun if done.rows == 1 else noun + 's'} {listed}{more})"
+    nouns = noun if done.rows == 1 else f"{noun}es" if noun == "index" else f"{noun}s"
+    return f"{done.rows:,} {verb} ({nouns} {listed}{more})"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-class _MovedLayers(NamedTuple):
-    """Numbered layers of a module whose values came from other layers.
+class _MovedLayer(NamedTuple):
+    """A numbered layer of a module most of whose tensors came from one other layer.
 
-    `layers`: (number after, number before). `cosines`: one for each tensor, None if it is equal bit for bit.
+    Attributes:
+        start: Name of the module, with a dot at its end.
+        new, old: Numbers of the layer after and before.
+        cosines: One for each moved tensor, None if it is equal bit for bit.
+        others: The tensors of the layer that differ and did not come from there.
     """
 
     start: str
-    layers: list[tuple[int, int]]
+    new: int
+    old: int
     cosines: list[float | None]
-    lost: set[int]
-    new: set[int]
-
-    def format_names(self, numbers: Iterable[int]) -> str:
-        """`model.layers.{2,3}`"""
-        return format_fqn(self.start) * bool(self.start) + fold.format_numbers(list(numbers))
+    others: list[Change]
 
 
-def _find_moved_layers(changes: Sequence[Change]) -> list[_MovedLayers]:
-    entries: dict[tuple[str, str], list[tuple[int, int, float | None]]] = {}
+class _Layers(NamedTuple):
+    """The moved layers of a module, and the numbers of layers that are on one side only."""
+
+    moved: list[_MovedLayer]
+    lost: list[int]
+    new: list[int]
+
+
+def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
+    """Return the layers of each module, by its name with a dot at its end; modules without a moved layer are left out.
+
+    One tensor does not move a layer: more than half of its tensors must come from the same other layer.
+    """
+    moves: dict[tuple[str, int], Counter[int]] = {}
     for change in changes:
         names = _split_move(change)
         if names is not None:
-            (stem, _, old), (_, _, new) = (name.rpartition(".") for name in names)
-            cosine = change.transformation.cosine if change.transformation is not None else None
-            entries.setdefault((f"{stem}." if stem else "", change.section), []).append((int(new), int(old), cosine))
-    found = []
-    for (start, section), moved in entries.items():
-        layers = sorted({(new, old) for new, old, _ in moved})
-        lost = _list_layers(changes, start, section, "before") - {old for _, old in layers}
-        created = _list_layers(changes, start, section, "after") - {new for new, _ in layers}
-        found.append(_MovedLayers(start, layers, [cosine for *_, cosine in moved], lost, created))
-    return found
+            (stem, _, source), (_, _, number) = (name.rpartition(".") for name in names)
+            moves.setdefault((f"{stem}." if stem else "", int(number)), Counter())[int(source)] += 1
+    found: dict[str, list[_MovedLayer]] = {}
+    for (start, new), olds in moves.items():
+        whole = [change for change in _list_tensors(changes, start, new) if change.after is not None]
+        tensors = [change for change in whole if change.status is not Status.IDENTICAL]
+        (old, count), *_ = olds.most_common(1)
+        if 2 * count > len(whole):
+            inside = [change for change in tensors if _comes_from(change, start, old)]
+            others = [change for change in tensors if not _comes_from(change, start, old)]
+            cosines = [c.transformation.cosine for c in inside if c.transformation is not None]
+            found.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, others))
+    return {start: _build_layers(changes, start, sorted(moved)) for start, moved in found.items()}
+
+
+def _build_layers(changes: Sequence[Change], start: str, moved: list[_MovedLayer]) -> _Layers:
+    olds, news = {layer.old for layer in moved}, {layer.new for layer in moved}
+    lost, new = [], []
+    for number in sorted(_list_numbers(changes, start)):
+        tensors = _list_tensors(changes, start, number)
+        gone, came = [c for c in tensors if c.before is not None], [c for c in tensors if c.after is not None]
+        if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in gone) > len(gone):
+            lost.append(number)
+        if number not in news and 2 * sum(c.before is None or _has_other_values(c) for c in came) > len(came):
+            new.append(number)
+    return _Layers(moved, lost, new)
+
+
+def _list_tensors(changes: Sequence[Change], start: str, number: int) -> list[Change]:
+    return [change for change in changes if change.fqn.startswith(f"{start}{number}.")]
+
+
+def _list_numbers(changes: Sequence[Change], start: str) -> set[int]:
+    numbers = (c.fqn.removeprefix(start).partition(".")[0] for c in changes if c.fqn.startswith(start))
+    return {int(number) for number in numbers if number.isascii() and number.isdecimal() and len(number) < 10}
+
+
+def _comes_from(change: Change, start: str, old: int) -> bool:
+    names = _split_move(change)
+    return names is not None and names[0] == f"{start}{old}"
 
 
 def _split_move(change: Change) -> tuple[str, str] | None:
     done = change.transformation
-    is_move = done is not None and done.kind is TransformationKind.MOVED
+    is_move = done is not None and done.kind in (TransformationKind.MOVED, TransformationKind.SWAPPED)
     return split_moved_layer(done.sources[0], change.fqn) if done is not None and is_move else None
 
 
 def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
-    for moved in _find_moved_layers(all_changes):
-        olds, news = (moved.format_names(numbers) for numbers in zip(*[(b, a) for a, b in moved.layers], strict=True))
-        remarks = [f"{plural(len(moved.cosines), 'tensor')}, {_format_likeness(moved.cosines)}"]
-        if moved.lost:
-            verb = "is" if len(moved.lost) == 1 else "are"
-            remarks.append(f"{moved.format_names(sorted(moved.lost))} {verb} removed")
-        if moved.new:
-            verb = "is" if len(moved.new) == 1 else "are"
-            remarks.append(f"{moved.format_names(sorted(moved.new))} {verb} new")
-        yield Line((f"{olds} → {news}",), "; ".join(remarks))
-    yield from _build_named_lines([change for change in changes if _split_move(change) is None], all_changes, unfold)
+    covered: set[int] = set()
+    for start, layers in _find_moved_layers(all_changes).items():
+        lines: list[Line] = []
+        for run in _split_into_runs(layers.moved):
+            covered |= {id(c) for layer in run for c in changes if _is_of_layer(c, start, layer)}
+            lines.append(_build_layers_line(start, run))
+        ends = [
+            f"{_name_layers(start, numbers)} {'is' if len(numbers) == 1 else 'are'} {word}"
+            for numbers, word in ((layers.lost, "removed"), (layers.new, "new"))
+            if numbers
+        ]
+        lines[-1] = replace(lines[-1], remark="; ".join([lines[-1].remark, *ends]))
+        yield from lines
+    others = [change for change in changes if id(change) not in covered]
+    yield from _build_named_lines(others, all_changes, unfold)
+
+
+def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
+    others = [change for layer in run for change in layer.others]
+    cosines = [cosine for layer in run for cosine in layer.cosines]
+    remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines)}"
+    if others:
+        remark += f"; not {format_fqn(others[0].fqn)}" + (f" and {len(others) - 1:,} more" if len(others) > 1 else "")
+    olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
+    return Line((f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if others else "")
+
+
+def _is_of_layer(change: Change, start: str, layer: _MovedLayer) -> bool:
+    return change.fqn.startswith(f"{start}{layer.new}.") and _comes_from(change, start, layer.old)
+
+
+def _split_into_runs(layers: Sequence[_MovedLayer]) -> Iterator[list[_MovedLayer]]:
+    """Yield layers that kept their order, so that two lists of numbers pair them; exceptions stay separate."""
+    run: list[_MovedLayer] = []
+    for layer in layers:
+        if run and (layer.old <= run[-1].old or layer.others or run[-1].others):
+            yield run
+            run = []
+        run.append(layer)
+    if run:
+        yield run
+
+
+def _name_layers(start: str, numbers: Sequence[int]) -> str:
+    """`model.layers.{2,3}`"""
+    return (format_fqn(start) if start else "") + fold.format_numbers(numbers)
 
 
 def _format_likeness(cosines: Sequence[float | None]) -> str:
@@ -194,28 +299,20 @@ def _format_likeness(cosines: Sequence[float | None]) -> str:
     since = [cosine for cosine in cosines if cosine is not None]
     if not since:
         return "bit for bit"
-    ends = "..".join(dict.fromkeys(f"{cosine:.4g}" for cosine in (min(since), max(since))))
+    ends = "..".join(dict.fromkeys(_format_cosine(cosine) for cosine in (min(since), max(since))))
     equal = len(cosines) - len(since)
     return f"changed since (cosine {ends})" + (f", {equal:,} of them bit for bit" if equal else "")
 
 
+def _format_cosine(cosine: float) -> str:
+    return f"{cosine:.4f}" if cosine < 0.99995 else "over 0.9999"
+
+
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor outside of new layers: those have nothing before them."""
-    new = tuple(f"{moved.start}{number}." for moved in _find_moved_layers(all_changes) for number in moved.new)
+    modules = _find_moved_layers(all_changes)
+    new = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
     yield from _build_named_lines([c for c in changes if not c.fqn.startswith(new)], all_changes, unfold)
-
-
-def _list_layers(changes: Sequence[Change], start: str, section: str, side: str) -> set[int]:
-    """Return the numbers of the layers below a module that one side has, and that the other has not or elsewhere."""
-    numbers = (
-        change.fqn.removeprefix(start).partition(".")[0]
-        for change in changes
-        if getattr(change, side) is not None
-        and change.section == section
-        and change.fqn.startswith(start)
-        and (change.before is None or change.after is None or _has_other_values(change))
-    )
-    return {int(number) for number in numbers if number.isdigit()}
 
 
 def _has_other_values(change: Change) -> bool:
@@ -262,11 +359,16 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
+    """Yield a line for each pair of tensors outside of swapped layers."""
+    modules = _find_moved_layers(all_changes)
+    moved = [(start, layer) for start, layers in modules.items() for layer in layers.moved]
     firsts: list[Change] = []
     seen: set[tuple[str, str]] = set()
     for change in changes:
         done = change.transformation
-        if done is not None and (change.section, done.sources[0]) not in seen:
+        if done is None or any(_is_of_layer(change, start, layer) for start, layer in moved):
+            continue
+        if (change.section, done.sources[0]) not in seen:
             seen.add((change.section, change.fqn))
             firsts.append(change)
     for line in _build_named_lines(firsts, all_changes, unfold):
@@ -292,7 +394,8 @@ def _has_exceptions(change: Change) -> bool:
 def _describe_join(change: Change, done: Transformation) -> str:
     names = _shorten(change.fqn, done.sources)
     is_stack = done.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
-    listed = f"stack of {_format_stack(done.sources)}" if is_stack else f"[{'; '.join(names)}]"
+    of = "the transposes of " if done.is_transposed else ""
+    listed = f"stack of {of}{_format_stack(done.sources)}" if is_stack else f"[{'; '.join(names)}]"
     verb = "=" if change.status is Status.ADDED else "was split into"
     if done.blocks:
         listed += f" alternating, {_format_blocks(done.blocks)} rows each"
@@ -301,7 +404,10 @@ def _describe_join(change: Change, done: Transformation) -> str:
     if len(done.differing) == 1:
         name = names[done.sources.index(done.differing[0])]
         listed_rows = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
-        text = f"row {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} rows of {name} differ"
+        noun = "column" if done.is_transposed else "row"
+        text = (
+            f"{noun} {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} {noun}s of {name} differ"
+        )
         return f"{verb} {listed}, but {text}" + ("" if done.rows == 1 else f" ({listed_rows})")
     return f"{verb} {listed}, but {done.rows:,} rows of {len(done.differing):,} tensors differ"
 

@@ -60,6 +60,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     pairs = [
         (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
         (without_values, _name_value_option(options)),
+        (_name_if(options.cast, "--cast"), _name_tolerance(options) or _name_ignored_dtype(options)),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (_name_if(options.tree, "--tree"), unchanged),
@@ -72,6 +73,10 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
 def _name_if(given: object, flag: str) -> str:
     """Return the option for a message if the option is given, else ""."""
     return option(flag) if given else ""
+
+
+def _name_ignored_dtype(options: DiffOptions) -> str:
+    return option("--ignore", "dtype") if Field.DTYPE in options.ignore else ""
 
 
 def _name_tolerance(options: DiffOptions) -> str:

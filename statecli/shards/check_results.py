@@ -54,7 +54,7 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
 
 def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult) -> Checks:
     yield "elements", result.elements == elements
-    for name in ("exceptions", "not_truncated", "not_neighbours"):
+    for name in ("exceptions", "not_truncated", "not_neighbours", "changed"):
         yield name, 0 <= getattr(result, name) <= elements
     yield "rows", 0 <= result.rows <= min(result.exceptions, shape[0] if shape else 1)
     yield "first_rows", len(result.first_rows) == min(result.rows, MAX_LISTED_ROWS)

@@ -13,7 +13,7 @@ from statecli.values.read import read_all_values
 #: Elements of a sample, at least: a few numbers correlate by chance.
 _MIN_ELEMENTS = 64
 #: Correlation of two samples that are alike, and how much it exceeds the second best.
-_MIN_CORRELATION, _MIN_LEAD = 0.5, 0.25
+_MIN_CORRELATION, _MIN_LEAD = 0.8, 0.25
 
 
 def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> list[int | None]:

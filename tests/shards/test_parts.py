@@ -663,7 +663,7 @@ RESULTS = {
     "low_rank_batch": st.none() | floats,
     "quantized_batch": st.none() | floats,
     "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),
-    "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple)),
+    "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple), counts),
 }
 
 

@@ -133,12 +133,17 @@ def _explain_beyond_cast(change: Change) -> str:
     done = change.transformation
     if done is None or done.kind is not TransformationKind.CAST:
         is_exact = change.values is None and change.not_compared is None and change.status is Status.CHANGED
-        return "" if is_exact and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
+        are_floats = all(side is not None and _is_float(side.dtype) for side in (change.before, change.after))
+        return "" if is_exact and are_floats and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
     if done.exceptions:
         return f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding: "
     if not _CAST_FIELDS.issuperset(change.fields):
         return "differs by more than a cast: "
     return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values: "
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 #: Fields that training or resizing changes. A lossless cast, another device or another requires_grad is not training.

@@ -83,6 +83,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         axis: Of `resized`, the first dimension of another size.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group; of `quantized`, the shape of
             the block of one scale.
+        is_transposed: Of stacked tensors, the stack has the transposes.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
     """
@@ -99,6 +100,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     rounding: Rounding | None = None
     axis: int | None = None
     blocks: tuple[int, ...] = ()
+    is_transposed: bool = False
     rows: int = 0
     first_rows: tuple[int, ...] = ()
 

@@ -126,15 +126,15 @@ def suggest_component_rules(
     """Return a note on the `--map` lines that replace components of names: `encoder` by `enc`, `gamma` by `weight`.
 
     Two tensors may be each other's if their names differ in one to three neighbouring components and their shapes are
-    equal; of several in one place, the order in the files decides. At least two tensors follow each rule, and together
-    the rules pair most of the tensors without a partner. They were tried: no tensor loses its partner. Arguments as
-    `suggest_prefix_rule`.
+    equal; of several in one place, the order of saving decides, if both files keep it. At least two tensors follow each
+    rule, and together the rules pair most of the tensors without a partner. They were tried: no tensor loses its
+    partner. Arguments as `suggest_prefix_rule`.
     """
     unpaired = [match for match in matches if match.before is None or match.after is None]
     names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
     gone = [(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)]
     new = [(row.section, row.fqn, row.shape) for match in unpaired if (row := match.after)]
-    counts = _count_replacements(gone, new)
+    counts = _count_replacements(gone, new, has_order=before.traits.keeps_order and after.traits.keeps_order)
     suggested: list[str] = []
     replaced: set[str] = set()
     expected = 0
@@ -155,8 +155,11 @@ def suggest_component_rules(
     return [Oddity("components-apart", f"{message}; to compare them, add {lines}")]
 
 
-def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key]) -> Counter[tuple[str, str]]:
-    """Count the pairs of components by which one name becomes the other, each name once for each place."""
+def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:
+    """Count the pairs of components by which one name becomes the other, each name once for each place.
+
+    Several tensors of one shape in a place are paired by their order, if the files keep the order of saving.
+    """
     places: dict[_Place, tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((gone, new)):
         for section, name, shape in rows:
@@ -167,7 +170,7 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key]) -> Counter[tu
                     places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
     counts: Counter[tuple[str, str]] = Counter()
     for old, other in places.values():
-        if len(old) == len(other):
+        if len(old) == len(other) and (has_order or len(old) == 1):
             counts.update(zip(old, other, strict=True))
     return counts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Field, Rounding, Transformation, TransformationKind
 from statecli.commands.diff.transformations.views import get_data
@@ -12,37 +12,49 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the casts by the number of the change. The tasks follow from the types alone, so shards can plan them.
 
-    A tensor of a cast checkpoint may be no rounding of the one before: it is a cast with exceptions, if other tensors
-    with the same two types are exact.
+    Between two types there was a cast if half of the tensors whose values were rounded follow one rule: to the nearest,
+    or towards zero. The others are casts with exceptions. If all follow neither but are the nearest value above or
+    below, that is the rule.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):
-        if Field.SHAPE in change.fields or Field.DTYPE not in change.fields:
+        if Field.DTYPE not in change.fields:
             continue
         before, after = get_data(change.before), get_data(change.after)
-        if before is not None and after is not None and can_cast(before.dtype, after.dtype):
-            tasks[n] = CheckTask(change.fqn, Operation.CAST, before, after)
-    casts: dict[int, Transformation] = {}
-    for n, result in zip(tasks, check_elements(list(tasks.values()), jobs=jobs, derived=False), strict=True):
+        if before is None or after is None or before.shape != after.shape or not can_cast(before.dtype, after.dtype):
+            continue
+        tasks[n] = CheckTask(change.fqn, Operation.CAST, before, after)
+    results = check_elements(list(tasks.values()), jobs=jobs, derived=False)
+    by_types: dict[tuple[str, str], dict[int, CheckResult]] = {}
+    for (n, task), result in zip(tasks.items(), results, strict=True):
         if isinstance(result, CheckResult) and result.elements:
-            casts[n] = _build_cast(result, is_rounded=changes[n].values is not None)
-    exact = {_get_types(changes[n]) for n, cast in casts.items() if not cast.exceptions}
-    return {n: cast for n, cast in casts.items() if _get_types(changes[n]) in exact}
+            by_types.setdefault((task.before.dtype, task.after.dtype), {})[n] = result
+    return {n: cast for group in by_types.values() for n, cast in _judge_group(group).items()}
 
 
-def _get_types(change: Change) -> tuple[str, str]:
-    return (change.before.dtype if change.before else "", change.after.dtype if change.after else "")
+def _judge_group(results: Mapping[int, CheckResult]) -> dict[int, Transformation]:
+    rounded = [result for result in results.values() if result.changed]
+    if not rounded:  # every value is one of the narrower type
+        return {n: _build_cast(result, None) for n, result in results.items()}
+    for rounding in (Rounding.NEAREST, Rounding.TRUNCATED):
+        fitting = sum(not _count_exceptions(result, rounding) for result in rounded)
+        if 2 * fitting >= len(rounded):
+            return {n: _build_cast(result, rounding) for n, result in results.items()}
+    if any(result.not_neighbours for result in rounded):
+        return {}
+    return {n: _build_cast(result, Rounding.STOCHASTIC) for n, result in results.items()}
 
 
-def _build_cast(result: CheckResult, *, is_rounded: bool) -> Transformation:
-    rounding, exceptions = Rounding.NEAREST, 0
-    if result.exceptions:
-        rounding, exceptions = Rounding.TRUNCATED, result.not_truncated
-    if exceptions:
-        rounding, exceptions = Rounding.STOCHASTIC, result.not_neighbours
-    return Transformation(
-        TransformationKind.CAST,
-        result.elements,
-        exceptions,
-        rounding=None if exceptions or not is_rounded else rounding,
-    )
+def _count_exceptions(result: CheckResult, rounding: Rounding | None) -> int:
+    if rounding is Rounding.TRUNCATED:
+        return result.not_truncated
+    return result.not_neighbours if rounding is Rounding.STOCHASTIC else result.exceptions
+
+
+def _build_cast(result: CheckResult, rounding: Rounding | None) -> Transformation:
+    """Return the cast; a tensor that follows another rule than most is named by its own rule."""
+    rules = (rounding, Rounding.NEAREST, Rounding.TRUNCATED, Rounding.STOCHASTIC)
+    own = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
+    exceptions = result.not_neighbours if own is None and rounding is not None else 0
+    own = own if result.changed and not exceptions else None
+    return Transformation(TransformationKind.CAST, result.elements, exceptions, rounding=own)

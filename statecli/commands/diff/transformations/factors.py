@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import (
@@ -58,7 +59,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
-        if min(before.shape) > 1:
+        if min(before.shape) > 1 and change.before is not None and not is_constant(change.before):
             trials.append((n, CheckTask(change.fqn, Operation.COPY, permute(before, (1, 0)), after)))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)

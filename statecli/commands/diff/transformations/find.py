@@ -17,12 +17,12 @@ from statecli.commands.diff.transformations.moves import find_moves, was_replace
 from statecli.commands.diff.transformations.quantized import find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
-from statecli.core.model_state import Scalar
+from statecli.core.model_state import Kind, Scalar
 from statecli.workers import pool
 
 #: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
 _MIN_UNRELATED_ELEMENTS = 256
-_STANDARD_DEVIATIONS = 5
+_STANDARD_DEVIATIONS = 3
 
 
 def find_transformations(
@@ -64,11 +64,13 @@ def _is_open(change: Change) -> bool:
 
 
 def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the changes whose values are as far from the values before as independent random values."""
+    """Return the changes whose values are, element by element, as far from those before as independent ones."""
     unrelated = {}
     for n, change in enumerate(changes):
         values = change.values
         if values is None or values.cosine is None or values.left_out or not was_replaced(change):
+            continue
+        if change.kind is Kind.OPTIMIZER:  # momentum is independent of itself after some steps
             continue
         limit = _STANDARD_DEVIATIONS / math.sqrt(values.elements)
         if values.elements >= _MIN_UNRELATED_ELEMENTS and abs(values.cosine) < limit:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from statecli.core.errors import StateError
-
 #: Blocks of a pattern: q, k and v, or gate and up.
 _MAX_BLOCKS = 4
 
@@ -74,9 +72,3 @@ def _check_pattern(
 
 def _count(wrong: dict[int, list[int]]) -> int:
     return sum(map(len, wrong.values()))
-
-
-def list_digests(results: Sequence[tuple[int, ...] | StateError]) -> list[tuple[int, ...]] | None:
-    """Return the checksums of all tensors; None if one was not read."""
-    digests = [result for result in results if isinstance(result, tuple) and result]
-    return digests if len(digests) == len(results) else None

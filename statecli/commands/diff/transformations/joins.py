@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
-from statecli.commands.diff.transformations.interleaved import find_interleaving, list_digests
+from statecli.commands.diff.transformations.interleaved import find_interleaving
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_exact,
@@ -19,24 +22,31 @@ from statecli.commands.diff.transformations.views import (
     select,
     split_rows,
 )
-from statecli.core.model_state import TensorData
+from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Tensors of one module that may have been joined, and tensors of one join.
 _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
+#: Rows of a part that are rows of the whole, at least.
+_MIN_SHARE = 0.5
 #: Items of a stack, as experts of a layer.
 _MAX_STACKED = 1024
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):
-    """A tensor on one side only; `number` is that of its change."""
+    """A tensor on one side only; `number` is that of its change, and `data` has strides."""
 
     number: int
-    fqn: str
+    row: TensorInfo
     data: TensorData
+
+    @property
+    def fqn(self) -> str:
+        """FQN of the tensor."""
+        return self.row.fqn
 
 
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -61,7 +71,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
     for n, change in enumerate(changes):
         side = change.after if status is Status.ADDED else change.before
         if change.status is status and side is not None and (data := get_data(side)) is not None:
-            rows.append(_Row(n, side.fqn, locate(data, side.fqn)))
+            rows.append(_Row(n, side, locate(data, side.fqn)))
     return rows
 
 
@@ -72,16 +82,32 @@ def _find_concatenations(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
     by_module = _group_by_module(parts)
+    fitting_of = [(whole, fitting) for whole in wholes if len(fitting := _list_fitting(whole, by_module)) > 1]
+    digests = _read_digests({row.number: row for whole, fitting in fitting_of for row in (whole, *fitting)}, jobs)
     found: dict[int, Transformation] = {}
-    for whole in wholes:
-        for chosen in _list_combinations(whole, by_module):
+    for whole, fitting in fitting_of:
+        own = set(digests.get(whole.number, ()))
+        related = [row for row in fitting if _share_of(digests.get(row.number, ()), own) >= _MIN_SHARE]
+        for chosen in _list_combinations(whole, related):
             ordered = _order_parts(whole, chosen, jobs)
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
-            transformation = transformation or _check_interleaving(whole, chosen, kind, jobs)
+            transformation = transformation or _check_interleaving(whole, chosen, digests, kind, jobs)
             if transformation is not None:
                 found[whole.number] = transformation
                 break
     return found
+
+
+def _read_digests(rows: Mapping[int, _Row], jobs: int) -> dict[int, tuple[int, ...]]:
+    """Return the checksums of the rows of each tensor that is not the same value throughout, by its number."""
+    varied = {number: row for number, row in rows.items() if not is_constant(row.row)}
+    results = compute_row_digests([RowTask(row.fqn, row.data) for row in varied.values()], jobs=jobs)
+    return {number: result for number, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
+
+
+def _share_of(digests: Sequence[int], whole: Container[int]) -> float:
+    """Return the part of the rows that are in the whole, at any place."""
+    return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 
 
 def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]:
@@ -95,22 +121,24 @@ def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]
     return groups
 
 
-def _list_combinations(whole: _Row, by_module: dict[tuple[str, str], list[_Row]]) -> Iterator[tuple[_Row, ...]]:
-    """Yield the tensors that together have as many rows as the whole."""
+def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
+    """Return the tensors of the module, or of the one above, whose rows may be rows of the whole."""
     *modules, leaf = whole.fqn.split(".")
-    if not whole.data.shape:
-        return
-    for depth in (len(modules) - 1, len(modules) - 2):
-        group = by_module.get((".".join(modules[:depth]), leaf), []) if depth >= 0 else []
-        fitting = [
-            row
-            for row in group
-            if row.data.dtype == whole.data.dtype and row.data.shape[1:] == whole.data.shape[1:] and row.data.shape
-        ]
-        for count in range(2, _MAX_JOINED + 1) if len(fitting) <= _MAX_CANDIDATES else ():
-            for chosen in combinations(fitting, count):
-                if sum(row.data.shape[0] for row in chosen) == whole.data.shape[0]:
-                    yield chosen
+    fitting: dict[int, _Row] = {}
+    for depth in (len(modules) - 1, len(modules) - 2) if whole.data.shape else ():
+        for row in by_module.get((".".join(modules[:depth]), leaf), ()) if depth >= 0 else ():
+            is_same_kind = row.data.dtype == whole.data.dtype and row.data.shape[1:] == whole.data.shape[1:]
+            if is_same_kind and row.data.shape and row.data.shape[0] < whole.data.shape[0]:
+                fitting.setdefault(row.number, row)
+    return list(fitting.values())
+
+
+def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
+    """Yield the tensors that together have as many rows as the whole."""
+    for count in range(2, _MAX_JOINED + 1) if len(related) <= _MAX_CANDIDATES else ():
+        for chosen in combinations(related, count):
+            if sum(row.data.shape[0] for row in chosen) == whole.data.shape[0]:
+                yield chosen
 
 
 def _order_parts(whole: _Row, parts: Sequence[_Row], jobs: int) -> list[_Row] | None:
@@ -154,12 +182,10 @@ def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
 
 
 def _check_interleaving(
-    whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int
+    whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
     """Return the claim that the rows of the parts alternate in the whole, head by head."""
-    tasks = [RowTask(row.fqn, row.data) for row in (whole, *parts)]
-    digests = list_digests(compute_row_digests(tasks, jobs=jobs))
-    found = find_interleaving(digests[0], digests[1:]) if digests is not None else None
+    found = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if found is None:
         return None
     period, at, checks = sum(rows for _, rows in found.blocks), 0, []
@@ -189,7 +215,7 @@ def _judge(
     checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):
         return None
-    if any(2 * result.rows > task.after.shape[0] for result, task in zip(checked, tasks, strict=True)):
+    if any(2 * result.rows > (task.after.shape or (1,))[0] for result, task in zip(checked, tasks, strict=True)):
         return None
     wrong = [(name, result) for name, result in zip(names, checked, strict=True) if result.exceptions]
     return Transformation(
@@ -230,6 +256,8 @@ def _find_stacks(
 def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
+    if all(is_constant(row.row) for row in items):
+        return None
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
     for order in orders:
         if any(row.data.dtype != whole.data.dtype or len(row.data.shape) != len(shape) for row in items):
@@ -240,5 +268,5 @@ def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, j
         tasks = [CheckTask(whole.fqn, Operation.COPY, view, select(whole.data, n)) for n, view in enumerate(views)]
         transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in items], kind)
         if transformation is not None:
-            return transformation
+            return replace(transformation, is_transposed=order != axes)
     return None

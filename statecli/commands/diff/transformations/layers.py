@@ -10,4 +10,5 @@ def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
     if len(old) != len(new) or len(different) != 1:
         return None
     end = different[0] + 1
-    return (".".join(old[:end]), ".".join(new[:end])) if old[end - 1].isdigit() and new[end - 1].isdigit() else None
+    are_numbers = all(name.isascii() and name.isdecimal() for name in (old[end - 1], new[end - 1]))
+    return (".".join(old[:end]), ".".join(new[:end])) if are_numbers else None

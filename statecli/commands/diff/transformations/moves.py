@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from statecli.commands.diff.renames import is_constant
-from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.commands.diff.transformations.views import get_data, is_cheap_to_sample, take_sample
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
 
-_LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
+_LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 #: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
 _MIN_WHOLE_NUMBERS = 16
 #: A pair with this cosine or more has kept its values, more or less: training changes them less.
@@ -36,7 +36,7 @@ def find_moves(
     not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in group_rows(changes, sections):
+    for before, after in group_rows(changes, everything, sections):
         samples = [take_sample(row) for _, row in (*before, *after)]
         fingerprints = compute_fingerprints(samples, jobs=jobs, derived=True)
         sources: dict[object, list[tuple[int, TensorInfo]]] = {}
@@ -81,27 +81,45 @@ def follow_layers(
     return candidates
 
 
+#: Rows of a side before, or after, of one shape.
+Rows = list[tuple[int, TensorInfo]]
+
+
 def group_rows(
-    changes: Sequence[Change], sections: Mapping[str, str]
-) -> list[tuple[list[tuple[int, TensorInfo]], list[tuple[int, TensorInfo]]]]:
-    """Return rows before and after that may hold each other's values, with the numbers of their changes."""
-    groups: dict[object, tuple[list[tuple[int, TensorInfo]], list[tuple[int, TensorInfo]]]] = {}
+    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str]
+) -> list[tuple[Rows, Rows]]:
+    """Return rows before and after that may hold each other's values, with the numbers of their changes.
+
+    A row after is one that was replaced or added, a row before any: layers are also copied. The number of a change that
+    is not in `changes` is -1.
+    """
+    groups: dict[object, tuple[Rows, Rows]] = {}
     for n, change in enumerate(changes):
-        is_replaced = was_replaced(change)
-        for side, row in enumerate((change.before, change.after)):
-            if row is None or get_data(row) is None or not is_cheap_to_sample(row):
-                continue
-            if row.elements < (2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS):
-                continue
-            if is_replaced or change.status is (Status.ADDED if side else Status.REMOVED):
-                section = row.section if side else sections.get(row.section, row.section)
-                groups.setdefault((section, row.dtype, row.layout, row.shape), ([], []))[side].append((n, row))
+        row = change.after
+        if row is not None and _may_move(row) and (change.before is None or was_replaced(change)):
+            groups.setdefault((row.section, row.dtype, row.layout, row.shape), ([], []))[1].append((n, row))
+    numbers = {id(change): n for n, change in enumerate(changes)}
+    for change in everything if groups else ():
+        row = change.before
+        if row is not None and _may_move(row):
+            group = groups.get((sections.get(row.section, row.section), row.dtype, row.layout, row.shape))
+            if group is not None:
+                group[0].append((numbers.get(id(change), -1), row))
     # Rows that are only added and only removed were compared when renames were looked for.
     return [
-        group
-        for group in groups.values()
-        if group[0] and group[1] and any(was_replaced(changes[n]) for rows in group for n, _ in rows)
+        (before, after)
+        for before, after in groups.values()
+        if before
+        and (
+            any(changes[n].before is not None for n, _ in after)
+            or any(n < 0 or changes[n].after is not None for n, _ in before)
+        )
     ]
+
+
+def _may_move(row: TensorInfo) -> bool:
+    least = 2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS
+    return get_data(row) is not None and row.elements >= least and is_cheap_to_sample(row)
 
 
 def _confirm(

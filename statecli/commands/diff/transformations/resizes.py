@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
+from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.views import get_data, locate, narrow, permute
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
@@ -12,13 +14,18 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ch
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resizes by the number of the change; at most half of the common rows differ.
 
+    Half of the smaller tensor is common at least, and it is not one value throughout, as new weights of an adapter.
+
     The tasks follow from the shapes alone, so shards can plan them.
     """
     tasks = {n: task for n, change in enumerate(changes) if (task := _build_task(change)) is not None}
     resizes: dict[int, Transformation] = {}
     results = check_elements(list(tasks.values()), jobs=jobs, derived=False)
     for (n, task), result in zip(tasks.items(), results, strict=True):
-        if isinstance(result, CheckResult) and result.elements and 2 * result.rows <= task.before.shape[0]:
+        row = changes[n].before
+        if not isinstance(result, CheckResult) or not result.elements or 2 * result.rows > task.before.shape[0]:
+            continue
+        if row is not None and not is_constant(row):
             resizes[n] = Transformation(
                 TransformationKind.RESIZED,
                 result.elements,
@@ -43,6 +50,9 @@ def _build_task(change: Change) -> CheckTask | None:
         return None
     before, after = get_data(change.before), get_data(change.after)
     if before is None or after is None or before.dtype != after.dtype:
+        return None
+    common = prod(map(min, before.shape, after.shape))
+    if 2 * common < min(prod(before.shape), prod(after.shape)):
         return None
     before, after = locate(before, change.fqn), locate(after, change.fqn)
     for n, size in enumerate(map(min, before.shape, after.shape)):

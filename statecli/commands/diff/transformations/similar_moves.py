@@ -26,7 +26,7 @@ def find_similar_moves(
     `everything` are all changes, as for `find_moves`.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in group_rows(changes, sections):
+    for before, after in group_rows(changes, everything, sections):
         if max(len(before), len(after)) <= _MAX_ROWS and "float" in after[0][1].dtype:
             candidates.update(_find_candidates(before, after))
     moves = dict(_confirm(changes, candidates, jobs))

@@ -76,11 +76,11 @@ def select(data: TensorData, index: int) -> TensorData:
 
 
 def take_rows(data: TensorData) -> TensorData:
-    """Return the first indexes along the first axis with a few thousand elements. `data` has strides."""
-    if not data.shape:
-        return data
-    rows = max(1, SAMPLE_ELEMENTS // max(1, prod(data.shape[1:])))
-    return narrow(data, 0, 0, min(rows, data.shape[0]))
+    """Return the first elements, about a thousand: as few indexes along each axis as that needs. `data` has strides."""
+    for axis, size in enumerate(data.shape):
+        inner = prod(data.shape[axis + 1 :])
+        data = narrow(data, axis, 0, min(size, max(1, SAMPLE_ELEMENTS // max(1, inner))))
+    return data
 
 
 def take_sample(row: TensorInfo) -> TensorInfo:
