@@ -16,6 +16,7 @@ import functools
 import inspect
 import itertools
 import re
+import types
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -535,7 +536,7 @@ _IF_SAVED = (
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys added to the state_dict by the fix."""
     return (
-        f"{text}\n# older checkpoints have no {keys}; load them with new initial values:\n"
+        f"{text}\n# older checkpoints lack {keys}; load them, keeping the initial values:\n"
         "# model.load_state_dict(state, strict=False)"
     )
 
@@ -724,24 +725,46 @@ def _is_attribute_step(step: Step) -> bool:
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in a closure or a default: the function must read the tensor from the module."""
+    """Return the fix for a tensor in a closure or a default: a method or a hook reads the tensor from the module."""
     step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
-    match = re.search(r"'(\w+)'", step.label)
-    how = _describe_registration(tensor, rebuild)
-    if step.how == "default" or match is None:
-        text = f"# give the argument the default None, and read {how} of the module instead"
-        return _add_loading_if_new(text, tensor, rebuild)
-    name, is_module = match.group(1), issubclass(type(step.value), nn.Module)
-    if is_module and not site.is_foreign:
-        return _READ_FROM_MODULE.format(name) + _add_loading(f"self.{name} = {name}", f"{name}.*")
-    if site.is_foreign or step.value is not tensor:
-        how = "a submodule" if is_module else how
-        text = f"# register {name} as {how} and read it from the module: a hook gets the module as its first argument"
+    name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
+    if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
+        how = "a submodule" if is_module else _describe_registration(tensor, rebuild)
+        text = f"# {_describe_reader(unregistered, site, name)}, and register {name} there as {how}"
         return _add_loading(text, "keys of it") if is_module else _add_loading_if_new(text, tensor, rebuild)
-    return _READ_FROM_MODULE.format(name) + _format_buffer_or_parameter(tensor, name, name, rebuild)
+    text = (
+        f"# {_describe_reader(unregistered, site, name)};\n"
+        f"# a function that captures {name} or self uses the original's tensors in a copy of the model\n"
+    )
+    if is_module:
+        return text + _add_loading(f"self.{name} = {name}", f"{name}.*")
+    return text + _format_buffer_or_parameter(tensor, name, name, rebuild)
 
 
-_READ_FROM_MODULE = "# do not capture it: read self.{} in the function (a hook gets the module as first argument)\n"
+def _get_captured_name(step: Step) -> str:
+    """Return the name of the captured variable, or of the argument with the default."""
+    named = re.search(r"'(\w+)'|\[(\d+)\]", step.label)
+    if named is None or step.parent is None:
+        return "the value"
+    if named[1]:
+        return named[1]
+    function: types.FunctionType = step.parent.value
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return arguments[int(named[2]) - len(function.__defaults__ or ())]
+
+
+def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:
+    """Return which function is to read `name` from the module: a hook, else a method of the class.
+
+    No function with `self` in its closure, because `copy.deepcopy` does not copy functions.
+    """
+    first = unregistered.steps[0]
+    if site.name.endswith("_hooks"):
+        return f"in the hook, read {name} from the first argument, the module"
+    if first.how == "class":
+        return f"in {site.name}, read self.{name}"
+    function = site.name if type(first.value) is types.FunctionType else f"the function in {site.name}"
+    return f"make {function} a method of {_get_type_name(unregistered.owner)} that reads self.{name}"
 
 
 def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:

@@ -164,7 +164,7 @@ def _build(target: str) -> nn.Module:
 
 #: The last lines of a fix that adds keys, and of one that may add them.
 LOADING = (
-    r"^# older checkpoints have no (.+); load them with new initial values:\n"
+    r"^# older checkpoints lack (.+); load them, keeping the initial values:\n"
     r"# model\.load_state_dict\(state, strict=False\)$"
 )
 IF_SAVED = (
@@ -198,7 +198,7 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
     assert fixes["random"].splitlines() == [
         'self.register_buffer("random", torch.rand(3))',
-        "# older checkpoints have no random; load them with new initial values:",
+        "# older checkpoints lack random; load them, keeping the initial values:",
         "# model.load_state_dict(state, strict=False)",
     ]
     assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
@@ -338,12 +338,17 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ),
         ("self.b = collections.namedtuple('Pair', 'x y')(nn.PReLU(), 1)", "a named tuple does not register them"),
         ("self.half = torch.ones(1)", "give it another name: half is a method or a property of Net"),
-        ("self.f = lambda x, s=torch.ones(1): x * s", "give the argument the default None"),
+        ("self.f = lambda x, s=torch.ones(1): x * s", "reads self.s, and register s there as a buffer"),
+        ("k = torch.ones(1)\n        self.f = lambda x: x * k", "make f a method of Net that reads self.k;"),
+        ("self.f = lambda x, *, s=torch.ones(1): x * s", "make f a method of Net that reads self.s,"),
+        ("k = nn.PReLU()\n        self.f = lambda x: k(x)", "make f a method of Net that reads self.k;"),
+        ("k = [torch.ones(1)]\n        self.fs = [lambda x: k]", "make the function in fs a method of Net"),
+        ("k = torch.ones(1)\n        self.p = nn.PReLU()\n        self.p.f = lambda: k", "make f a method of PReLU"),
         ("self.cfg = {'n': 4, 'mean': torch.ones(1)}", "read it from there, not from the dict"),
         ("self.p = nn.PReLU()\n        setattr(self.p, 't', torch.ones(1))", "register t in the class PReLU"),
         (
             "k = torch.ones(1)\n        nn.Module.register_forward_hook(self, lambda *a: [k])",
-            "read self.k in the function",
+            "in the hook, read k from the first argument, the module",
         ),
         ("self.w = nn.PReLU().weight.clone()", "to keep it fixed, register it with .detach() as a buffer"),
         ("self.fc = nn.PReLU()\n        self.w = self.fc.weight * 2", "compute it in forward"),
@@ -418,7 +423,7 @@ def _inspect_with_forward(inspect, forward: str, body: str):
 def test_a_value_that_forward_accumulates_is_saved(inspect, write, forward):
     """The constructor rebuilds only the first value of a running mean."""
     source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
-    assert row.fix.startswith('self.register_buffer("t", torch.zeros(3))\n# older checkpoints have no t')
+    assert row.fix.startswith('self.register_buffer("t", torch.zeros(3))\n# older checkpoints lack t')
     _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
 
 
