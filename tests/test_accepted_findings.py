@@ -82,6 +82,15 @@ class Net(torch.nn.Module):
 COMMANDS = ("inspect", "verify", "audit")
 
 
+def test_a_problem_accepted_in_part_is_counted_once(statecli, in_tmp_path, tmp_path):
+    """The module is still reported, so that no accepted problem is counted next to it."""
+    (tmp_path / "net.py").write_text(FOUR.format(more=""))
+    result = statecli("verify", "net.py:Net", "--ignore", "left-behind", "-f", "plain")
+    assert result.out.endswith("\n1 error: exit status 1\n")
+    assert "16 findings of reported problems accepted (left-behind): --ignore left-behind" in result.out
+    assert "1 problem accepted" not in result.out
+
+
 @pytest.mark.parametrize("writer", COMMANDS)
 def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, in_tmp_path, tmp_path):
     """It is one problem in each; a tensor that is added to one of its modules is not accepted."""

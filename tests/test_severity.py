@@ -62,6 +62,14 @@ def test_the_same_in_every_command(write, statecli, case):
     assert listed.code == (severity is Severity.ERROR)
 
 
+@pytest.mark.parametrize(("value", "expected"), [("torch.randn(4)", {"error"}), ("torch.arange(4)", set())])
+def test_a_non_persistent_buffer_is_reported_by_all_or_none(write, statecli, value, expected):
+    """Random values are lost; the constructor computes others again."""
+    target = write(f"self.register_buffer('t', {value}, persistent=False)")
+    for arguments in (("inspect", target), ("inspect", target, "--to", "meta"), ("verify", target), ("audit", target)):
+        assert severities(statecli(*arguments, "-f", "json")) == expected, arguments
+
+
 @pytest.mark.parametrize("command", [("inspect", "--to", "meta"), ("verify", "--check", "move")])
 def test_fail_on_sets_the_exit_status(write, statecli, command):
     """An error by default; a warning if asked for."""
@@ -95,6 +103,63 @@ def test_forward_that_runs_makes_a_warning_a_note(write, statecli):
     result = statecli("verify", mixes, "--input", "2x4", "--check", "move", "--check", "forward", "-f", "json")
     assert result.code == 1
     assert severities(result) == {"error"}
+
+
+#: Body of the constructor and what forward does with the tensor -> its severity in verify with an input.
+FORWARDS = {
+    "mixes": ("self.t = torch.arange(4.0)", " + self.t", "error"),
+    "copies": ("self.t = torch.arange(4.0)", " + self.t.to(x)", "note"),
+    "copies without a cast": ("self.t = torch.arange(4.0)", " + self.t.to(x.device)", "warning"),
+    "running state": ("self.t = torch.zeros(4)", " + self.update(x)", "error"),
+    "scalar": ("self.t = torch.tensor(2.0)", " * self.t", "note"),
+    "cache by device": ("self.t = None", " + self.cache(x)", "warning"),
+    "cache by device and dtype": ("self.t = None", " + self.cache(x, x.dtype)", None),
+    "each time": ("self.t = None", " + (setattr(self, 't', x.detach() * 2) or x)", None),
+}
+METHODS = """
+    def update(self, x):
+        if self.training:
+            self.t = 0.9 * self.t.to(x.device) + 0.1 * x.detach().mean(0)
+        return self.t.to(x.device)
+    def cache(self, x, dtype=torch.float32):
+        if self.t is None or self.t.device != x.device or self.t.dtype != dtype:
+            self.t = torch.arange(4, device=x.device, dtype=dtype)
+        return self.t
+"""
+
+
+@pytest.mark.parametrize("case", FORWARDS)
+def test_inspect_with_an_input_has_the_severity_of_verify(write, statecli, case):
+    """Inspect calls forward too: on a fake GPU, by the proofs of verify."""
+    body, read, severity = FORWARDS[case]
+    target = write(body, read + METHODS)
+    expected = {severity} if severity else set()
+    verified = statecli("verify", target, "--input", "2x4", "-f", "json")
+    assert severities(verified) == expected
+    moved = statecli("inspect", target, "--to", "meta", "--input", "2x4", "-f", "json")
+    assert severities(moved) == expected
+    assert moved.code == verified.code == (severity == "error")
+    assert severities(statecli("inspect", target, "--input", "2x4", "-f", "json")) == expected - {"note"}
+
+
+def test_inspect_says_what_forward_does_with_the_tensor(write, statecli):
+    """The line that mixes devices, or that forward ran."""
+    mixes = statecli("inspect", write("self.t = torch.arange(4.0)", " + self.t"), "--to", "meta", "--input", "2x4")
+    assert "on cpu while the rest is on cuda:0, in add at net.py:10" in mixes.out
+    copies = statecli(
+        "inspect", write("self.t = torch.arange(4.0)", " + self.t.to(x)"), "--to", "meta", "--input", "2x4"
+    )
+    assert "left on cpu when the model moves to meta; forward ran without an error on a fake GPU" in copies.out
+
+
+def test_inspect_says_if_a_fake_gpu_cannot_tell(write, statecli):
+    """Then the severity is that without an input."""
+    target = write("self.t = torch.arange(4.0)", " + int(torch.cuda.is_available())")
+    for move in (("--to", "meta"), ()):
+        result = statecli("inspect", target, *move, "--input", "2x4")
+        assert result.code == 0
+        assert "warning[unregistered-tensor]" in result.out
+        assert "cannot tell whether forward mixes devices: the model calls torch.cuda.is_available()" in result.out
 
 
 def test_a_harmless_tensor_is_not_counted_as_failed(write, statecli):

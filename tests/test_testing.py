@@ -56,7 +56,7 @@ def test_a_failure_has_the_table_of_the_command():
     with pytest.raises(AssertionError) as raised:
         checked(spec, device="meta", checks=["move", "save"])
     verdict, _, table = str(raised.value).partition("\n\n")
-    assert verdict == f"{spec}: 1 error: move, save failed for 1 of 3 tensors"
+    assert verdict == f"{spec}: 1 error: 1 of 3 tensors failed move, save"
     found = statecli.verify(spec, device="meta", checks=["move", "save"])
     look = render.RenderOptions(terminal=True, width=100)
     assert table == render.format_report(verify.build_verify_report(found, View()), render.Output.TABLE, look).rstrip()
@@ -161,7 +161,7 @@ def test_the_fixture_passes_and_fails(tmp_path):
     """The failure shows the table and the line of the test, and no line of ours."""
     found = run_pytest(tmp_path, USING)
     assert "1 failed, 1 passed" in found.stdout
-    assert "Left: 1 warning: move failed for 1 of 3 tensors" in found.stdout
+    assert "Left: 1 warning: 1 of 3 tensors failed move" in found.stdout
     assert "left on cpu when the model moves to meta" in found.stdout
     assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
     assert "statecli/testing.py" not in found.stdout

@@ -17,10 +17,11 @@ UNREGISTERED_TENSOR = Rule(
     summary="A tensor is a plain attribute, not a registered buffer or parameter.",
     why="""`state_dict()` leaves it out and `.to()` leaves it on its device. The checkpoint loads without an error, and
 the model computes with other values; on a GPU the first forward raises "Expected all tensors to be on the same
-device". The finding is an error if the constructor draws the value at random, because no checkpoint brings the value
-back. The finding is a note if the tensor is a scalar or empty, or if the class's own code moves the tensor. The finding
-is also a note in TorchScript or a torch.export program, which stores the tensor, and in `verify` if forward copies and
-casts the tensor at each call.""",
+device". With an input, the finding is an error if forward mixes the tensor with tensors on another device, or updates
+the tensor in train mode, because a checkpoint loses this running state. The finding is also an error if the constructor
+draws the value at random. With an input, the finding is a note if forward copies and casts the tensor at each call. The
+finding is also a note if the tensor is a scalar or empty, if the class's own code moves the tensor, and in TorchScript
+or a torch.export program, which stores the tensor.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
     fix="""`self.register_buffer("table", torch.randn(5, 5))`; with `persistent=False` if the constructor computes the
 same value each time, so that existing checkpoints still load.""",
@@ -47,6 +48,11 @@ UNREGISTERED_MODULE = Rule(
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
     fix="`nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
 )
+
+
+#: Of a tensor that no checkpoint holds, and its fix for a buffer.
+RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
+PERSISTENT = "register the buffer with persistent=True"
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:

@@ -133,19 +133,30 @@ class _Table:
         if row.tensor.requires_grad or _find_unregistered_module(row.unregistered):
             return Rebuild.UNKNOWN
         if self._rebuilds is None:
-            self._rebuilds = _compare_builds(self.built, [row for row in self.rows if row.unregistered is not None])
+            self._rebuilds = _compare_builds(self.built, [row for row in self.rows if _is_rebuilt_by_constructor(row)])
         return self._rebuilds.get(row.fqn, Rebuild.UNKNOWN)
+
+
+def _is_rebuilt_by_constructor(row: _Row) -> bool:
+    """Return True for a tensor that no checkpoint holds."""
+    return row.unregistered is not None or row.persistent is False
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
     """Compare two builds of a model whose constructor statecli called; {} for any other and for a large model.
 
     Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; otherwise, a table computed
-    by the constructor from a large parameter would look identical.
+    by the constructor from a large parameter would look identical. For buffers alone they are not drawn: the builds of
+    a language model, whose rotary table is such a buffer, would take longer than all else.
     """
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}
-    if sum(parameter.nbytes for parameter in built.module.parameters() if not is_lazy(parameter)) > _MAX_DRAWN_BYTES:
+    draws_values = any(row.unregistered is not None for row in rows)
+    if (
+        draws_values
+        and sum(parameter.nbytes for parameter in built.module.parameters() if not is_lazy(parameter))
+        > _MAX_DRAWN_BYTES
+    ):
         return {}
 
     def build(seed: int) -> nn.Module:
@@ -157,7 +168,7 @@ def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
             torch._C._EnableTorchFunction(),
         ):
             warnings.simplefilter("ignore")
-            return built.build_again(values=True, seed=seed)
+            return built.build_again(values=draws_values, seed=seed)
 
     try:
         return compare_builds(build, {row.fqn: row.facts.elements for row in rows})
@@ -682,7 +693,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         within=_find_unregistered_module(row.unregistered),
         container=_get_container_type(row.unregistered),
         derived=row.derived_by,
-        rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix else None,
+        rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix or row.persistent is False else None,
         is_input=is_input,
     )
 

@@ -84,9 +84,10 @@ def build_inspect_report(
         replace(finding, help=finding.help or LOAD_HELP.get(finding.rule))
         for finding in add_places(inspection.findings, state.tensors)
     )
-    accepted_problems = group_accepted(accepted, state.tensors)
     oddities = [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)]
     group_problems = cache(lambda: group_findings(findings, state.tensors))
+    accepted_problems = group_accepted(accepted, state.tensors, group_problems()) if accepted else {}
+    accepted_notes = build_accepted_notes(accepted, state.tensors, group_problems()) if accepted else ()
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
@@ -106,7 +107,7 @@ def build_inspect_report(
         fail_on=fail_on,
         show_all=view.unfold,
         notes=(
-            *build_accepted_notes(accepted_problems),
+            *accepted_notes,
             *fold.limit_notes(oddities, view.verbose),
         ),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),

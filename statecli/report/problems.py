@@ -11,12 +11,13 @@ import linecache
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
 
 from statecli.commands.diff.rules import FROZEN_CHANGED, OUTSIDE_ONLY
+from statecli.commands.inspect.forward_harm import UNKNOWN_FORWARD
 from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
@@ -110,19 +111,49 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
     )
 
 
-def group_accepted(accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = ()) -> dict[str, tuple[Problem, ...]]:
-    """Return the accepted problems for each reason."""
+def group_accepted(
+    accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = (), reported: Iterable[Problem] = ()
+) -> dict[str, tuple[Problem, ...]]:
+    """Return the accepted problems for each reason, without the `reported` ones, of which only a part is accepted."""
+    reported_problems = {_identify(problem) for problem in reported}
+    grouped = _group_by_reason(accepted, rows)
+    return {
+        reason: whole
+        for reason, problems in grouped.items()
+        if (whole := tuple(problem for problem in problems if _identify(problem) not in reported_problems))
+    }
+
+
+def _group_by_reason(accepted: Iterable[Accepted], rows: Sequence[TensorInfo]) -> dict[str, tuple[Problem, ...]]:
     findings_by_reason: dict[str, list[Finding]] = {}
     for entry in accepted:
         findings_by_reason.setdefault(entry.reason, []).append(entry.finding)
     return {reason: group_findings(findings, rows) for reason, findings in findings_by_reason.items()}
 
 
-def build_accepted_notes(accepted: Mapping[str, Sequence[Problem]]) -> Iterator[Oddity]:
-    """Yield a note for each reason of accepted problems: their number and their rules."""
-    for reason, problems in accepted.items():
+def _identify(problem: Problem) -> tuple[object, ...]:
+    """Return what all parts of a problem share, whichever of its findings are accepted."""
+    return problem.rule, problem.message, problem.target, problem.origin
+
+
+def build_accepted_notes(
+    accepted: Sequence[Accepted], rows: Sequence[TensorInfo], reported: Sequence[Problem]
+) -> Iterator[Oddity]:
+    """Yield a note for each reason: the number of accepted problems, or of accepted findings of reported problems."""
+    whole = group_accepted(accepted, rows, reported)
+    for reason, problems in whole.items():
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
+    covered = {id(finding) for problems in whole.values() for problem in problems for finding in problem.findings}
+    findings_by_reason: dict[str, list[Finding]] = {}
+    for entry in accepted:
+        if id(entry.finding) not in covered:
+            findings_by_reason.setdefault(entry.reason, []).append(entry.finding)
+    for reason, findings in findings_by_reason.items():
+        names = join_names(list(dict.fromkeys(finding.rule for finding in findings)), MAX_NAMES)
+        yield Oddity(
+            "accepted", f"{plural(len(findings), 'finding')} of reported problems accepted ({names}): {reason}"
+        )
 
 
 def format_severities(problems: Iterable[Problem]) -> str:
@@ -272,6 +303,8 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
     own = {MODULE, PARAMETER, TENSOR}
     effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
     if any(finding.rule in own for finding in findings):
+        remarks = (finding.message.partition(f"; {UNKNOWN_FORWARD}") for finding in findings if finding.rule in own)
+        effects |= {f"{UNKNOWN_FORWARD}{reason}": None for _, remark, reason in remarks if remark}
         device = next((row.device for row in rows if row.device), None)
         effects |= {"not in state_dict()": None} if any(row.saved is False for row in rows) else {}
         effects |= {f"left on {device} by .to()": None} if any(row.moves is False for row in rows) else {}

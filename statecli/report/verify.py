@@ -99,7 +99,9 @@ def build_verify_report(
     """
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
-    accepted_problems = group_accepted(accepted, verification.state.tensors)
+    rows = verification.state.tensors
+    accepted_problems = group_accepted(accepted, rows, group_problems()) if accepted else {}
+    accepted_notes = build_accepted_notes(accepted, rows, group_problems()) if accepted else ()
     all_findings = (*verification.findings, *(entry.finding for entry in accepted))
     reported = {(finding.rule, finding.fqn) for finding in all_findings}
     notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
@@ -116,7 +118,7 @@ def build_verify_report(
         page=lambda: _build_page(verification, group_problems(), view),
         findings=findings,
         fail_on=fail_on,
-        notes=(*build_accepted_notes(accepted_problems), *fold.limit_notes(notes, view.verbose)),
+        notes=(*accepted_notes, *fold.limit_notes(notes, view.verbose)),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),
         accepted_problems=sum(map(len, accepted_problems.values())),
         show_all=view.unfold,
@@ -498,12 +500,14 @@ def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> 
     counts_by_proof = {
         len(_list_failed(check) & fqns) for check in verification.checks if check.verdict is Verdict.FAILED
     }
-    in_all = "" if counts_by_proof == {failed} else " in all"
-    counts = {Verdict.FAILED: f" for {failed:,} of {plural(tensors, 'tensor')}{in_all}" if failed else ""}
     parts = []
     for verdict in WORST_FIRST:
         checks = [check for check in verification.checks if check.verdict is verdict]
-        if checks:
-            parts.append(f"{_join_names(checks)} {verdict.value}{counts.get(verdict, '')}")
+        names = _join_names(checks)
+        if checks and verdict is Verdict.FAILED and failed:
+            names = names if counts_by_proof == {failed} else f"one or more of {names}"
+            parts.append(f"{failed:,} of {plural(tensors, 'tensor')} failed {names}")
+        elif checks:
+            parts.append(f"{names} {verdict.value}")
     counts_text = f"{format_severities(problems)}: " if problems else ""
     return counts_text + "; ".join(parts)

@@ -92,19 +92,23 @@ _LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute o
 
 @rule(Severity.NOTE, needs_module)
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
-    """A buffer is registered with `persistent=False`.
+    """A buffer is registered with `persistent=False`, and a loaded model may have other values.
 
-    Why: the buffer is not in `state_dict()`, which is often intended. `to_empty()` and a build on meta leave the buffer
-    without values, and no checkpoint restores them.
+    Why: the buffer is not in `state_dict()`. The finding is an error if the constructor draws the values at random, and
+    a note if statecli cannot run the constructor again. There is no finding if the constructor gives the same values
+    each time, as for a position table.
 
-    Example: `self.register_buffer("mask", mask, persistent=False)`.
+    Example: `self.register_buffer("noise", torch.randn(8), persistent=False)`.
 
-    Fix: no action if the constructor computes the value from settings; otherwise register the buffer as persistent.
+    Fix: register the buffer as persistent, or compute the values in the constructor from settings.
     """
     for row in subject.module.tensors if subject.module else ():
-        if row.kind is Kind.BUFFER and row.persistent is False:
-            help = "check that the value is recomputed when the model is loaded"
-            yield _build_issue(row, "non-persistent buffer: not in state_dict()", help=help)
+        if row.kind is Kind.BUFFER and row.persistent is False and row.rebuilt is not True:
+            if row.rebuilt is False:
+                yield _build_issue(row, registration_rules.RANDOM_VALUE, Severity.ERROR, registration_rules.PERSISTENT)
+            else:
+                help = "check that the value is recomputed when the model is loaded"
+                yield _build_issue(row, "non-persistent buffer: not in state_dict()", help=help)
 
 
 @rule(Severity.WARNING, needs_module)

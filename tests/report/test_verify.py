@@ -235,7 +235,7 @@ def test_the_verdict_counts_the_tensors_of_all_proofs():
     rows = [*map(tensor, "ab")]
     both = replace(moved(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
     assert page(run(moved(a=Cell(FAILED), b=passed()), both, rows=rows)).verdict == (
-        "1 error: move, step failed for 2 of 2 tensors in all"
+        "1 error: 2 of 2 tensors failed one or more of move, step"
     )
 
 
@@ -249,7 +249,7 @@ def test_the_verdict_names_what_failed_first():
     """One line says it all, in the order of importance."""
     rest = [Check(Name.COPY, PASSED), Check(Name.STEP, UNSURE), Check(Name.FORWARD, SKIPPED)]
     text = page(run(*rest, *BROKEN.checks, rows=BROKEN.state.tensors)).verdict
-    assert text == "1 error: move failed for 1 of 2 tensors; step inconclusive; copy passed; forward skipped"
+    assert text == "1 error: 1 of 2 tensors failed move; step inconclusive; copy passed; forward skipped"
 
 
 def test_the_verdict_of_a_clean_model():

@@ -128,11 +128,19 @@ def test_unregistered_module_spares_module_lists_and_modules_without_tensors(fou
     assert not found("unregistered-module", net("self.layers = nn.ModuleList([nn.ReLU()])", "self.act = [nn.ReLU()]"))
 
 
-def test_non_persistent_buffer_finds_one_and_only_notes_it(found):
-    """It is mostly meant."""
-    assert named(found("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")) == {
-        "positions": Severity.NOTE
-    }
+def test_non_persistent_buffer_finds_a_random_value_and_spares_a_computed_one(found, net):
+    """A loaded model has other random values; the constructor computes a position table again."""
+    random = net("self.register_buffer('t', torch.randn(3), persistent=False)")
+    assert named(found("non-persistent-buffer", random)) == {"t": Severity.ERROR}
+    assert not found("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")
+
+
+def test_non_persistent_buffer_notes_what_cannot_be_built_again(found, net, tmp_path):
+    """A pickled module has no constructor to run."""
+    module = torch.nn.Module()
+    module.register_buffer("t", torch.ones(3), persistent=False)
+    torch.save(module, tmp_path / "whole.pt")
+    assert named(found("non-persistent-buffer", tmp_path / "whole.pt")) == {"t": Severity.NOTE}
 
 
 def test_non_persistent_buffer_spares_persistent_ones(found, net):

@@ -181,7 +181,11 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("a view", "table: on cpu"), ("derived", "table: a result computed from this tensor is on")]
+    ("name", "words"),
+    [
+        ("a view", "table: on cpu"),
+        ("derived", "table: forward computes a tensor on cpu from table, and combines it with "),
+    ],
 )
 def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
     """The message says which of the two was met."""

@@ -54,6 +54,13 @@ def test_a_cache_for_each_device_is_not_judged(way, device):
     assert (found.verdict.value, found.reason) == ("skipped", "forward replaces it when the device changes")
 
 
+def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
+    """Forward reads the new value; nobody reads the old one."""
+    found = cache(proved(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
+    reason = "left on cpu; forward replaces the tensor without reading the old value"
+    assert (found.verdict.value, found.reason) == ("skipped", reason)
+
+
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_dtype_is_not_judged(way):
     """As by hand, where a forward after .double() gives float64."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecli import live as modules
-from statecli.commands.inspect import rules
+from statecli.commands.inspect import forward_harm, rules
+from statecli.commands.inspect.forward_harm import Harm
+from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
@@ -142,9 +144,10 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target)
-    own = _report_left_behind(state, request.to) if request.to else tuple(_report_unregistered(state))
-    findings = (*own, *_report_broken_ties(state))
-    return Inspection(state, findings, request.to, ran.text if ran else None)
+    harm = forward_harm.measure_harm(ran, state) if ran else {}
+    own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm)
+    findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
+    return Inspection(state, findings, request.to, ran.inputs.text if ran else None)
 
 
 def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> CalledModel | None:
@@ -186,7 +189,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
             from statecli.values.to_device import place_on_device
 
         state = place_on_device(state, request.to, progress(size) if progress else None)
-        findings.extend(_report_left_behind(state, request.to))
+        findings.extend(_report_left_behind(state, request.to, {}))
     return Inspection(state, tuple(findings), request.to)
 
 
@@ -203,37 +206,62 @@ def _select_findings(
             yield finding
 
 
-def _report_unregistered(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each unregistered tensor of a class that may do harm."""
+def _report_unregistered(state: ModelState, harm: Mapping[str, Harm]) -> Iterator[Finding]:
+    """Yield the findings about each unregistered tensor of a class that may do harm."""
     recomputed = state.recomputed
     for tensor in state.tensors:
-        severity = decide_tensor_severity(tensor)
         is_meant = tensor.is_input or tensor.fqn in recomputed
-        if tensor.kind is not Kind.UNREGISTERED or is_meant or severity is Severity.NOTE:
+        if tensor.kind is not Kind.UNREGISTERED or is_meant:
+            continue
+        measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
+        if measured.severity in (None, Severity.NOTE):
             continue
         rule, what = registration_rules.choose_rule(tensor), "is not registered"
         if rule is registration_rules.UNREGISTERED_MODULE:
             what = f"belongs to {tensor.within}, which is not registered"
         elif rule is registration_rules.UNREGISTERED_PARAMETER:
             what = "requires grad and is not a registered parameter"
-        message = f"{tensor.fqn}: {what}"
         yield rule.finding(
-            message,
+            f"{tensor.fqn}: {_add_remark(what, measured)}",
             target=state.target,
             fqn=tensor.fqn,
             section=tensor.section,
             help=tensor.fix,
-            severity=severity,
+            severity=measured.severity,
         )
+        yield from _add_section(measured.findings, tensor)
 
 
-def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
+def _add_remark(what: str, harm: Harm) -> str:
+    return f"{what}; {harm.remark}" if harm.remark else what
+
+
+def _add_section(findings: Iterable[Finding], tensor: TensorInfo) -> Iterator[Finding]:
+    return (msgspec.structs.replace(finding, section=tensor.section) for finding in findings)
+
+
+def _report_left_behind(state: ModelState, to: str, harm: Mapping[str, Harm]) -> Iterator[Finding]:
     recomputed = state.recomputed
-    return tuple(
-        _report_tensor(tensor, state, to)
-        for tensor in state.tensors
-        if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input)
-    )
+    for tensor in state.tensors:
+        if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input):
+            measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
+            if measured.left_behind is not None:
+                yield _report_tensor(tensor, state, to, measured)
+            yield from _add_section(measured.findings, tensor)
+
+
+def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
+    """Yield a finding for each buffer that neither a checkpoint nor the constructor restores."""
+    for tensor in state.tensors:
+        if tensor.persistent is False and tensor.rebuilt is False and tensor.kind is Kind.BUFFER:
+            yield LOST_BY_SAVING.finding(
+                f"{tensor.fqn}: {registration_rules.RANDOM_VALUE}",
+                target=state.target,
+                fqn=tensor.fqn,
+                section=tensor.section,
+                help=registration_rules.PERSISTENT,
+                origin=tensor.origin or msgspec.UNSET,
+            )
 
 
 def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
@@ -244,7 +272,7 @@ def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
             yield msgspec.structs.replace(finding, section="model")
 
 
-def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
+def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -> Finding:
     followed = tensor.after.followed if tensor.after else None
     if followed is None:
         why = tensor.note or "not found after the move"
@@ -255,10 +283,12 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
     was_there = tensor.device == where and str(where).partition(":")[0] == to.partition(":")[0]
-    message = f"{tensor.fqn}: " + (
-        move_rules.KEEPS_MEMORY if was_there else f"left on {where} when the model moves to {to}"
-    )
-    severity = decide_tensor_severity(tensor)
+    what = move_rules.KEEPS_MEMORY if was_there else f"left on {where} when the model moves to {to}"
     return move_rules.LEFT_BEHIND.finding(
-        message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix, severity=severity
+        f"{tensor.fqn}: {_add_remark(what, harm)}",
+        target=state.target,
+        fqn=tensor.fqn,
+        section=tensor.section,
+        help=tensor.fix,
+        severity=harm.left_behind,
     )

@@ -46,14 +46,16 @@ class CalledModel:
         built: A called instance.
         before: The state before forward.
         change_by_name: How forward changed the value or shape of each tensor that existed before.
-        text: Description of the inputs.
+        subject: The model before forward, for proofs.
+        inputs: The arguments of forward.
         oddities: Effects that could not be measured.
     """
 
     built: BuiltModel
     before: ModelState
     change_by_name: dict[str, str]
-    text: str
+    subject: ModelUnderTest
+    inputs: given.Inputs
     oddities: tuple[Oddity, ...] = ()
 
     def mark_state(self, state: ModelState) -> ModelState:
@@ -90,7 +92,7 @@ def call_built_model(
     called_built = dataclasses.replace(
         built, module=module, original=None, origins=origins, make_instance=_build_instance_maker(subject)
     )
-    return CalledModel(called_built, subject.state, changed, inputs_found.text, oddities)
+    return CalledModel(called_built, subject.state, changed, subject, inputs_found, oddities)
 
 
 def _call_first(subject: ModelUnderTest) -> tuple[nn.Module, Origins, list[str]]:

@@ -29,6 +29,7 @@ from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
 
 EACH_TIME_REASON = "every forward replaces it without reading the old value"
+REPLACED_REASON = "forward replaces the tensor without reading the old value"
 ELSEWHERE_REASON = "forward replaces it when the {} changes"
 #: Remedy for a tensor that forward does not create again.
 HELP = "an earlier forward created it: keep one tensor per {0}, or create it again when the {0} changes"

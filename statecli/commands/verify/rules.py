@@ -7,9 +7,20 @@ from statecli.core.rule import Rule
 
 
 def _rule(
-    name: str, proof: str, summary: str, why: str, example: str, fix: str, severity: Severity = Severity.ERROR
+    name: str,
+    proof: str,
+    summary: str,
+    why: str,
+    example: str,
+    fix: str,
+    severity: Severity = Severity.ERROR,
+    commands: tuple[str, ...] = ("verify",),
 ) -> Rule:
-    return Rule(name, proof, ("verify",), severity, summary, why, example, fix)
+    return Rule(name, proof, commands, severity, summary, why, example, fix)
+
+
+#: Commands that report what forward does with an unregistered tensor: `inspect` if there is an input.
+_WITH_INPUT = ("inspect", "verify")
 
 
 # --- move -----------------------------------------------------------------------------------------------------------
@@ -41,6 +52,7 @@ KEEPS_DTYPE = _rule(
 found Float", or it computes in float32 silently and is slow.""",
     example="`self.scale = torch.ones(8)` in `__init__`, then `model.half()`.",
     fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
+    commands=_WITH_INPUT,
 )
 IMAGINARY_LOST = _rule(
     "imaginary-lost",
@@ -79,6 +91,7 @@ finds a running state, such as an average that forward updates in train mode. Th
 with `persistent=False`.""",
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
     fix="register the tensor as a parameter or a persistent buffer; let the class's `state_dict` keep it.",
+    commands=_WITH_INPUT,
 )
 CHANGED_BY_SAVING = _rule(
     "changed-by-saving",
@@ -269,6 +282,7 @@ DEVICE_MISMATCH = _rule(
 find the error.""",
     example="`x + torch.arange(8)` in forward: `torch.arange` creates its tensor on the CPU.",
     fix="create the tensor with `device=x.device`, or register it as a buffer that moves with the model.",
+    commands=_WITH_INPUT,
 )
 
 RULES = (

@@ -165,7 +165,7 @@ def _lower_harmless_severities(checks: Iterable[Check]) -> tuple[Check, ...]:
 def _lower_severity(finding: Finding) -> Finding:
     if finding.rule != LEFT_BEHIND.name or finding.severity is not Severity.WARNING:
         return finding
-    message = f"{finding.message}; forward ran on the moved model"
+    message = f"{finding.message}; forward ran without an error after the move"
     return LEFT_BEHIND.finding(
         message, target=finding.target, fqn=finding.fqn, help=finding.help, severity=Severity.NOTE
     )

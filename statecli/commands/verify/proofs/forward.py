@@ -83,6 +83,7 @@ class _Run:
     """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
     `refused`: mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
+    `replaced`: names to which forward assigned another tensor.
     """
 
     trial: _Trial
@@ -91,6 +92,7 @@ class _Run:
     raised: str | None = None
     refused: frozenset[Mismatch] = frozenset()
     cuda_checks: list[Place] = field(default_factory=list)
+    replaced: frozenset[str] = frozenset()
 
     @property
     def has_proved(self) -> bool:
@@ -201,10 +203,12 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
             with subject.user_code(f"moving the model to {trial.device_name}"):
                 module = move_model(module, trial.device)
             run.cuda_checks = record.cuda_checks
-            _record_devices(run, module, record)
+            tensors = _record_devices(run, module, record)
             with subject.user_code(f"calling the model on {trial.device_name}"):
                 args, kwargs = tree_map(lambda leaf: _move_input(leaf, trial.device), inputs)
                 module.train(trial.training)(*args, **kwargs)
+            after = measure.map_tensors(module)
+            run.replaced = frozenset(name for name, tensor in tensors.items() if after.get(name, tensor) is not tensor)
     except ModelError as error:
         run.raised = fake_gpu.describe_failure(judging.get_reason(subject, error), error.__cause__)
         run.refused = _find_refused(error.__cause__)
@@ -240,7 +244,7 @@ def _locate_error(error: BaseException | None) -> Place | None:
     return next((place for place in reversed(places) if is_user_code(place[0])), None)
 
 
-def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> None:
+def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> dict[str, torch.Tensor]:
     tensors = {
         name: tensor for name, tensor in measure.map_tensors(module).items() if not judging.is_lazy_tensor(tensor)
     }
@@ -250,6 +254,7 @@ def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -
     run.devices = {name: fake_gpu.describe_device(tensor) for name, tensor in tensors.items()} | dict.fromkeys(
         excused, run.trial.device_name
     )
+    return tensors
 
 
 def _move_input(leaf: Any, device: torch.device) -> Any:
@@ -338,6 +343,8 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
         )
     if row.fqn in run.watch.read_elsewhere:
         return Cell(Verdict.PASSED, after=device, reason=f"left on {device}{_describe_harmless(subject, row.fqn, run)}")
+    if row.fqn in run.replaced:
+        return judging.skip_cell(f"left on {device}; {recreated_by_forward.REPLACED_REASON}", after=device)
     return judging.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
 
 
@@ -384,7 +391,12 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: 
 
 def _build_mixed_finding(subject: ModelUnderTest, mismatch: Mismatch, device: str, where: str) -> Finding:
     what, help = _describe_source(subject, mismatch.source, mismatch.device)
-    message = f"{what} while {mismatch.other or 'the rest'} is on {device}, in {mismatch.operator}{where}"
+    other = mismatch.other or "the rest"
+    message = f"{what} while {other} is on {device}, in {mismatch.operator}{where}"
+    name = mismatch.source.fqn
+    if name is not None and mismatch.source.derived:
+        what = f"forward computes a tensor on {mismatch.device} from {name}"
+        message = f"{name}: {what}, and combines it with {other} on {device}, in {mismatch.operator}{where}"
     row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {row.origin.file}:{row.origin.line}"
@@ -393,9 +405,9 @@ def _build_mixed_finding(subject: ModelUnderTest, mismatch: Mismatch, device: st
 
 def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, str | None]:
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
-    is_on = f"{'a result computed from this tensor is ' if source.derived else ''}on {device}"
+    is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: {is_on}", recreated_by_forward.HELP.format(
+        return f"{source.fqn}: on {device}", recreated_by_forward.HELP.format(
             "device"
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:

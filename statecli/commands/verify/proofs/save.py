@@ -26,6 +26,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.registration_rules import PERSISTENT, RANDOM_VALUE
 from statecli.core.rule import Rule
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS
 from statecli.live import measure, tensor_bits
@@ -228,7 +229,7 @@ class _Proof:
         is_declined = row.persistent is False
         why = "its buffer has persistent=False" if is_declined else "it is not registered"
         message = f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks it because {why}"
-        help = _PERSISTENT if is_declined else None
+        help = PERSISTENT if is_declined else None
         severity = Severity.WARNING if is_declined else Severity.ERROR
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
@@ -268,10 +269,8 @@ class _Proof:
             return judging.skip_cell("not saved; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             return judging.build_inconclusive_cell("not saved; the tensors of two instances cannot be compared")
-        message = (
-            f"{row.fqn}: not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
-        )
-        help = _PERSISTENT if row.persistent is False else None
+        message = f"{row.fqn}: {RANDOM_VALUE}"
+        help = PERSISTENT if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
@@ -289,7 +288,6 @@ class _Proof:
         self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
-_PERSISTENT = "register the buffer with persistent=True"
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in the class's own state_dict or its hook"
 _IN_CONSTRUCTOR = "only forward creates this tensor: register it in the constructor with its final shape"
 #: Methods that decide what is saved and what is loaded, where a class has its own.

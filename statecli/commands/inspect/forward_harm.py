@@ -1,0 +1,88 @@
+"""Test the unregistered tensors of a model with an input by the proofs of `verify`, on a fake GPU.
+
+Without an input, forward may or may not copy an unregistered tensor to the device of the model. With an input, the
+proofs measure this, so that a tensor has the same severity in `inspect` as in `verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statecli.commands.verify import rules
+from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.move_rules import LEFT_BEHIND
+from statecli.core.severity import decide_tensor_severity
+
+if TYPE_CHECKING:
+    from statecli.commands.verify.forward_effects import CalledModel
+
+_PROOFS = (Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD)
+#: Rules of `verify` about an unregistered tensor that `inspect` reports too, besides those of the tensor itself.
+_RULES = frozenset((rules.DEVICE_MISMATCH.name, rules.KEEPS_DTYPE.name, rules.LOST_BY_SAVING.name))
+RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
+UNKNOWN_FORWARD = "cannot tell whether forward mixes devices: "
+
+
+@dataclass(frozen=True)
+class Harm:
+    """Measured harm of an unregistered tensor.
+
+    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: of other proofs.
+    `remark`: what forward does with the tensor, or why this is unknown; "" if `findings` show it.
+    """
+
+    left_behind: Severity | None
+    findings: tuple[Finding, ...] = ()
+    remark: str = ""
+
+    @property
+    def severity(self) -> Severity | None:
+        """The highest severity; None for a harmless tensor."""
+        severities = [finding.severity for finding in self.findings]
+        severities += [self.left_behind] if self.left_behind else []
+        return max(severities, key=lambda severity: severity.rank, default=None)
+
+
+def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:
+    """Return the harm of each unregistered tensor of `state` whose severity depends on forward."""
+    rows = [row for row in state.tensors if _depends_on_forward(row)]
+    if not rows:
+        return {}
+    from statecli.commands.verify import first_forward
+    from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
+
+    subject = first_forward.add_inputs(called.subject, called.inputs, "")
+    verification = verify_model(subject, Request(state.target, checks=_PROOFS, device=FAKE_CUDA))
+    return {row.fqn: _read_harm(row, verification) for row in rows}
+
+
+def _depends_on_forward(row: TensorInfo) -> bool:
+    is_unregistered = row.kind is Kind.UNREGISTERED and not row.is_input
+    return is_unregistered and (row.appeared or decide_tensor_severity(row) is not Severity.ERROR)
+
+
+def _read_harm(row: TensorInfo, verification: Verification) -> Harm:
+    checks = {check.check: check for check in verification.checks}
+    findings = [finding for finding in verification.findings if finding.fqn == row.fqn]
+    left_behind = next((finding.severity for finding in findings if finding.rule == LEFT_BEHIND.name), None)
+    others = tuple(finding for finding in findings if finding.rule in _RULES)
+    is_mixed = any(finding.rule == rules.DEVICE_MISMATCH.name for finding in others)
+    unknown = None if is_mixed else _find_inconclusive((checks[Name.FORWARD], checks[Name.MOVE]), row.fqn)
+    if unknown is not None:
+        return Harm(left_behind or decide_tensor_severity(row), others, f"{UNKNOWN_FORWARD}{unknown}")
+    ran = left_behind is Severity.NOTE and checks[Name.FORWARD].verdict is Verdict.PASSED
+    return Harm(left_behind, others, RAN_ON_FAKE_GPU if ran else "")
+
+
+def _find_inconclusive(checks: Iterable[Check], fqn: str) -> str | None:
+    """Return the reason of the first proof that is inconclusive about the tensor; None if each has a result."""
+    for check in checks:
+        cell = next((column.cells[fqn] for column in check.columns if fqn in column.cells), None)
+        verdict, reason = (cell.verdict, cell.reason) if cell else (check.verdict, check.reason)
+        if verdict is Verdict.INCONCLUSIVE:
+            return check.reason or reason or "inconclusive"
+    return None
