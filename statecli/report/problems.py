@@ -47,6 +47,9 @@ _TIE_RULES = BROKEN_TIES | {
     DEVICE_MISMATCH.name,
     SHARED_IN_SAFETENSORS.name,
 }
+#: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
+_IMPORT_RULES = frozenset(("unsafe-global", "unknown-global"))
+_REFUSED_LOAD = "needs-weights-only-false"
 #: Rules whose findings have one cause whatever their source lines, with a heading for several findings.
 ONE_CAUSE = {
     MISSING_ENTRY.name: "{} keys of {} are missing",
@@ -84,11 +87,12 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
             rows_by_cause.setdefault(cause, []).append(row)
     findings = tuple(findings)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
+    imports = _map_imports(findings)
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
-        tie = ties.get(finding.fqn) if finding.rule in _TIE_RULES else None
+        first = ties.get(finding.fqn) if finding.rule in _TIE_RULES else _find_same_import(finding, imports)
         row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
-        groups.setdefault(row_cause or _get_cause(tie or finding), []).append(finding)
+        groups.setdefault(row_cause or _get_cause(first or finding), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
@@ -96,6 +100,8 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
             problems.append(_build_registration_problem(group, group_rows))
         elif any(finding.rule in BROKEN_TIES for finding in group):
             problems.append(_build_tie_problem(group))
+        elif any(finding.rule in _IMPORT_RULES for finding in group):
+            problems.append(_build_import_problem(group))
         else:
             problems.append(_build_problem(group))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
@@ -221,6 +227,36 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
         problem.origin,
         problem.source,
     )
+
+
+# --- imports of a pickle ---------------------------------------------------------------------------------------------
+
+_Imports = dict[tuple[str, str], Finding]
+
+
+def _map_imports(findings: Iterable[Finding]) -> _Imports:
+    """Return the first finding about each import, by target and imported name."""
+    imports: _Imports = {}
+    for finding in findings:
+        if finding.rule in _IMPORT_RULES and finding.about:
+            imports.setdefault((finding.target, finding.about.replace("__builtin__.", "builtins.", 1)), finding)
+    return imports
+
+
+def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
+    """Return the finding about the imports for which torch.load refuses a file; None if one of them has none."""
+    if finding.rule != _REFUSED_LOAD or not finding.about:
+        return None
+    reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
+    return reported[0] if all(reported) else None
+
+
+def _build_import_problem(findings: Sequence[Finding]) -> Problem:
+    """Return the problem of an import, with the refused load as its consequence."""
+    refused = [finding for finding in findings if finding.rule == _REFUSED_LOAD]
+    problem = _build_problem([finding for finding in findings if finding.rule != _REFUSED_LOAD])
+    effects = dict.fromkeys(finding.message.partition(": ")[0] for finding in refused)
+    return msgspec.structs.replace(problem, findings=tuple(findings), effects=(*problem.effects, *effects))
 
 
 # --- what is not registered ------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
-from statecli.report import count_shown_effects
+from statecli.report import count_shown_effects, problems
 from statecli.report.problems import format_severities, group_findings
+from statecli.rules import DICTIONARY
 
 LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"
 
@@ -206,3 +207,28 @@ def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
 def test_one_more_consequence_is_shown_not_counted():
     """The count would replace exactly one line."""
     assert [count_shown_effects(["effect"] * n) for n in (8, 9, 10, 30)] == [8, 9, 8, 8]
+
+
+def find_import(rule, severity, message, about):
+    return Finding(rule, severity, message, "evil.pt", about=about)
+
+
+def test_an_import_that_torch_load_refuses_is_one_problem():
+    """Unless another import is refused too, which the first problem does not name."""
+    unsafe = find_import("unsafe-global", Severity.ERROR, "loading the file calls posix.system", "posix.system")
+    refusal = "torch.load refuses the file by default"
+    refused = find_import("needs-weights-only-false", Severity.WARNING, f"{refusal}: imports it", "posix.system")
+    for findings in ((unsafe, refused), (refused, unsafe)):
+        (problem,) = group_findings(findings)
+        assert (problem.rule, problem.severity) == ("unsafe-global", Severity.ERROR)
+        assert (problem.message, problem.effects) == (unsafe.message, (refusal,))
+        assert set(map(id, problem.findings)) == {id(unsafe), id(refused)}
+    (alone,) = group_findings([refused])
+    assert alone.message == refused.message
+    more = replace(refused, about="posix.system, argparse.Namespace")
+    assert [problem.rule for problem in group_findings([unsafe, more])] == ["unsafe-global", "needs-weights-only-false"]
+
+
+def test_the_rules_of_imports_exist():
+    """Problems name them, because a list of a checkpoint does not import the rules."""
+    assert {*problems._IMPORT_RULES, problems._REFUSED_LOAD} <= DICTIONARY.keys()
