@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,9 @@ MISTAKES = {
     ("verify", "net"): f"name a class or function of the file net.py:{CLASSES}",
     ("inspect", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
     ("verify", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
+    ("inspect", "net.py.Tiny"): "name a class or function after a colon: net.py:Tiny",
+    ("verify", "pack/tiny.py.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
+    ("inspect", "net.py.Tinny"): f"name a class or function of the file net.py:{CLASSES}",
     ("inspect", "net.Base(1, depth=2)"): "name a class or function after a colon: 'net.py:Base(1, depth=2)'",
     ("inspect", "pack"): (
         "pack: is a folder without a checkpoint, but with Python files; name a class or function: "
@@ -116,6 +121,16 @@ def test_a_mistake_is_one_line_with_what_to_type(here, statecli, words):
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1 + MISTAKES[words].count("\n")
     assert result.err.rstrip().endswith(MISTAKES[words])
+
+
+def test_an_error_is_not_repeated_where_both_streams_end(here):
+    """In a pipe or a log of both streams the page has it; each stream of its own has it."""
+    run = [sys.executable, "-m", "statecli", "audit", "gone.pt"]
+    both = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert both.stdout.count("gone.pt: cannot be opened") == 1
+    apart = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert both.stdout == apart.stdout
+    assert apart.stderr.startswith("statecli: gone.pt: cannot be opened")
 
 
 def test_the_advice_works(here, statecli):

@@ -110,7 +110,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
         console.print_findings(notes)
         if outcome.text is None:
             console.write_pieces(outcome.content, last.path)
-    for message in outcome.failures if quiet or not (outcome.reported and console.is_on_screen(last)) else ():
+    for message in outcome.failures if quiet or not (outcome.reported and console.is_next_to_errors(last)) else ():
         console.print_error(message, debug=False)
     if outcome.report is not None:
         console.print_findings(notes)

@@ -242,10 +242,22 @@ def print_summary(report: Report, path: str) -> None:
     _print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
 
 
-def is_on_screen(target: OutputTarget) -> bool:
-    """Return True if a person reads the output on the terminal of standard error."""
+def is_next_to_errors(target: OutputTarget) -> bool:
+    """Return True if a person reads the output in the same place as standard error: a terminal, a pipe, a log."""
     for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None
-    return for_people and sys.stderr is not None and sys.stderr.isatty() and open_stdout().raw.isatty()
+    if not for_people or sys.stderr is None:
+        return False
+    stdout = open_stdout().raw
+    if sys.stderr.isatty() or stdout.isatty():
+        return sys.stderr.isatty() and stdout.isatty()
+    try:
+        return os.path.sameopenfile(sys.stderr.fileno(), stdout.fileno()) and not _is_null(stdout.fileno())
+    except (OSError, ValueError):  # a stream of Python without a file
+        return False
+
+
+def _is_null(descriptor: int) -> bool:
+    return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
 
 
 def write_pieces(pieces: Iterable[bytes], path: str | None) -> None:

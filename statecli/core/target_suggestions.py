@@ -14,6 +14,8 @@ from statecli.core.quoting import quote_for_shell
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
 _DOTTED = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+#: `net.py.Class`, with a call behind it.
+_FILE_ATTRIBUTE = re.compile(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
     "timm": "timm:create_model('resnet18')",
@@ -47,6 +49,9 @@ class Suggestion(NamedTuple):
 
 def suggest_for_missing(path: str) -> Suggestion:
     """Return `did you mean weights.pt?` or how to name a class, for a nonexistent path; else nothing."""
+    attribute = _FILE_ATTRIBUTE.match(path)
+    if attribute is not None and os.path.isfile(attribute["file"]):
+        return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
     dotted = _DOTTED.match(path)
     suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
     if suggestion is not None:
@@ -57,6 +62,12 @@ def suggest_for_missing(path: str) -> Suggestion:
     if near is not None:
         return Suggestion(f"did you mean {near}?")
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "") if dotted else Suggestion()
+
+
+def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
+    """Return how to name a class of a file, for `net.py.Net`."""
+    defined = name.partition(".")[0] in python_names.list_definitions(file)
+    return _suggest_colon(file, name, call, file) if defined else _suggest_names_of_file(file)
 
 
 def _find_similar_file(path: str) -> str | None:

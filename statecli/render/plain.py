@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -12,7 +12,7 @@ from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render._ansi import paint
-from statecli.report import Cell, Column, Page, Problem, Report, Table, build_problem, limit_findings
+from statecli.report import Cell, Column, Fix, Page, Problem, Report, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ MAX_PADDING = 100
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     def write_line(text: str, style: str = "") -> None:
         sink.text(paint(escape_line(text), style, options.color) + "\n")
+
+    def write_fixes(fixes: Iterable[Fix]) -> None:
+        for fix in fixes:
+            for code in fix.text.splitlines():
+                write_line(f"fix: {fix.place}: {code}")
 
     if report.listing is not None:
         for parts in report.listing():
@@ -39,14 +44,15 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         sink.text("\n" if table.rows else "")
         if page.verdict and options.exit_status is not None:
             result = format_result(report, page, options.exit_status)
+        fixes = iter(page.fixes)
         for total in page.totals:
+            if total == page.verdict:
+                write_fixes(fixes)
             if total != page.verdict or not result.startswith(total):  # the last line repeats the verdict
                 write_line(escape_sentence(total))
         for note in report.notes:
             write_line(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
-        for fix in page.fixes:
-            for code in fix.text.splitlines():
-                write_line(f"fix: {fix.place}: {code}")
+        write_fixes(fixes)  # of a page without a verdict
     problems = list(_list_problems(report, page, quiet=options.quiet))
     for problem in problems:
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
