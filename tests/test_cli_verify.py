@@ -496,6 +496,19 @@ def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_
     assert len(json.loads(texts["sarif"])["runs"][0]["results"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("in self.blocks:", "in self.blocks[1:]:"), ("self.out(self.norm(x))", "self.norm(x)")]
+)
+def test_a_layer_that_forward_does_not_read_takes_no_screen(
+    statecli, in_tmp_path, tmp_path, monkeypatch, before, after
+):
+    """A block, or a layer of each block: at most 45 lines."""
+    (tmp_path / "big.py").write_text(BIG.replace(before, after).replace("torch.full((d,), 0.5)", "torch.randn(d)"))
+    monkeypatch.setenv("COLUMNS", "100")
+    table = statecli("verify", "big.py:Big", "--input", "int64:2x8<20", "-f", "table").out
+    assert len(table.splitlines()) <= 45, table
+
+
 def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path, monkeypatch):
     """A line that counts one more consequence would take as much room as the consequence."""
     (tmp_path / "big.py").write_text(BIG)

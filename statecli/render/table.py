@@ -251,10 +251,15 @@ class _PageWriter:
         if self.page.verdict:
             self.write_wrapped(self.page.verdict, "bold", "")
         shared = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
-        if self.page.subtitle:
-            self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
-        for group_values in self.layout.format_grouped_values():
-            self.write_wrapped(group_values, "dim", " " * INDENT, "")
+        lines = [("".join([self.page.subtitle, *shared]), "")] if self.page.subtitle else []
+        for values in self.layout.format_grouped_values():
+            joined = f"{lines[-1][0]}; {values}" if lines else values
+            if lines and self.layout.cell_len(escape_sentence(joined)) <= self.width:
+                lines[-1] = joined, lines[-1][1]
+            else:
+                lines.append((values, " " * INDENT))
+        for text, indent in lines:
+            self.write_wrapped(text, "dim", indent, "")
 
     def write_groups(self) -> None:
         heads = tuple(column.name for column in self.page.columns)
@@ -394,7 +399,7 @@ class _PageWriter:
         if place and room >= GAP:
             self.write_line((escape_sentence(head), style), (" " * room + place, "cyan"))
             return
-        self.write_wrapped(head, style, "    ", "")
+        self.write_wrapped(_keep_parentheses(head), style, "    ", "")
         if place:
             self.write_line((f"  --> {place}", "cyan"))
 
@@ -415,9 +420,18 @@ class _PageWriter:
                 label = " " * len(label)
                 continue
             indent = "# " if line.startswith("#") else ""
-            for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent=indent) or [""]:
-                self.write_line((label, "bold"), (part, ""))
+            line = _keep_parentheses(escape_sentence(line))
+            for part in textwrap.wrap(line, self.width - len(label), subsequent_indent=indent) or [""]:
+                self.write_line((label, "bold"), (part.replace(_NO_BREAK_SPACE, " "), ""))
                 label = " " * len(label)
+
+
+#: A text that stays in one line: `(float32 [16])`, `(144 parameters)`, `(state, strict=False)`.
+_PARENTHESIS = re.compile(r"\([^()]{1,24}\)")
+
+
+def _keep_parentheses(text: str) -> str:
+    return _PARENTHESIS.sub(lambda match: match[0].replace(" ", _NO_BREAK_SPACE), text)
 
 
 def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:

@@ -69,6 +69,8 @@ _SHORTER = (
 )
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = re.compile(r"(?<=\w):(\d{1,9})\Z")
+#: An operator and its place at the end of a consequence.
+_LAST_OPERATOR = re.compile(r"(?<=, in )(?P<name>\w+)(?P<place> at \S+:\d[\d, ]*)\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Names of a problem that are listed.
 MAX_NAMES = 3
@@ -349,15 +351,24 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _join_lines(effects: Iterable[str]) -> Iterator[str]:
-    """Yield the consequences; texts that differ only in one file's line are joined: `in addmm at net.py:16, 18`."""
+    """Yield the consequences; texts that differ only in an operator or in one file's line are joined.
+
+    `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`.
+    """
     lines: dict[str, dict[str, None]] = {}
     for effect in effects:
         place = _LAST_LINE.search(effect)
         lines.setdefault(effect[: place.start()] if place else effect, {})
         if place:
             lines[effect[: place.start()]][place[1]] = None
+    operators: dict[tuple[str, str], dict[str, None]] = {}
     for text, numbers in lines.items():
-        yield f"{text}:{', '.join(numbers)}" if numbers else text
+        joined = f"{text}:{', '.join(numbers)}" if numbers else text
+        operator = _LAST_OPERATOR.search(joined)
+        parts = (joined[: operator.start()], operator["place"]) if operator else (joined, "")
+        operators.setdefault(parts, {}).update({operator["name"]: None} if operator else {})
+    for (start, end), names in operators.items():
+        yield f"{start}{', '.join(names)}{end}"
 
 
 def _strip_name(finding: Finding, start: str = "") -> str:

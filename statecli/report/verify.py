@@ -369,7 +369,8 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
     for alike in groups.values():
         folded = fold.fold_lines(alike)
         start = _find_common_module([line.cells[0] for line in folded])
-        if len(folded) <= MAX_LINES_OF_CAUSE or not start:
+        height = len(folded) * (2 if alike[0].remark else 1)
+        if height <= MAX_LINES_OF_CAUSE or len(folded) == 1 or not start:
             joined += alike
             continue
         name = f"{start}.* ({plural(len(alike), 'tensor')})"

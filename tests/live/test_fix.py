@@ -162,11 +162,8 @@ def _build(target: str) -> nn.Module:
     return build(spec).module
 
 
-#: The last lines of a fix that adds keys, and of one that may add them.
-LOADING = (
-    r"^# older checkpoints lack (.+); load them, keeping the initial values:\n"
-    r"# model\.load_state_dict\(state, strict=False\)$"
-)
+#: The last line of a fix that adds keys, and the last lines of one that may add them.
+LOADING = r"^# older checkpoints lack (.+); load them with model\.load_state_dict\(state, strict=False\)$"
 IF_SAVED = (
     "# to save the value too, delete persistent=False, and load older checkpoints with\n"
     "# model.load_state_dict(state, strict=False)"
@@ -198,8 +195,7 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
     assert fixes["random"].splitlines() == [
         'self.register_buffer("random", torch.rand(3))',
-        "# older checkpoints lack random; load them, keeping the initial values:",
-        "# model.load_state_dict(state, strict=False)",
+        "# older checkpoints lack random; load them with model.load_state_dict(state, strict=False)",
     ]
     assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
 

@@ -209,6 +209,23 @@ def test_one_more_consequence_is_shown_not_counted():
     assert [count_shown_effects(["effect"] * n) for n in (8, 9, 10, 30)] == [8, 9, 8, 8]
 
 
+def test_operators_of_one_line_are_one_consequence():
+    """As the lines of one operator are; of two files they are two."""
+    rows = [row("table", 6)]
+    texts = ("in mul at net.py:9", "in addmm at net.py:9", "in mul at net.py:12", "in mul at base.py:9")
+    findings = [
+        Finding("device-mismatch", Severity.ERROR, f"table: on cpu, {text}", "net.py:Net", "table") for text in texts
+    ]
+    (problem,) = group_findings(findings, rows)
+    assert problem.effects == (
+        "on cpu, in mul at net.py:9, 12",
+        "on cpu, in addmm at net.py:9",
+        "on cpu, in mul at base.py:9",
+    )
+    (problem,) = group_findings(findings[:2], rows)
+    assert problem.effects == ("on cpu, in mul, addmm at net.py:9",)
+
+
 def find_import(rule, severity, message, about):
     return Finding(rule, severity, message, "evil.pt", about=about)
 
