@@ -142,14 +142,17 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
             first, second = clashes[0]
             others = len(clashes) - 1
             more = f"; {plural(others, 'more view')} {'overlap' if others > 1 else 'overlaps'}" if others else ""
-            message = (
-                f"{subject.name_of(views[second])}: bytes {second.start:,} to {second.end:,} of its storage overlap "
-                f"{subject.name_of(views[first])}, which has bytes {first.start:,} to {first.end:,}{more}"
-            )
+            names = f"{subject.name_of(views[second])}: shares bytes with {subject.name_of(views[first])}"
+            message = f"{names} ({_describe_extents(second, first)} of one storage){more}"
             help = "save a copy with .clone()"
             yield Issue(message, views[second].fqn, views[second].section, help, place=storage.place)
         if len(clashes) < len(pairs):
             yield _report_inconclusive(subject, storage, len(views))
+
+
+def _describe_extents(view: View, other: View) -> str:
+    extents = [f"bytes {each.start:,} to {each.end:,}" for each in (view, other)]
+    return f"both are {extents[0]}" if extents[0] == extents[1] else " and ".join(extents)
 
 
 def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | None, View]]:

@@ -199,7 +199,14 @@ def test_shared_slices_finds_views_that_overlap(found, saved):
     """The later one is named, with both extents in bytes."""
     big = torch.zeros(100)
     (finding,) = found("shared-slices", saved({"a": big[:60], "b": big[40:]}))
-    assert finding.message == "b: bytes 160 to 400 of its storage overlap a, which has bytes 0 to 240"
+    assert finding.message == "b: shares bytes with a (bytes 160 to 400 and bytes 0 to 240 of one storage)"
+
+
+def test_shared_slices_says_once_that_two_views_have_the_same_bytes(found, saved):
+    """A matrix and its transpose."""
+    matrix = torch.zeros(4, 4)
+    (finding,) = found("shared-slices", saved({"a": matrix, "b": matrix.t()}))
+    assert finding.message == "b: shares bytes with a (both are bytes 0 to 64 of one storage)"
 
 
 def test_attributes_of_tensors_are_no_names(found, saved):
@@ -282,7 +289,7 @@ def test_shared_slices_finds_one_among_very_many_columns(found, saved):
     state = {str(n): column for n, column in enumerate(big.unbind(1))}
     (finding,) = found("shared-slices", saved(state | {"wide": big[:, 500:502]}))
     assert finding.severity is Severity.WARNING
-    assert finding.message.startswith("500: bytes 2,000 to 3,998,004 of its storage overlap wide, which has bytes ")
+    assert finding.message.startswith("500: shares bytes with wide (bytes 2,000 to 3,998,004 and bytes ")
     assert "1 more view overlaps" in finding.message
 
 
