@@ -437,6 +437,8 @@ def test_a_wrong_size_of_an_input_is_answered_with_the_right_one(statecli, in_tm
     assert ("the first layer" in result.err) == (answer is not None)
     if answer is not None:
         assert result.err.rstrip().endswith(answer)
+        (line,) = (number for number, text in enumerate(result.out.splitlines()) if text.endswith(answer))
+        assert result.out.splitlines()[line - 1].startswith("? forward: "), "the line follows the proof"
         right = answer.rpartition(" ")[2]
         assert statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", right).code == 0
 

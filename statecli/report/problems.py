@@ -311,8 +311,11 @@ def _describe_modules(rows: Sequence[TensorInfo]) -> str:
     modules = {pair for pair in containers if pair[1]}
     if modules:
         kinds = list(dict.fromkeys(row.container for row in rows if row.container))
-        where = " and ".join(f"a plain {kind}" for kind in kinds) or "a plain container"
         count, names = len(modules), sorted({container for container, _ in modules})
+        in_closure = all(name.endswith(".__closure__") for name in names)
+        where = " and ".join(f"a plain {kind}" for kind in kinds) or (
+            "a closure" if in_closure else "a plain container"
+        )
     else:
         where, names = "an object that is not a module", list(dict.fromkeys(row.within or row.fqn for row in rows))
         count = len({row.within for row in rows if row.within})

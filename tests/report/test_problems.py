@@ -226,6 +226,14 @@ def test_operators_of_one_line_are_one_consequence():
     assert problem.effects == ("on cpu, in mul, addmm at net.py:9",)
 
 
+def test_a_module_that_a_function_captures_is_in_a_closure():
+    """Which is no container."""
+    name = "f.__closure__['inner']"
+    rows = [row(f"{name}.{part}", 7, name, requires_grad=True, container=None) for part in ("weight", "bias")]
+    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    assert problem.message == "f.__closure__: 1 module is kept in a closure (2 parameters)"
+
+
 def find_import(rule, severity, message, about):
     return Finding(rule, severity, message, "evil.pt", about=about)
 
