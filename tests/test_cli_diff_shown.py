@@ -161,7 +161,7 @@ def test_what_fails_names_its_section(statecli, sections):
     assert [line.split()[1] for line in named.err.splitlines()] == ["model.w:", "ema.w:"]
     found = statecli("diff", "a.pt", "b.pt", "-f", "json").json["findings"]
     assert [(one["section"], one["fqn"], one["message"]) for one in found] == [
-        (section, "w", "w: values") for section in ("model", "ema")
+        (section, "w", "w: values differ") for section in ("model", "ema")
     ]
 
 
@@ -273,12 +273,12 @@ def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
     save_file(before, tmp_path / "a.safetensors")
     save_file(before | {"layers.0.w": torch.tensor([0.0, 0.5])}, tmp_path / "one.safetensors")
     save_file({name: torch.full((2,), 2.0**n) for n, name in enumerate(before)}, tmp_path / "all.safetensors")
-    assert "layers.0.w: values, by at most 0.5" in statecli(
+    assert "layers.0.w: values differ, by at most 0.5" in statecli(
         "diff", tmp_path / "a.safetensors", tmp_path / "one.safetensors", "--frozen", "*", *words
     ).out.replace("changed, but --frozen '*' forbids it: ", "")
     said = statecli("diff", tmp_path / "a.safetensors", tmp_path / "all.safetensors", *words).out
     if "github" not in words:
-        assert "layers.11.w: values, by at most 2.05e+03" in said
+        assert "layers.11.w: values differ, by at most 2.05e+03" in said
     else:
-        assert "layers.{0..11}.w: values, by at most 1..2.05e+03" in said
+        assert "layers.{0..11}.w: values differ, by at most 1..2.05e+03" in said
         assert said.count("by at most") == 1

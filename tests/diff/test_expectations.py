@@ -32,7 +32,7 @@ def test_without_expectations_every_difference_is_found(diff):
     assert rules(found) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
     assert [finding.target[-4:] for finding in found.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
     assert [finding.message for finding in found.findings] == [
-        "head.w: values",
+        "head.w: values differ",
         "gone: removed (float32 [7])",
         "new: added (float32 [6])",
         "epoch: 1 → 2",

@@ -131,7 +131,7 @@ def test_in_words(diff):
     after = {"w": torch.zeros(2, 2).bfloat16(), "new": torch.arange(3), "other.w": torch.arange(5.0)}
     words = {name: changed_fields.describe_change(change) for name, change in changed(diff(before, after)).items()}
     assert words == {
-        "w": "values, dtype: float32 → bfloat16",
+        "w": "values differ, dtype: float32 → bfloat16",
         "gone": "removed (float32 [4])",
         "new": "added (int64 [3])",
         "other.w": "renamed from old.w",

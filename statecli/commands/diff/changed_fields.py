@@ -90,14 +90,14 @@ def _find_retied(matches: Sequence[Match]) -> set[int]:
 
 
 def describe_change(change: Change) -> str:
-    """Return the change of a tensor on one line, without the name: `values, dtype: float32 → bfloat16`."""
+    """Return the change of a tensor on one line, without the name: `values differ, dtype: float32 → bfloat16`."""
     if change.status is Status.ADDED and change.after:
         return f"added ({_describe_tensor(change.after)})"
     if change.status is Status.REMOVED and change.before:
         return f"removed ({_describe_tensor(change.before)})"
     parts = [_describe_field(field, change) for field in change.fields if field is not Field.VALUES]
     if Field.VALUES in change.fields:
-        parts.insert(0, "values")
+        parts.insert(0, "values differ")
     if change.status is Status.RENAMED:
         parts.insert(0, f"renamed from {change.renamed_from}")
     return ", ".join(parts) or change.status.value
