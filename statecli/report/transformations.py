@@ -81,9 +81,9 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}"
     if kind is TransformationKind.SCALED:
-        return f"= {format_number(done.factor, 6)} × before"
+        return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
     if kind is TransformationKind.TRANSPOSED:
-        return "transposed"
+        return f"transposed{_format_exceptions(done)}"
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.QUANTIZED:
@@ -92,6 +92,13 @@ def _describe(change: Change) -> str:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated element by element (cosine {cosine or 0:.2f})"
     return _describe_join(change, done)
+
+
+def _format_exceptions(done: Transformation) -> str:
+    if not done.exceptions:
+        return ""
+    verb = "differs" if done.exceptions == 1 else "differ"
+    return f", but {done.exceptions:,} of {done.elements:,} elements {verb}"
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------

@@ -238,7 +238,10 @@ def test_swapped_scaled_transposed_and_unrelated(diff):
         wrong = {key: tensor.clone() for key, tensor in after.items()}
         wrong[name][-1, -1] += 0.5
         done = changed(diff(before, wrong))[name].transformation
-        assert done is None or done.kind is KIND.UNRELATED or done.cosine is not None, name
+        is_moved = done is not None and done.cosine is not None
+        assert is_moved or done is None or done.exceptions == 1 or done.kind is KIND.UNRELATED, name
+        if name in "cf":
+            assert done.exceptions == 1, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

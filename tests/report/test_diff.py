@@ -498,7 +498,9 @@ def test_what_is_damaged_is_counted_among_all():
 
 def test_an_empty_name_is_seen():
     """Two quotes stand for it, wherever people read it."""
-    found = diff(nudged(""), renamed("", "x"), findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),))
+    found = diff(
+        nudged(""), renamed("", "x"), findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),)
+    )
     plain = written(found, "plain")
     assert [line.split()[2] for line in plain.splitlines()[1:3]] == ["''", "x"]
     assert plain.splitlines()[2].split()[3] == "''"
@@ -510,14 +512,21 @@ def test_an_empty_name_is_seen():
 
 def test_findings_and_damage_have_their_section_where_there_are_several():
     """As the names have it that `--name-only` lists; JSON has both apart."""
-    told = tuple(Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=one) for one in ("model", "ema"))
+    told = tuple(
+        Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=one) for one in ("model", "ema")
+    )
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
     found = diff(nudged("w"), nudged("w", section="ema"), findings=told, broken=damage)
-    said = "error[changed]: model.w: values differ, by at most 0.5\nerror[changed]: ema.w: values differ, by at most 0.5\n"
+    said = (
+        "error[changed]: model.w: values differ, by at most 0.5\nerror[changed]: ema.w: values differ, by at most 0.5\n"
+    )
     assert written(found, "plain", quiet=True) == said
     assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in written(found, "markdown", quiet=True)
     assert rows(found)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
-    assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == ["w: values differ", "w: values differ"]
+    assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == [
+        "w: values differ",
+        "w: values differ",
+    ]
     (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.labels == ("model.w", "ema.w")
 

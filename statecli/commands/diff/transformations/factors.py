@@ -11,19 +11,20 @@ from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,
-    is_exact,
     locate,
     permute,
     take_rows,
 )
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.delta import Delta
-from statecli.values.element_checks import CheckTask, Operation, check_elements
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
 
 #: A multiple is parallel to the tensor before, up to the rounding of its elements; training changes the direction.
-_MIN_COSINE = 1 - 1e-5
+_MIN_COSINE = 1 - 1e-4
 #: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
+#: Part of the elements that may differ, for a claim with exceptions, and in a sample.
+_MAX_EXCEPTIONS, _MAX_SAMPLE_EXCEPTIONS = 1 / 1000, 1 / 100
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
 
@@ -43,9 +44,9 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
-        n: Transformation(TransformationKind.SCALED, math.prod(task.after.shape), factor=task.factor)
+        n: Transformation(TransformationKind.SCALED, result.elements, result.exceptions, factor=task.factor)
         for (n, task), result in zip(fitting, results, strict=True)
-        if is_exact(result)
+        if isinstance(result, CheckResult) and _fits(result, _MAX_EXCEPTIONS)
     }
 
 
@@ -64,9 +65,9 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
-        n: Transformation(TransformationKind.TRANSPOSED, math.prod(task.after.shape))
+        n: Transformation(TransformationKind.TRANSPOSED, result.elements, result.exceptions)
         for (n, task), result in zip(fitting, results, strict=True)
-        if is_exact(result)
+        if isinstance(result, CheckResult) and _fits(result, _MAX_EXCEPTIONS)
     }
 
 
@@ -87,9 +88,14 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
     ]
     fitting: dict[int, CheckTask] = {}
     for (n, task), result in zip(trials, check_elements(samples, jobs=jobs), strict=True):
-        if is_exact(result):
+        if isinstance(result, CheckResult) and _fits(result, _MAX_SAMPLE_EXCEPTIONS):
             fitting.setdefault(n, task)
     return list(fitting.items())
+
+
+def _fits(result: CheckResult, most: float) -> bool:
+    """Return True if all elements but a few are as claimed."""
+    return bool(result.elements) and result.exceptions <= most * result.elements
 
 
 def _is_parallel(change: Change) -> bool:
