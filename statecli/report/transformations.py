@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -26,14 +26,14 @@ _ROUNDINGS = {
 
 def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool = False) -> Group | None:
     """Return the group of all transformations, a line each; None if none was recognised."""
+    if all(change.transformation is None for change in changes):
+        return None
     if has_sections:  # names are unique then, and layers of two sections are different layers
         changes = [_name_with_section(change) for change in changes]
     by_kind: dict[TransformationKind, list[Change]] = {}
     for change in changes:
         if change.transformation is not None:
             by_kind.setdefault(change.transformation.kind, []).append(change)
-    if not by_kind:
-        return None
     lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), changes, unfold)]
     count = sum(map(len, by_kind.values()))
     if not unfold and len(lines) > _MAX_LINES + 1:
@@ -207,8 +207,9 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             (stem, _, source), (_, _, number) = (name.rpartition(".") for name in names)
             moves.setdefault((f"{stem}." if stem else "", int(number)), Counter())[int(source)] += 1
     found: dict[str, list[_MovedLayer]] = {}
+    tensors_of = {start: _group_by_layer(changes, start) for start, _ in moves}
     for (start, new), olds in moves.items():
-        whole = [change for change in _list_tensors(changes, start, new) if change.after is not None]
+        whole = [change for change in tensors_of[start][new] if change.after is not None]
         tensors = [change for change in whole if change.status is not Status.IDENTICAL]
         (old, count), *_ = olds.most_common(1)
         if 2 * count > len(whole):
@@ -216,14 +217,13 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             others = [change for change in tensors if not _comes_from(change, start, old)]
             cosines = [c.transformation.cosine for c in inside if c.transformation is not None]
             found.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, others))
-    return {start: _build_layers(changes, start, sorted(moved)) for start, moved in found.items()}
+    return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in found.items()}
 
 
-def _build_layers(changes: Sequence[Change], start: str, moved: list[_MovedLayer]) -> _Layers:
+def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_MovedLayer]) -> _Layers:
     olds, news = {layer.old for layer in moved}, {layer.new for layer in moved}
     lost, new = [], []
-    for number in sorted(_list_numbers(changes, start)):
-        tensors = _list_tensors(changes, start, number)
+    for number, tensors in sorted(tensors_of.items()):
         gone, came = [c for c in tensors if c.before is not None], [c for c in tensors if c.after is not None]
         if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in gone) > len(gone):
             lost.append(number)
@@ -232,13 +232,15 @@ def _build_layers(changes: Sequence[Change], start: str, moved: list[_MovedLayer
     return _Layers(moved, lost, new)
 
 
-def _list_tensors(changes: Sequence[Change], start: str, number: int) -> list[Change]:
-    return [change for change in changes if change.fqn.startswith(f"{start}{number}.")]
-
-
-def _list_numbers(changes: Sequence[Change], start: str) -> set[int]:
-    numbers = (c.fqn.removeprefix(start).partition(".")[0] for c in changes if c.fqn.startswith(start))
-    return {int(number) for number in numbers if number.isascii() and number.isdecimal() and len(number) < 10}
+def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Change]]:
+    """Return the tensors of each numbered layer of a module, by the number."""
+    tensors: dict[int, list[Change]] = {}
+    for change in changes:
+        if change.fqn.startswith(start):
+            number, dot, _ = change.fqn[len(start) :].partition(".")
+            if dot and number.isascii() and number.isdecimal() and len(number) < 10:
+                tensors.setdefault(int(number), []).append(change)
+    return tensors
 
 
 def _comes_from(change: Change, start: str, old: int) -> bool:
@@ -253,11 +255,10 @@ def _split_move(change: Change) -> tuple[str, str] | None:
 
 
 def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
-    covered: set[int] = set()
-    for start, layers in _find_moved_layers(all_changes).items():
+    modules = _find_moved_layers(all_changes)
+    for start, layers in modules.items():
         lines: list[Line] = []
         for run in _split_into_runs(layers.moved):
-            covered |= {id(c) for layer in run for c in changes if _is_of_layer(c, start, layer)}
             lines.append(_build_layers_line(start, run))
         ends = [
             f"{_name_layers(start, numbers)} {'is' if len(numbers) == 1 else 'are'} {word}"
@@ -266,7 +267,7 @@ def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
         ]
         lines[-1] = replace(lines[-1], remark="; ".join([lines[-1].remark, *ends]))
         yield from lines
-    others = [change for change in changes if id(change) not in covered]
+    others = [change for change in changes if not _is_in_moved_layer(change, modules)]
     yield from _build_named_lines(others, all_changes, unfold)
 
 
@@ -280,8 +281,13 @@ def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
     return Line((f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if others else "")
 
 
-def _is_of_layer(change: Change, start: str, layer: _MovedLayer) -> bool:
-    return change.fqn.startswith(f"{start}{layer.new}.") and _comes_from(change, start, layer.old)
+def _is_in_moved_layer(change: Change, modules: Mapping[str, _Layers]) -> bool:
+    names = _split_move(change)
+    if names is None:
+        return False
+    (stem, _, old), (_, _, new) = (name.rpartition(".") for name in names)
+    layers = modules.get(f"{stem}." if stem else "")
+    return layers is not None and any((layer.old, layer.new) == (int(old), int(new)) for layer in layers.moved)
 
 
 def _split_into_runs(layers: Sequence[_MovedLayer]) -> Iterator[list[_MovedLayer]]:
@@ -368,12 +374,11 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each pair of tensors outside of swapped layers."""
     modules = _find_moved_layers(all_changes)
-    moved = [(start, layer) for start, layers in modules.items() for layer in layers.moved]
     firsts: list[Change] = []
     seen: set[tuple[str, str]] = set()
     for change in changes:
         done = change.transformation
-        if done is None or any(_is_of_layer(change, start, layer) for start, layer in moved):
+        if done is None or _is_in_moved_layer(change, modules):
             continue
         if (change.section, done.sources[0]) not in seen:
             seen.add((change.section, change.fqn))
