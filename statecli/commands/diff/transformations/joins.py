@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.constants import select_varied
 from statecli.commands.diff.transformations.interleaved import find_interleaving
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -100,7 +100,8 @@ def _find_concatenations(
 
 def _read_digests(rows: Mapping[int, _Row], jobs: int) -> dict[int, tuple[int, ...]]:
     """Return the checksums of the rows of each tensor that is not the same value throughout, by its number."""
-    varied = {number: row for number, row in rows.items() if not is_constant(row.row)}
+    places = select_varied([row.row for row in rows.values()], jobs)
+    varied = {number: row for place, (number, row) in enumerate(rows.items()) if place in places}
     results = compute_row_digests([RowTask(row.fqn, row.data) for row in varied.values()], jobs=jobs)
     return {number: result for number, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
 
@@ -256,7 +257,7 @@ def _find_stacks(
 def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
-    if all(is_constant(row.row) for row in items):
+    if not select_varied([row.row for row in items], jobs):
         return None
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
     for order in orders:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
+from statecli.commands.diff.transformations.constants import select_varied
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.commands.diff.transformations.views import get_data, is_cheap_to_sample, take_sample
 from statecli.core.model_state import TensorInfo
@@ -131,11 +131,13 @@ def _confirm(
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
-    return {
+    equal = {
         n: pair.before
         for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True)
-        if isinstance(outcome, Delta) and not outcome.changed and (is_layer or not is_constant(pair.before))
+        if isinstance(outcome, Delta) and not outcome.changed
     }
+    varied = range(len(equal)) if is_layer else select_varied(list(equal.values()), jobs)
+    return {n: row for place, (n, row) in enumerate(equal.items()) if place in varied}
 
 
 def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo]) -> dict[int, Transformation]:

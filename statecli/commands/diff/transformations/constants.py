@@ -1,0 +1,35 @@
+"""Tell tensors of one value throughout, which are evidence of nothing, from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from statecli.commands.diff.renames import is_constant
+from statecli.commands.diff.transformations.views import narrow, take_sample
+from statecli.core.model_state import TensorInfo
+from statecli.values.compare import Pair, compare_pairs
+from statecli.values.delta import CompareOptions, Delta
+
+
+def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
+    """Return the numbers of the rows with different elements. Their first elements decide for most, read together."""
+    pairs = {n: pair for n, row in enumerate(rows) if (pair := _pair_neighbours(take_sample(row))) is not None}
+    outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
+    varied = {n for n, outcome in zip(pairs, outcomes, strict=True) if isinstance(outcome, Delta) and outcome.changed}
+    return varied | {n for n, row in enumerate(rows) if n not in varied and not is_constant(row)}
+
+
+def _pair_neighbours(sample: TensorInfo) -> Pair | None:
+    """Return all but the last indexes along an axis, and all but the first; None for one element."""
+    data = sample.data
+    axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
+    if data is None or axis is None:
+        return None
+    size = data.shape[axis] - 1
+    sides = (narrow(data, axis, 0, size), narrow(data, axis, 1, size))
+    shape = sides[0].shape
+    elements = sample.elements // data.shape[axis] * size
+    before, after = (replace(sample, shape=shape, elements=elements, data=side) for side in sides)
+    return Pair(before, after)
