@@ -245,7 +245,7 @@ def _find_stacks(
     for whole in wholes:
         count = whole.data.shape[0] if whole.data.shape else 0
         for (start, _), items in groups.items() if 1 < count <= _MAX_STACKED else ():
-            if sorted(items) != list(range(count)) or not whole.fqn.startswith(start):
+            if len(items) != count or not whole.fqn.startswith(start) or sorted(items) != list(range(count)):
                 continue
             transformation = _check_stack(whole, [items[n] for n in range(count)], kind, jobs)
             if transformation is not None:
