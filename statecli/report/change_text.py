@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
@@ -168,16 +167,6 @@ def find_outliers(rows: Sequence[Change]) -> list[Change]:
     limit = _MIN_OUTLIER_RATIO * values[len(values) // 2]
     found = [row for row in rows if (sizes.get(id(row)) or 0.0) > limit > 0]
     return found if len(found) <= min(_MAX_OUTLIERS, len(values) // 4) else []
-
-
-def format_outliers(rows: Sequence[Change]) -> str:
-    """Format `layers.17: rel. change 2.0`, the name up to its last number; "" without rows."""
-    texts = []
-    for row in rows:
-        name = re.match(r"(.*\.)?\d+(?=\.|$)", row.fqn)
-        relative = row.values.relative_l2 if row.values is not None else None
-        texts.append(f"{format_fqn(name[0] if name else row.fqn)}: rel. change {format_number(relative, 2)}")
-    return ", ".join(texts)
 
 
 _NONFINITE_COUNTS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))

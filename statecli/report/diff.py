@@ -468,8 +468,21 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
         for change in rows
     ]
     is_folded = not (view.unfold or view.verbose or view.hides_rows or view.sort is not None)
-    folded = fold.fold_rows(unfolded) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
+    folded = _fold_without_outliers(unfolded, rows) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
     return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+
+
+def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:
+    """Fold repeated layers; a layer that changed several times more than the others has its own line."""
+    folded = fold.fold_rows(lines)
+    outliers = {id(row) for _, positions in folded for row in change_text.find_outliers([rows[n] for n in positions])}
+    if not outliers:
+        return folded
+    separate = [
+        replace(line, cells=(*line.cells[:-1], f"{line.cells[-1]} outlier")) if id(row) in outliers else line
+        for line, row in zip(lines, rows, strict=True)
+    ]
+    return fold.fold_rows(separate)
 
 
 def _format_shapes(change: Change) -> str:
@@ -494,16 +507,15 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
     if not measured:
         return Line((name, text), ", ".join(oddities), line.mood)
     values = change_text.list_relative_changes(rows)
-    outliers = change_text.find_outliers(rows)
     without_measure = "-"
     if ZERO_BEFORE in oddities and not values:
         without_measure = "from zero"
         oddities.remove(ZERO_BEFORE)
-    remark = ", ".join(filter(None, (text, *oddities, change_text.format_outliers(outliers))))
+    more = "changed more than the other layers" if line.cells[-1].endswith(" outlier") else ""
+    remark = ", ".join(filter(None, (text, *oddities, more)))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
-    usual = change_text.list_relative_changes([row for row in rows if row not in outliers])
-    measures = (format_relative_change(usual) or without_measure, draw_bar(max(values, default=None)))
+    measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
     return Line((name, format_changed_count(rows), format_largest_change(rows), *measures), remark, line.mood)
 
 

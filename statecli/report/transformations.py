@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -35,11 +36,14 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         if change.transformation is not None:
             by_kind.setdefault(change.transformation.kind, []).append(change)
     lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), changes, unfold)]
-    count = sum(map(len, by_kind.values()))
     if not unfold and len(lines) > _MAX_LINES + 1:
         more = len(lines) - _MAX_LINES
         lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
-    return Group("what was done", f"to {plural(count, 'tensor')}, checked on every element", tuple(lines))
+    new = _list_new_layers(changes)
+    known = sum(change.transformation is not None and not _is_hidden(change, new) for change in changes)
+    different = sum(change.status is not Status.IDENTICAL for change in changes)
+    share = f"to {known:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
+    return Group("what was done", f"{share}, checked on every element", tuple(lines))
 
 
 def _name_with_section(change: Change) -> Change:
@@ -76,8 +80,9 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.RESIZED:
         return _describe_resize(change, done)
     if kind is TransformationKind.MOVED:
-        since = "" if done.cosine is None else f", changed since (cosine {_format_cosine(done.cosine)})"
-        return f"= {format_fqn(done.sources[0])} before{since}"
+        if done.cosine is not None:
+            return f"similar to {format_fqn(done.sources[0])} before (cosine {done.cosine:.4f})"
+        return f"= {format_fqn(done.sources[0])} before"
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}"
     if kind is TransformationKind.SCALED:
@@ -87,10 +92,10 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.QUANTIZED:
-        return f"rel. error {format_number(done.relative_l2, 2)} after × {done.sources[0]}"
+        return f"dequantized with {done.sources[0]}: rel. error {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
-        return f"unrelated element by element (cosine {cosine or 0:.2f})"
+        return f"unrelated (cosine {cosine or 0:.2f}): drawn again, or in another order"
     return _describe_join(change, done)
 
 
@@ -308,24 +313,30 @@ def _name_layers(start: str, numbers: Sequence[int]) -> str:
 
 
 def _format_likeness(cosines: Sequence[float | None]) -> str:
-    """`bit for bit`, or `changed since (cosine 0.97..0.999)`"""
-    since = [cosine for cosine in cosines if cosine is not None]
-    if not since:
+    """`bit for bit`, or `similar (cosine 0.9794 or more)`"""
+    similar = [cosine for cosine in cosines if cosine is not None]
+    if not similar:
         return "bit for bit"
-    ends = "..".join(dict.fromkeys(_format_cosine(cosine) for cosine in (min(since), max(since))))
-    equal = len(cosines) - len(since)
-    return f"changed since (cosine {ends})" + (f", {equal:,} of them bit for bit" if equal else "")
-
-
-def _format_cosine(cosine: float) -> str:
-    return f"{cosine:.4f}" if cosine < 0.99995 else "over 0.9999"
+    equal = len(cosines) - len(similar)
+    least = math.floor(min(similar) * 10_000) / 10_000  # not rounded up
+    return f"similar (cosine {least:.4f} or more)" + (f", {equal:,} of them bit for bit" if equal else "")
 
 
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor outside of new layers: those have nothing before them."""
-    modules = _find_moved_layers(all_changes)
-    new = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
-    yield from _build_named_lines([c for c in changes if not c.fqn.startswith(new)], all_changes, unfold)
+    new = _list_new_layers(all_changes)
+    yield from _build_named_lines([c for c in changes if not _is_hidden(c, new)], all_changes, unfold)
+
+
+def _list_new_layers(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Return the names of the new layers, with a dot at the end."""
+    modules = _find_moved_layers(changes)
+    return tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
+
+
+def _is_hidden(change: Change, new_layers: tuple[str, ...]) -> bool:
+    done = change.transformation
+    return done is not None and done.kind is TransformationKind.UNRELATED and change.fqn.startswith(new_layers)
 
 
 def _has_other_values(change: Change) -> bool:
@@ -342,12 +353,11 @@ def _build_adapter_lines(changes: Sequence[Change], _: Sequence[Change], __: boo
     for (rank, scale), updates in groups.items():
         paths = [update.sources[0].split(".")[:-1] for update in updates]
         modules = ", ".join(map(format_fqn, dict.fromkeys(path[-1] for path in paths)))
-        layers = {tuple(path[:-1]) for path in paths}
         sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes))))
         text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
         unscaled = "" if scale is not None else " without the scale, which adapter_config.json does not say"
-        yield Line((f"LoRA on {modules} of {plural(len(layers), 'module')}",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
+        yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
 
 
 def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
@@ -361,7 +371,8 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: b
             groups.setdefault(key, []).append(done.relative_l2 or 0.0)
     for (before, after, scales, block), errors in groups.items():
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors))))
-        yield Line((f"{len(errors):,} quantized {before} → {after}",), f"rel. error {ends} after × {scales} ({block})")
+        text = f"dequantized with {scales} ({block}): rel. error {ends}"
+        yield Line((f"{len(errors):,} quantized {before} → {after}",), text)
 
 
 def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:

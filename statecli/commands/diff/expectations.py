@@ -136,10 +136,16 @@ def _explain_beyond_cast(change: Change) -> str:
         are_floats = all(side is not None and _is_float(side.dtype) for side in (change.before, change.after))
         return "" if is_exact and are_floats and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
     if done.exceptions:
-        return f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding: "
+        return (
+            f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding to {_name_dtype(change)}"
+        )
     if not _CAST_FIELDS.issuperset(change.fields):
         return "differs by more than a cast: "
-    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values: "
+    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values"
+
+
+def _name_dtype(change: Change) -> str:
+    return change.after.dtype if change.after is not None else ""
 
 
 def _is_float(dtype: str) -> bool:
@@ -194,7 +200,10 @@ def check_expectations(
             forbidden = f"changed, but --frozen {_quote(expected.frozen)} forbids it: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
         if expected.cast and entry.beyond_cast:
-            findings.append(entry.finding(rules.INEXACT_CAST, entry.beyond_cast))
+            difference = entry.difference if entry.beyond_cast.endswith(": ") else ""
+            findings.append(
+                msgspec.structs.replace(entry, difference=difference).finding(rules.INEXACT_CAST, entry.beyond_cast)
+            )
     inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
     for glob in expected.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]

@@ -151,7 +151,7 @@ def suggest_component_rules(
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
-    message = f"{count_tensors(expected)} without a partner have equal shapes and order under other names"
+    message = f"{count_tensors(expected)} without a partner may only be renamed: their shapes are equal"
     return [Oddity("components-apart", f"{message}; to compare them, add {lines}")]
 
 
