@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
 from statecli.pickle_scan.module_attributes import find_module_attribute
+from statecli.pickle_scan.program_schema import DictOf, ListOf, ProgramValue, iter_values
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 _Sizes = tuple[int | None, ...]
@@ -64,8 +65,9 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     yield from _check_other_objects(document, steps)
     yield from _check_types(document, steps)
     inputs = frozenset(_list_user_inputs(document))
-    for number, graph in enumerate(_iter_graphs(document, steps)):
-        yield from (Misuse(*found) for found in find_huge_numbers(graph, number > 0, steps))
+    main = _find_main_graph(document)
+    for graph in _iter_graphs(document, steps):
+        yield from (Misuse(*found) for found in find_huge_numbers(graph, graph is not main, steps))
         given = _list_given_objects(graph)
         stated = graph.get("tensor_values")
         sizes = {name: _read_sizes(meta) for name, meta in stated.items()} if type(stated) is dict else {}
@@ -94,14 +96,15 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
     torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
     """
-    stack: list[tuple[str, Any]] = [("", inputs)]
+    stack = [ProgramValue(ListOf("NamedArgument"), inputs)]
     while stack:
-        key, value = stack.pop()
+        place = stack.pop()
         steps.take(Budget.TEXT)
-        if type(value) is list:
-            stack.extend((key, child) for child in value)
-        if type(value) is not dict or key == "graph":  # what torch takes for a graph is judged as a graph
+        if place.kind != "Graph":  # judged as a graph
+            stack.extend(place.list_children())
+        if not place.may_be("Argument"):
             continue
+        value = place.value
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
             yield "gets a text or an object in place of a number"
             return
@@ -115,7 +118,6 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         if type(operator) is str and not _is_custom_operator(operator):
             yield f"calls {operator} with arguments that statecli does not check"
             return
-        stack.extend(value.items())
 
 
 #: Operators that call their arguments, and those among them that give an object to a method or an operator of its own.
@@ -209,50 +211,54 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
 
 def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the first value of another type in place of a number, and the first name that is taken."""
-    for key, value in _iter_values(document, steps):
-        if type(value) is not list and key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
+    for place in iter_values(document, steps):
+        value = place.value
+        if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
             yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
             return
-        if type(value) is dict:
-            graph = value.get("as_graph")
-            graph_name = graph.get("name") if type(graph) is dict else None
-            if type(graph_name) is str and find_module_attribute(graph_name):
-                yield Misuse("torch.export.load", f"gets a graph called {graph_name}, which is a method of modules")
+        if type(value) is not dict or isinstance(place.kind, DictOf):
+            continue
+        graph = value.get("as_graph")
+        graph_name = graph.get("name") if type(graph) is dict else None
+        if type(graph_name) is str and find_module_attribute(graph_name):
+            yield Misuse("torch.export.load", f"gets a graph called {graph_name}, which is a method of modules")
+            return
+        # An argument of a node has the name of a parameter, which may be `self`.
+        for name in (value.get("name") if place.kind != "NamedArgument" else None, value.get("as_name")):
+            if type(name) is str and name in TAKEN_NAMES:
+                yield Misuse("torch.export.load", f"gets a value called {name}, which hides what the code means by it")
                 return
-            # An argument of a node has the name of a parameter, which may be `self`.
-            for name in (value.get("name") if key != "inputs" else None, value.get("as_name")):
-                if type(name) is str and name in TAKEN_NAMES:
-                    yield Misuse(
-                        "torch.export.load", f"gets a value called {name}, which hides what the code means by it"
-                    )
-                    return
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the objects of the file outside of nodes: in the signatures of modules, and among the outputs of graphs.
 
     There, a name of an input of the graph, outside of graphs of the main graph, is the input. The inputs of a graph
-    name the objects, and those of a node are judged with the node; a graph among them has outputs again.
+    name the objects, and those of a node are judged with the node; a graph among them has outputs again. A dict of
+    arguments has free keys, which are not fields.
     """
-    main = document
-    for key in ("graph_module", "graph"):
-        main = main.get(key) if type(main) is dict else None
+    main = _find_main_graph(document)
     given = _list_given_objects(main) if type(main) is dict else frozenset()
-    stack: list[tuple[str, Any, frozenset[str] | None]] = [("", document, given)]
+    stack: list[tuple[ProgramValue, frozenset[str] | None]] = [(ProgramValue("ExportedProgram", document), given)]
     while stack:
-        key, value, names = stack.pop()
+        place, names = stack.pop()
+        kind, value, _ = place
         steps.take(Budget.TEXT)
-        if type(value) is list:
-            stack.extend((key, child, names) for child in value)
-        if type(value) is not dict:
-            continue
-        if names is not None and "as_custom_obj" in value and _get_object_name(value) not in names:
+        may_be_object = place.may_be("Argument", "InputArgument") and "as_custom_obj" in value
+        if names is not None and may_be_object and _get_object_name(value) not in names:
             yield Misuse("torch.export.unflatten", "compiles the repr() of an object of the file as an argument")
             return
-        if key == "graph":
+        if kind == "Graph" and type(value) is dict:
             names = _list_given_objects(value)
-        for below, child in value.items():
-            stack.append((below, child, None if below == "inputs" and key != "signature" else names))
+        is_call = kind in ("Graph", "Node")
+        for child in place.list_children():
+            stack.append((child, None if is_call and child.key == "inputs" else names))
+
+
+def _find_main_graph(document: Any) -> Any:
+    for key in ("graph_module", "graph"):
+        document = document.get(key) if type(document) is dict else None
+    return document
 
 
 def _is_custom_operator(name: str) -> bool:
@@ -275,22 +281,9 @@ def _get_object_name(value: Any) -> str | None:
 
 def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
     """Yield each graph of the program, including its branches and loops."""
-    for _, value in _iter_values(document, steps):
-        if type(value) is dict and type(value.get("nodes")) is list:
-            yield value
-
-
-def _iter_values(document: Any, steps: Steps) -> Iterator[tuple[str, Any]]:
-    """Yield each value of the document with its key; an element of a list has the key of the list."""
-    stack: list[tuple[str, Any]] = [("", document)]
-    while stack:
-        key, value = stack.pop()
-        steps.take(Budget.TEXT)
-        yield key, value
-        if type(value) is dict:
-            stack.extend(value.items())
-        elif type(value) is list:
-            stack.extend((key, child) for child in value)
+    for place in iter_values(document, steps):
+        if place.may_be("Graph") and type(place.value.get("nodes")) is list:
+            yield place.value
 
 
 def _list_user_inputs(document: Any) -> Iterator[str]:

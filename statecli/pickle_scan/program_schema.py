@@ -255,6 +255,48 @@ OTHER_RECORDS = {
 }
 
 
+class ProgramValue(NamedTuple):
+    """Value of a program, what its place in the schema is for, and the key of the field that it is in.
+
+    The keys of a `DictOf` are the author's: a value under such a key has the key of the dict.
+    """
+
+    kind: Kind
+    value: Any
+    key: str = ""
+
+    def list_children(self) -> list[ProgramValue]:
+        """Return the values in a dict or a list; those in a place without a schema are `Judgement.UNKNOWN`."""
+        kind, value, key = self
+        if type(value) is dict and type(kind) is str:
+            fields = SCHEMA[kind]
+            return [ProgramValue(fields.get(name, Judgement.UNKNOWN), child, name) for name, child in value.items()]
+        if type(value) is dict and isinstance(kind, DictOf):
+            return [ProgramValue(kind.value, child, key) for child in value.values()]
+        if type(value) is dict:
+            return [ProgramValue(Judgement.UNKNOWN, child, name) for name, child in value.items()]
+        if type(value) is list:
+            item = kind.item if isinstance(kind, ListOf) else Judgement.UNKNOWN
+            return [ProgramValue(item, child, key) for child in value]
+        return []
+
+    def may_be(self, *classes: str) -> bool:
+        """Return whether a dict is an object of one of these classes, or in a place that has no class."""
+        if type(self.value) is not dict or isinstance(self.kind, DictOf):
+            return False
+        return self.kind in classes if type(self.kind) is str else True
+
+
+def iter_values(document: Any, steps: Steps) -> Iterator[ProgramValue]:
+    """Yield each value of the program. Raises OutOfSteps."""
+    stack = [ProgramValue("ExportedProgram", document)]
+    while stack:
+        place = stack.pop()
+        steps.take(Budget.TEXT)
+        yield place
+        stack.extend(place.list_children())
+
+
 class ProgramText(NamedTuple):
     """Text of a program, and the key of the field that it is in."""
 
@@ -265,23 +307,13 @@ class ProgramText(NamedTuple):
 
 def iter_texts(document: Any, steps: Steps) -> Iterator[ProgramText]:
     """Yield each text of the program, the keys of its dicts too. Raises OutOfSteps."""
-    stack: list[tuple[Kind, Any, str]] = [("ExportedProgram", document, "")]
-    while stack:
-        kind, value, key = stack.pop()
-        steps.take(Budget.TEXT)
-        if value is None:
-            continue
+    for place in iter_values(document, steps):
+        kind, value, key = place
         if type(value) is str:
             yield ProgramText(kind if isinstance(kind, Judgement) else Judgement.UNKNOWN, value, key)
         elif type(value) is dict and type(kind) is str:
-            fields = SCHEMA[kind]
-            unknown = [name for name in value if name not in fields]
+            unknown = [name for name in value if name not in SCHEMA[kind]]
             yield from (ProgramText(Judgement.PLAIN, name, key) for name in unknown)
-            stack.extend((fields.get(name, Judgement.UNKNOWN), child, name) for name, child in value.items())
         elif type(value) is dict:
-            below = kind if isinstance(kind, DictOf) else DictOf(Judgement.UNKNOWN, Judgement.UNKNOWN)
-            yield from (ProgramText(below.key, name, key) for name in value)
-            stack.extend((below.value, child, key) for child in value.values())
-        elif type(value) is list:
-            item = kind.item if isinstance(kind, ListOf) else Judgement.UNKNOWN
-            stack.extend((item, child, key) for child in value)
+            judgement = kind.key if isinstance(kind, DictOf) else Judgement.UNKNOWN
+            yield from (ProgramText(judgement, name, key) for name in value)

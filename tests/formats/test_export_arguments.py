@@ -20,7 +20,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from statecli.commands.audit.run import Request, audit
-from statecli.pickle_scan import export_expressions
+from statecli.pickle_scan import export_arguments, export_expressions
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.rules.pickles import RULES
 
@@ -37,13 +37,13 @@ def export(path: Path, module: nn.Module, *inputs: torch.Tensor, **options: Any)
     return path
 
 
-def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
-    """Edit the graph of an archive."""
+def change(path: Path, edit: Callable[[dict[str, Any]], None], part: str = "graph") -> Path:
+    """Edit the graph of an archive, or the module around the graph."""
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     name = next(name for name in records if name.endswith("models/model.json"))
     document = json.loads(records[name])
-    edit(document["graph_module"]["graph"])
+    edit(document["graph_module"]["graph"] if part == "graph" else document[part])
     records[name] = json.dumps(document).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for record, data in records.items():
@@ -422,6 +422,44 @@ def test_an_argument_that_becomes_source_or_is_evaluated_is_found(name, tmp_path
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, foreign)))
     assert any(what in message for message in found), found
+
+
+OBJECT = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
+
+
+@pytest.mark.parametrize("key", ["graph", "inputs", "nodes", "as_graph", "as_string", "arg"])
+@pytest.mark.parametrize("place", ["a node", "an output", "a signature"])
+def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
+    """The keys of an argument that is a dict are free: none of them is a field of the schema."""
+    argument = {"as_string_to_argument": {key: OBJECT}}
+    path = tmp_path / "a.pt2"
+    module, options = _Outer(), {"preserve_module_call_signature": ("added",)}
+    torch.export.save(torch.export.export(module, (torch.ones(2, 2),), **options), path)
+
+    def edit(graph_module: dict[str, Any]) -> None:
+        if place == "a node":
+            graph_module["graph"]["nodes"].insert(0, call("torch.ops.mine.use.default", argument))
+        elif place == "an output":
+            graph_module["graph"]["outputs"].append(argument)
+        else:
+            (entry,) = [entry for entry in graph_module["module_call_graph"] if entry["fqn"] == "added"]
+            entry["signature"]["inputs"][1] = argument
+
+    assert any("an object of the file" in message for message in messages(change(path, edit, "graph_module")))
+
+
+def test_a_key_of_a_dict_is_no_field():
+    """A key that is called like a field has a value of any kind."""
+    argument = {"as_string_to_argument": {"as_int": {"as_none": True}, "name": {"as_none": True}, "as_operator": {}}}
+    graph = {"nodes": [call("torch.ops.mine.use.default", argument)]}
+    assert list(export_arguments.find_misuses({"graph_module": {"graph": graph}}, Steps())) == []
+
+
+@pytest.mark.parametrize("value", [TEXT, {"as_operator": "torch.ops.aten.relu.default"}])
+def test_a_key_of_a_dict_hides_no_text_from_arithmetic(value):
+    node = call("_operator.add", {"as_string_to_argument": {"graph": value}})
+    found = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
+    assert [misuse.why for misuse in found] == ["gets a text or an object in place of a number"]
 
 
 def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
