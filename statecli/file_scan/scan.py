@@ -76,8 +76,8 @@ _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
 #: Records with the example inputs of a program of torch.export; the second name is of torch 2.7 and older.
 _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
-#: Records with Python objects that a program of torch.export uses.
-_OPAQUE_OBJECT = re.compile(r"(?i)\bdata/constants/opaque_obj_")
+#: Records with constants of a program of torch.export, which may be Python objects that the program uses.
+_PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
 _USED_BY_CODE = "a Python object, of which the code of the program may call any method or read any attribute"
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
@@ -452,7 +452,7 @@ class FileScan:
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
-        if _OPAQUE_OBJECT.search(where) and scanner.makes_object():
+        if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
             hazards = (*hazards, Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))

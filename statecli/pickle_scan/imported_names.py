@@ -18,7 +18,7 @@ from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
-from statecli.pickle_scan.packed_weights import is_cpp_class
+from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
@@ -58,7 +58,10 @@ _OTHER_ARGUMENTS = (
     "is given its arguments in another object than a tuple, as no pickler does; the unpickler in Python calls it with "
     "the elements of the object, which statecli did not check"
 )
-_TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_")
+#: Tensors, and objects of C++, which only torch's own unpickler makes.
+_TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLASS_PREFIX)
+#: Classes, and a function, of the arguments of tensors.
+_PLAIN_CLASSES = frozenset(["collections.OrderedDict", "torch.Size", "torch.device", "torch.serialization._get_layout"])
 #: Functions whose fourth argument has the attributes of a tensor, and the beginnings of what torch writes there.
 _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
 _OF_TORCH = ("torch.", "torchao.", "collections.")
@@ -147,9 +150,9 @@ class Scanner(Machine):
             self._odd[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
 
     def makes_object(self) -> bool:
-        """Return whether the pickle makes an object other than tensors, and dicts with an order."""
+        """Return whether the pickle makes a Python object that is neither a tensor nor plain data."""
         names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
-        return any(not name.startswith(_TENSOR_PREFIXES) and name != "collections.OrderedDict" for name in names)
+        return any(not name.startswith(_TENSOR_PREFIXES) and name not in _PLAIN_CLASSES for name in names)
 
     def gives_tensor_objects(self) -> bool:
         """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Partial
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
@@ -1602,6 +1603,48 @@ def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
     records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle.dumps(value, 2)}
     found = [rule for rule, message in findings(built(tmp_path / "a.pt2", records)) if "may call any method" in message]
     assert found == ["unsafe-data"] * count
+
+
+def _saved(value: object) -> bytes:
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+#: Record of constants in an archive of torch.save -> whether the record holds a dict by name.
+RECORDS_OF_CONSTANTS = {"data/constants/model.pt": True, "data/constants/tensor_0": False, "data/constants/T": False}
+
+
+@pytest.mark.parametrize("name", RECORDS_OF_CONSTANTS)
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (Partial("sum"), 1),
+        (types.SimpleNamespace(a=1), 1),
+        (torch.ones(2), 0),
+        (nn.Parameter(torch.ones(2)), 0),
+        (torch.ones(2, 2).to_sparse(), 0),
+        (torch.ones(2, device="meta"), 0),
+        (torch.device("cpu"), 0),
+        (OrderedDict(a=[1, "b"]), 0),
+    ],
+    ids=repr,
+)
+def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, count, parts, tmp_path):
+    """torch takes whatever a record of constants holds for a constant, and may compile its repr()."""
+    data = _saved({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
+    found = findings(built(tmp_path / "a.pt2", {**parts, name: data}))
+    assert [rule for rule, message in found if "may call any method" in message] == ["unsafe-data"] * count
+
+
+def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path):
+    """torch 2.7 and older."""
+    path = tmp_path / "a.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr("serialized_constants.pt", _saved({"c": Partial("sum")}))
+    pickles = scan_pickles(str(path))
+    assert any("may call any method" in hazard.text for pickle in pickles for hazard in pickle.hazards)
 
 
 def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
