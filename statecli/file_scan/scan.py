@@ -295,8 +295,8 @@ class FileScan:
         self.last_may_be_magic = False
         self.digested_bytes = 0
         self.file_digest: str | None = None
-        #: Small pickles that were read to their end, by their bytes.
-        self.cached_pickles: dict[bytes, ScannedPickle] = {}
+        #: Small pickles that were read to their end, by `_read_cache_key`.
+        self.cached_pickles: dict[tuple[bool, bool, bytes], ScannedPickle] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
         self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
@@ -436,7 +436,7 @@ class FileScan:
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
         has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
-        key = _read_cache_key(piece.region) if piece.sure and not (at or has_inputs) else None
+        key = _read_cache_key(piece) if piece.sure and not (at or has_inputs) else None
         if key and (cached := self.cached_pickles.get(key)):
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
@@ -476,7 +476,7 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (scanner.nested_data or unread or read)
+                and not (scanner.nested_data or unread or read or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = self.pickles[-1]
@@ -872,9 +872,16 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     return pickles
 
 
-def _read_cache_key(region: Region) -> bytes | None:
-    """Return the bytes of a small pickle as its cache key: tensors of one shape have equal pickles."""
-    return region.read(0, region.size) if region.base is not None and region.size <= _ARRAY_HEADER_BYTES else None
+def _read_cache_key(piece: _Piece) -> tuple[bool, bool, bytes] | None:
+    """Return a small pickle's cache key: tensors of one shape have equal pickles.
+
+    The key has the bytes, and what the name of the record says about the use of the pickle by a program.
+    """
+    region, where = piece.region, piece.where
+    if region.base is None or region.size > _ARRAY_HEADER_BYTES:
+        return None
+    is_constant, is_tensor = _PROGRAM_CONSTANTS.search(where), _PROGRAM_TENSORS.search(where)
+    return is_constant is not None, is_tensor is not None, region.read(0, region.size)
 
 
 def _split_consecutive_archives(region: Region) -> list[Region]:

@@ -1637,6 +1637,15 @@ def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, co
     assert [rule for rule, message in found if "may call any method" in message] == ["unsafe-data"] * count
 
 
+def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, tmp_path):
+    """Equal pickles are read once, but a weight is not used as a constant is."""
+    data = _saved(types.SimpleNamespace(a=1))
+    names = ["data/weights/a", "data/constants/A", "data/constants/B"]
+    pickles = scan_pickles(str(built(tmp_path / "a.pt2", {**parts, **dict.fromkeys(names, data)})))
+    texts = [hazard.text for pickle in pickles for hazard in pickle.hazards]
+    assert [text.partition(",")[0] for text in texts] == ["x/data/constants/A", "x/data/constants/B"]
+
+
 def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path):
     """torch 2.7 and older."""
     path = tmp_path / "a.pt2"
