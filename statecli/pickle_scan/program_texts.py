@@ -25,9 +25,10 @@ _PARAMETER = re.compile(r"\*{0,2}\w*")
 #: What ends a text in quotes, a comment or a line of source.
 _BREAKS = re.compile(r"[\"'\\\n\r]")
 #: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
-_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]")
-#: The messages of assertions have single quotes. `??/` is a backslash for some compilers of C++.
-_BREAKS_OF_VALUE = re.compile(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/")
+_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]|'''")
+#: The messages of assertions have single quotes, also at their end; inductor puts the C++ around them between three
+#: single quotes of Python. `??/` is a backslash for some compilers of C++.
+_BREAKS_OF_VALUE = re.compile(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 #: Names of functions and classes; those inside of a function have its `<locals>`.
 _FUNCTIONS = re.compile(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
@@ -117,8 +118,8 @@ def strip_call_numbers(path: str) -> str:
 
 
 def _are_origins(text: str) -> bool:
-    """Return True if no name in the JSON has a quote or a line break; torch writes `<` and spaces of a `repr`."""
-    if "\\" not in text:  # without escapes, JSON has none in a text
+    """Return True if no name in the JSON ends a text of source; torch writes `<` and spaces of a `repr`."""
+    if "\\" not in text and "'''" not in text:  # without escapes, JSON has no quote and no line break in a text
         return True
     stack: list[Any] = []
     try:

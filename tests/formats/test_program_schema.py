@@ -139,6 +139,7 @@ HONEST = {
     "origins": _node(metadata={"from_node": '[{"name": "a", "target": "<function f at 0x7f>", "graph_id": 1}]'}),
     "origins in another script": _node(metadata={"from_node": '[{"name": "\\u00e9"}]'}),
     "a note": _node(metadata={"custom": '{"note": "it\'s \\"x\\"", "stage": 0}'}),
+    "a message in quotes": _text("'a' is not '', 'b'"),
     "a trace": _node(metadata={"stack_trace": 'File "a.py", line 3, in forward\n    torch._check(u > 0, "(small)")\n'}),
     "an infinity": _node(inputs=[{"name": "a", "arg": {"as_float": "-Infinity"}, "kind": 1}]),
     "tensors": _program(signature=_tensors("a.p", "a@1.p", "b.p.q", "a.parametrizations.p.original0")),
@@ -155,6 +156,7 @@ def test_texts_that_torch_writes_are_clean(name):
 HOSTILE = {
     "a message that ends its text": (_text('a"), 0)); system("id'), "for source code"),
     "a message with an escape": (_text("a\\"), "for source code"),
+    "a message that ends a text of three quotes": (_text("a''' + str(f()) + r'''"), "for source code"),
     "a message of two lines": (_text("a\nb"), "for source code"),
     "a message with a trigraph": (_text("a??/"), "for source code"),
     "a key of a message": (
@@ -180,6 +182,8 @@ HOSTILE = {
     ),
     "a trace with a carriage return": (_node(metadata={"stack_trace": "a\rb"}), "for source code"),
     "a function with a bracket": (_node(metadata={"source_fn_stack": "a,f(){}"}), "for source code"),
+    "an origin that ends a text of three quotes": (_node(metadata={"from_node": "[\"a'''\"]"}), "for source code"),
+    "a module that ends a text of three quotes": (_stack("L['''a''']"), "in place of a name"),
     "an origin of two lines": (_node(metadata={"from_node": '[{"name": "a\\nb"}]'}), "for source code"),
     "an origin in no JSON": (_node(metadata={"from_node": "[\\"}), "for source code"),
     "options of the compiler": (
