@@ -33,9 +33,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 #: Names of functions and classes; those inside of a function have its `<locals>`.
 _FUNCTIONS = re.compile(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
 _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
-#: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++.
+#: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++: a
+#: raw string with up to 16 characters before its bracket, a line or a comment that goes on.
 _RAW_END = ')"'
-_RAW_BEGIN = re.compile(r"R\"\(|\\[ \t]*$|^[ \t]*(?:#|%:)|/\*", re.MULTILINE)
+_RAW_BEGIN = re.compile(r"R\"[^ \t\v\f\n()\\]{0,16}\(|(?:\\|\?\?/)[ \t]*$|^[ \t]*(?:#|%:|\?\?=)|/\*", re.MULTILINE)
 #: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.
 _COMPILER_OPTIONS, _STREAM = "inductor_configs", "stream"
 _BRACKET = re.compile(r"[\[()\]]")

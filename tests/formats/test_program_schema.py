@@ -180,6 +180,14 @@ HOSTILE = {
         _node(metadata={"stack_trace": '\n)"); system("id"); (void)(R"('}),
         "for source code",
     ),
+    "a trace that leaves its string for another": (
+        _node(metadata={"stack_trace": '\n)"); system("id"); f(R"abc('}),
+        "for source code",
+    ),
+    "a trace with the longest mark of a string": (
+        _node(metadata={"stack_trace": '\n)"); system("id"); f(R"0123456789\u00a0?"[=b('}),
+        "for source code",
+    ),
     "a trace with a carriage return": (_node(metadata={"stack_trace": "a\rb"}), "for source code"),
     "a function with a bracket": (_node(metadata={"source_fn_stack": "a,f(){}"}), "for source code"),
     "an origin that ends a text of three quotes": (_node(metadata={"from_node": "[\"a'''\"]"}), "for source code"),
