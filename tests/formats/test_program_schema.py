@@ -141,6 +141,7 @@ HONEST = {
     "a note": _node(metadata={"custom": '{"note": "it\'s \\"x\\"", "stage": 0}'}),
     "a message in quotes": _text("'a' is not '', 'b'"),
     "a trace": _node(metadata={"stack_trace": 'File "a.py", line 3, in forward\n    torch._check(u > 0, "(small)")\n'}),
+    "a trace with empty texts": _node(metadata={"stack_trace": "f(\"\", '', \"'\", '\"')\n"}),
     "an infinity": _node(inputs=[{"name": "a", "arg": {"as_float": "-Infinity"}, "kind": 1}]),
     "tensors": _program(signature=_tensors("a.p", "a@1.p", "b.p.q", "a.parametrizations.p.original0")),
     "an operator that looks like an attribute": _node(target="torch.ops.aten.__and__.Tensor"),
@@ -186,6 +187,14 @@ HOSTILE = {
     ),
     "a trace with the longest mark of a string": (
         _node(metadata={"stack_trace": '\n)"); system("id"); f(R"0123456789\u00a0?"[=b('}),
+        "for source code",
+    ),
+    "a trace that ends a text of three double quotes": (
+        _node(metadata={"stack_trace": 'a = """ + str(f()) + r"""\n'}),
+        "for source code",
+    ),
+    "a trace that ends a text of three single quotes": (
+        _node(metadata={"stack_trace": "f('''a''')"}),
         "for source code",
     ),
     "a trace with a carriage return": (_node(metadata={"stack_trace": "a\rb"}), "for source code"),
