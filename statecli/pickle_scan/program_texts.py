@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from statecli.core import unicode_forms
 from statecli.pickle_scan.export_arguments import TAKEN_NAMES
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import Judgement
@@ -53,7 +53,7 @@ def is_valid(text: str, judgement: Judgement) -> bool:
 
 def _is_stable(text: str) -> bool:
     """Return False for a name that Python normalizes: one of other letters may come out as `self`."""
-    return text.isascii() or unicodedata.normalize("NFKC", text) == text
+    return unicode_forms.is_normalized("NFKC", text)
 
 
 def _refuse(text: str) -> bool:
@@ -109,7 +109,7 @@ def find_module_call(text: str) -> str | None:
     None if each part may name a module. `_guards_fn` is a module of each program, and so of a program exported again.
     """
     for part in text.split("."):
-        attribute = find_module_attribute(unicodedata.normalize("NFKC", part.partition("@")[0]))
+        attribute = find_module_attribute(unicode_forms.normalize("NFKC", part.partition("@")[0]))
         if attribute and attribute != "_guards_fn":
             return attribute
     return None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 
-from statecli.core import quoting
+from statecli.core import quoting, unicode_forms
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import WRAPPER_PREFIX
@@ -27,7 +26,8 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
     """The names of two tensors differ only in upper and lower case, or in how Unicode encodes the same letters.
 
     Why: macOS, Windows and tools that fold case or normalize text treat the two names as equal. One of the two tensors
-    is lost silently when the checkpoint is unpacked or converted.
+    is lost silently when the checkpoint is unpacked or converted. A name with more than 30 combining marks in a row is
+    reported too: no language needs such a name, and to normalize the name may take minutes.
 
     Example: `head.Weight` next to `head.weight`.
 
@@ -35,6 +35,9 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
     """
     first_names: dict[tuple[str, str], str] = {}
     for tensor in subject.state.tensors:
+        if unicode_forms.has_too_many_marks(tensor.fqn):
+            message = f"{escape(subject.name_of(tensor))}: has {_TOO_MANY_MARKS}"
+            yield Issue(message, tensor.fqn, tensor.section, "rename the tensor")
         other = first_names.setdefault((tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
         if other != tensor.fqn:
             section = f"{escape(tensor.section)}." if len(subject.state.sections) > 1 else ""
@@ -42,6 +45,9 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
 
 
 _RENAME = "rename one of the two tensors"
+_TOO_MANY_MARKS = (
+    f"more than {unicode_forms.MAX_MARKS} combining marks in a row; statecli compares the name without normalizing it"
+)
 
 
 def _fold_case(name: str) -> str:
@@ -50,7 +56,7 @@ def _fold_case(name: str) -> str:
 
 
 def _normalize(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
+    return unicode_forms.normalize("NFC", name)
 
 
 def _describe_collision(name: str, other: str) -> str:

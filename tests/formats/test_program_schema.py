@@ -197,6 +197,8 @@ HOSTILE = {
         _node(metadata={"stack_trace": "f('''a''')"}),
         "for source code",
     ),
+    "a version of many marks": ({"torch_version": "a" + "\u0315\u0300" * 100_000}, "in place of a name"),
+    "a module of many marks": (_call("a" + "\u0315\u0300" * 100_000), "in place of a name"),
     "a trace with a carriage return": (_node(metadata={"stack_trace": "a\rb"}), "for source code"),
     "a function with a bracket": (_node(metadata={"source_fn_stack": "a,f(){}"}), "for source code"),
     "an origin that ends a text of three quotes": (_node(metadata={"from_node": "[\"a'''\"]"}), "for source code"),

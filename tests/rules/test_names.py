@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
@@ -32,6 +35,26 @@ def test_case_collision_spares_what_no_file_system_folds(found, tmp_path):
     """`ss` is another file than `ß`."""
     torch.save({name: torch.zeros(2) for name in ("ß", "ss", "ﬁ", "fi", "ı", "i")}, tmp_path / "a.pt")
     assert not found("case-collision", tmp_path / "a.pt")
+
+
+def test_case_collision_does_not_sort_the_marks_of_a_name(found, tmp_path):
+    """Python sorts them by insertion: these names took a minute and a half."""
+    marks = "\u0315" * 100_000 + "\u0300" * 100_000
+    save_file({f"a{marks}{end}": torch.zeros(1) for end in "xX"}, tmp_path / "a.safetensors")
+    begin = time.process_time()
+    findings = found("case-collision", tmp_path / "a.safetensors")
+    assert time.process_time() - begin < 10
+    messages = [finding.message for finding in findings]
+    assert sum("more than 30 combining marks in a row" in message for message in messages) == 2
+    assert sum("only in upper and lower case" in message for message in messages) == 1
+
+
+def test_case_collision_spares_thirty_marks(found, tmp_path):
+    """The limit of Unicode's stream-safe text."""
+    torch.save({"e" + "\u0301" * 30: torch.zeros(2)}, tmp_path / "a.pt")
+    assert not found("case-collision", tmp_path / "a.pt")
+    torch.save({"e" + "\u0301" * 31: torch.zeros(2)}, tmp_path / "a.pt")
+    assert len(found("case-collision", tmp_path / "a.pt")) == 1
 
 
 def test_case_collision_spares_names_of_two_sections(found, tmp_path):

@@ -1,0 +1,42 @@
+"""Normalize texts of Unicode in a time proportional to their length.
+
+`unicodedata.normalize` sorts the combining marks after a letter by insertion, so that 200,000 marks take a minute. A
+text with more marks in a row than any language needs is not normalized. Source: Unicode Standard Annex 15, "Stream-Safe
+Text Format", whose limit is 30.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Literal
+
+#: Largest number of combining marks in a row in a text that is normalized.
+MAX_MARKS = 30
+
+
+def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """Return the normalized text; the text itself if it has too many marks in a row."""
+    return text if has_too_many_marks(text) else unicodedata.normalize(form, text)
+
+
+def is_normalized(form: Literal["NFC", "NFKC"], text: str) -> bool:
+    """Return whether normalization keeps the text; False for a text with too many marks in a row."""
+    return text.isascii() or (not has_too_many_marks(text) and unicodedata.normalize(form, text) == text)
+
+
+def has_too_many_marks(text: str) -> bool:
+    """Return whether more than MAX_MARKS combining marks are in a row."""
+    if text.isascii():
+        return False
+    marks = {character for character in set(text) if _begins_with_mark(character)}
+    count = 0
+    for character in text if marks else "":
+        count = count + 1 if character in marks else 0
+        if count > MAX_MARKS:
+            return True
+    return False
+
+
+def _begins_with_mark(character: str) -> bool:
+    """Return whether the decomposed character begins with a mark; U+0F73 and U+FF9E are not marks themselves."""
+    return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0
