@@ -397,8 +397,9 @@ def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judg
 
 
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
-#: Attributes of a namespace, of an operator or of an overload, which torch takes for a name in an operator's path.
+#: Attributes of all operators, of a namespace or of an overload, which torch takes for a name in an operator's path.
 _ATTRIBUTE = re.compile(r"__.*|_dir")
+_ATTRIBUTE_OF_NAMESPACE = re.compile(r"__.*|_dir|name")
 _ATTRIBUTE_OF_OVERLOAD = re.compile(
     r"_.*|cacheable|decompose|dispatch|divide_kwargs|fallthrough|functorch_table|gen_schema|has_kernel_for_\w+|is_view|name"
     r"|namespace|non_fallthrough_keys|op|op_overloads|overloadpacket|overloads|py_autograd_impl|py_functionalize_impl|py_impl"
@@ -441,7 +442,7 @@ def _check_operator(text: str) -> ProgramCall | None:
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator", doer="the graph")
     if match[1] == "aten" and match[3] and match[2] in (*operator_names.ATEN_OF_EXPORT, *_BITWISE):
         return None
-    if _ATTRIBUTE.fullmatch(match[2]):
+    if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace", doer="the graph")
     why = program_operators.describe_harm(operator)
     if not match[3] and match[1] != "higher_order":

@@ -213,6 +213,7 @@ HOSTILE = {
     "a text for a number": (_node(inputs=[{"name": "a", "arg": {"as_scalar_type": "x"}}]), "in place of a number"),
     "a text for a float": (_node(inputs=[{"name": "a", "arg": {"as_float": "nan()"}}]), "in place of a number"),
     "an attribute of an operator on graphs": (_node(target="torch.ops.higher_order.cond.dispatch"), "is an attribute"),
+    "the name of a namespace": (_node(target="torch.ops.prim.name.x"), "is an attribute of a namespace"),
     "an operator without an overload": (_node(target="torch.ops.aten.zeros"), "has no overload"),
 }
 
