@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from statecli.core import quoting
+from statecli.core import quoting, unicode_forms
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import known_names, torch_classes
 
@@ -185,8 +185,8 @@ class _Config(NamedTuple):
 
 
 def _read_config(text: str) -> _Config:
-    # MMEngine replaces `{{ ... }}` in the text before it is parsed.
-    if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text:
+    # MMEngine replaces `{{ ... }}` in the text before it is parsed. Python's parser normalizes names.
+    if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text or unicode_forms.has_too_many_marks(text):
         return _Config("is a configuration that statecli cannot check")
     try:
         nodes = [*ast.walk(ast.parse(text))]

@@ -621,6 +621,7 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
         ("_base_ = ['/tmp/evil.py']", "sets _base_"),
         ("custom_imports = dict(imports=['antigravity'])", "sets custom_imports"),
         ("a = '{{$X:\\'}}'", "cannot check"),
+        ("a" + "\u0315\u0300" * 10_000 + " = 1", "cannot check"),
         ("a = ", "is not a valid configuration"),
         ("(" * 1000, "is not a valid configuration"),
     ],
