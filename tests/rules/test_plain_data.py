@@ -650,6 +650,26 @@ def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
             assert len(found("unsafe-data", tmp_path / "model.safetensors")) == count
 
 
+SPREAD_OUT = {
+    "sparse": lambda letters: letters.to_sparse(),
+    "nested": lambda letters: torch.nested.nested_tensor([*letters.split(1)]),
+    "jagged": lambda letters: torch.nested.nested_tensor([*letters.split(1)], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("spread", SPREAD_OUT.values(), ids=SPREAD_OUT)
+def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, found, tmp_path):
+    """HQQ iterates over any tensor; statecli reads the letters of a dense one only. Floats have no letters."""
+    letters = spread(torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8))
+    torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
+    (finding,) = found("unsafe-data", tmp_path / "a.pt")
+    assert finding.severity is Severity.ERROR
+    assert finding.message.startswith("0.compute_dtype is a tensor whose letters statecli cannot read")
+    torch.save({"0.compute_dtype": torch.ones(3)}, tmp_path / "b.pt")
+    assert not found("unsafe-data", tmp_path / "b.pt")
+
+
 def test_unsafe_data_finds_a_text_with_a_class_path(messages):
     """jsonargparse parses texts as YAML. Lightning reads module_arguments of its first releases."""
     text = '{"class_path": "os.system", "init_args": {"command": "touch PWNED"}}'

@@ -1,7 +1,8 @@
 """Check the tensors with the name of a dtype: HQQ gives their letters to Python's `eval`.
 
 HQQ saves the dtypes of a quantized layer as letters in integer tensors, `*.compute_dtype` and `*.unpack_view_dtype`,
-and evaluates them from load_state_dict, for any format of the file. Source: hqq/core/utils.py and quantize.py of 0.2.
+and evaluates them from load_state_dict, for any format of the file. HQQ iterates over the tensor, and so reads letters
+in a sparse or nested tensor too. Source: hqq/core/utils.py and quantize.py of 0.2.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from statecli.commands.audit.extra_states import locate_storage
 from statecli.core import quoting
-from statecli.core.model_state import Hazard, ModelState, ScannedPickle, TensorInfo
+from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
 from statecli.pickle_scan import texts_as_code
 
 #: Letters of a dtype that are read; a longer text is not one.
@@ -21,14 +22,21 @@ _INTEGERS = ("int", "uint", "bool")
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
-        if tensor.data is None or not texts_as_code.is_dtype_key(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
-            continue
-        if tensor.elements and not (tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))):
-            text = f"{quoting.name(tensor.fqn)} is not the name of a dtype; HQQ evaluates its letters as Python"
+        if texts_as_code.is_dtype_key(tensor.fqn) and (why := _explain_unsafe(tensor)):
+            text = f"{quoting.name(tensor.fqn)} {why}; HQQ evaluates its letters as Python"
             hazard = Hazard(text, help="do not load the file with HQQ; save the layer again")
-            yield ScannedPickle(
-                f"the tensor {quoting.name(tensor.fqn)}", locate_storage(tensor, state), hazards=(hazard,)
-            )
+            place = locate_storage(tensor, state) if tensor.data is not None else Place(state.target, 0, 0)
+            yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))
+
+
+def _explain_unsafe(tensor: TensorInfo) -> str | None:
+    """Return why the letters may be code; None for the name of a dtype. Python makes no letters of floats."""
+    if tensor.data is None:
+        return "is a tensor whose letters statecli cannot read (sparse, nested, or of a subclass)"
+    if not tensor.elements or not tensor.dtype.startswith(_INTEGERS):
+        return None
+    is_dtype = tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))
+    return None if is_dtype else "is not the name of a dtype"
 
 
 def _read_letters(tensor: TensorInfo) -> str:
