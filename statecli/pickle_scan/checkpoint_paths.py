@@ -1,6 +1,8 @@
 """Check the paths in a checkpoint that a training library deletes or downloads when it resumes from the checkpoint.
 
 Lightning takes the paths from the state of its ModelCheckpoint, MMEngine from the `runtime_info` of its message hub.
+Both accept other objects than texts: fsspec takes the attribute `path` of any object for the path, and Python opens
+bytes. So only a text, a path of pathlib and None are clean.
 Sources: lightning/pytorch/callbacks/model_checkpoint.py of 2.6; mmengine/hooks/checkpoint_hook.py of 0.10;
 fsspec/utils.py and implementations/local.py of 2025.
 """
@@ -9,11 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_text, split_call
-from statecli.pickles.nodes import Obj, Value
+from statecli.pickle_scan import random_states
+from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, is_plain_text, read_text, split_call
+from statecli.pickles.nodes import Key, Obj, Value
 
 #: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
 _PROTOCOL = re.compile(r"(?s)(.*?)(://|::)")
@@ -27,19 +32,20 @@ _STORES = frozenset(_STORE_NAMES.split())
 _PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
 #: The name of a file that MMEngine saves as the best one: `best_` before the metric and the name of a checkpoint.
 _BEST_NAME = re.compile(r"(?:.*[/\\])?best_[^/\\]*\.pth", re.DOTALL)
+#: Longest path that Linux opens; a longer one is not matched.
+_MAX_PATH_CHARACTERS = 4096
 
 
-def check_lightning_path(where: str, value: Value) -> Iterator[Hazard]:
+def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Hazard]:
     """Check a path opened and removed by Lightning's ModelCheckpoint.
 
     Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
     writes no path with `..`, and none with `file://`, `file:` or `~` at the beginning.
     """
-    text = _read_path(value)
-    if text is COMPUTED_TEXT:
-        yield describe_computed_text(where)
-        return
-    if type(text) is not str:
+    text, hazard = _read_path(where, value, "Lightning opens and deletes", steps)
+    if hazard:
+        yield hazard
+    if not text:
         return
     protocol = _PROTOCOL.match(text)
     name = protocol[1].lower() if protocol else ""
@@ -65,12 +71,17 @@ def check_lightning_path(where: str, value: Value) -> Iterator[Hazard]:
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")
 
 
-def check_mmengine_path(where: str, value: Value) -> Iterator[Hazard]:
-    """Check the path of the best checkpoint, which MMEngine deletes anywhere after it has saved a better one."""
-    text = _read_path(value)
-    if text is COMPUTED_TEXT:
-        yield describe_computed_text(where)
-    if type(text) is not str or not text:
+def check_mmengine_path(where: str, value: Value, steps: Steps) -> Iterator[Hazard]:
+    """Check the path of the best checkpoint, which MMEngine deletes anywhere after it has saved a better one.
+
+    Numbers are clean, because Python removes no file by a number.
+    """
+    if random_states.read_number(value) is not None:
+        return
+    text, hazard = _read_path(where, value, "MMEngine deletes", steps)
+    if hazard:
+        yield hazard
+    if not text:
         return
     protocol = _PROTOCOL.match(text)
     what = f"{where} is {_show_url(text, protocol)}; MMEngine deletes this path after it has saved a better checkpoint"
@@ -84,14 +95,12 @@ def check_mmengine_path(where: str, value: Value) -> Iterator[Hazard]:
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
 
 
-def check_mmengine_step(where: str, value: Value) -> Iterator[Hazard]:
-    """Check the number of a saved checkpoint: MMEngine writes it into a path, and deletes that path."""
-    text = _read_path(value)
-    if text is COMPUTED_TEXT:
-        yield describe_computed_text(where)
-    elif type(text) is str and re.search(r"[/\\]", text):
-        what = f"{where} is {quoting.quote(text)} instead of a number"
-        yield Hazard(f"{what}; MMEngine deletes the path that it makes of the text, even a folder with all its files")
+def explain_unsafe_step(value: Value) -> str | None:
+    """Return what stands for the number of a saved checkpoint: MMEngine makes a path of the value; None for an int."""
+    if type(random_states.read_number(value)) is int:
+        return None
+    text = read_text(value)
+    return f"{quoting.quote(text[:_MAX_PATH_CHARACTERS])} instead of a number" if type(text) is str else "not a number"
 
 
 def describe_computed_text(where: str) -> Hazard:
@@ -99,13 +108,34 @@ def describe_computed_text(where: str) -> Hazard:
     return Hazard(f"{where} is a text that a call computes when the file is loaded, so statecli cannot check the text")
 
 
-def _read_path(value: Value) -> Value:
-    """Return the text of a path, also of a pathlib path; the value itself if neither."""
-    name, args = split_call(value) if type(value) is Obj else ("", ())
-    if not name.startswith("pathlib."):
-        return read_text(value)
-    parts = [read_text(part) for part in args]
-    is_plain = value.state is None and all(type(part) is str for part in parts)
+class _Path(NamedTuple):
+    """The text of a path, None if there is no text to check; and the hazard of any other value than a path."""
+
+    text: str | None
+    hazard: Hazard | None = None
+
+
+def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
+    """Return the text of a path, also of a pathlib path. `use` is what a loader does with the path, as `X deletes`."""
+    node = value.value if type(value) is Key else value
+    is_pathlib = type(node) is Obj and split_call(node)[0].startswith("pathlib.")
+    text = _read_pathlib(node) if is_pathlib else read_text(node)
+    if node is None:
+        return _Path(None)
+    if text is COMPUTED_TEXT:
+        return _Path(None, describe_computed_text(where))
+    if type(text) is not str or not (is_pathlib or is_plain_text(node)):
+        return _Path(None, Hazard(f"{where} is neither a text nor a path, but {use} the value as a path"))
+    steps.take(Budget.TEXT, len(text))
+    if len(text) > _MAX_PATH_CHARACTERS:
+        why = f"has {len(text):,} characters, more than a path can have, so statecli does not check it"
+        return _Path(None, Hazard(f"{where} {why}; {use} the value as a path"))
+    return _Path(text)
+
+
+def _read_pathlib(node: Obj) -> Value:
+    parts = [read_text(part) for part in split_call(node)[1]]
+    is_plain = node.state is None and all(type(part) is str for part in parts)
     return "/".join(parts) if is_plain else COMPUTED_TEXT
 
 

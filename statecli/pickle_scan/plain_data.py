@@ -19,11 +19,11 @@ from statecli.pickle_scan import known_names, random_states, texts_as_code
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,
-    check_mmengine_step,
     describe_computed_text,
+    explain_unsafe_step,
 )
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_bytearray, read_text
+from statecli.pickle_scan.text_values import COMPUTED_TEXT, read_bytearray, read_text, split_call
 from statecli.pickles.graph import (
     as_mapping,
     as_sequence,
@@ -88,6 +88,8 @@ class _Walk:
         self._skipped_names: dict[int, bool] = {}
         #: Whether a sequence holds other values than integers, and texts that Python would format, by its id.
         self._kinds_of_numbers: dict[int, tuple[bool, bool]] = {}
+        #: Containers whose paths were checked, by their use and id.
+        self._checked: dict[tuple[str, int], Value] = {}
 
     def iter_containers(self, root: Value) -> Iterator[Value]:
         """Yield each container and object reached from the root, except tensors."""
@@ -132,10 +134,20 @@ class _Walk:
         Those of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key up
         there, and so do a ChainMap and a DictConfig.
         """
+        yield from map(self.spell_keys, self._find_unspelled(value))
+
+    def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
+        """Yield the same mappings with the keys as they are: an object may be more than the text that it equals."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
-                yield self.spell_keys(items)
+                yield items
+
+    def _is_unchecked(self, use: str, node: Value) -> bool:
+        """Return True the first time for a node: many containers can share the node, and so repeat the check."""
+        is_first = (use, id(node)) not in self._checked
+        self._checked[use, id(node)] = node  # keeps the id in use
+        return is_first
 
     def find_elements(self, value: Value) -> Iterator[Value]:
         """Yield the elements that a loader may take from the value; those of an object likewise."""
@@ -200,12 +212,14 @@ class _Walk:
             yield from self._check_milestones(node, items)
         states = (pair for states in self.find_mappings(items.get("callbacks")) for pair in states.items())
         for state_key, state in states:
-            for paths in self.find_mappings(state):
-                yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths)
-        for info in self.find_mappings(items.get(_RUNTIME_INFO)):
-            yield from self._check_runtime_info(info)
+            if type(state) in _CONTAINERS and self._is_unchecked("callbacks", state):
+                for paths in self.find_mappings(state):
+                    yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths)
+        if _RUNTIME_INFO in items and self._is_unchecked(_RUNTIME_INFO, items[_RUNTIME_INFO]):
+            for info in self.find_mappings(items[_RUNTIME_INFO]):
+                yield from self._check_runtime_info(info)
         if _OLD_CHECKPOINT_PATH in items:
-            yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+            yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
         for parent_key in texts_as_code.CONFIG_PARENTS:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
@@ -246,9 +260,22 @@ class _Walk:
         """Check the paths that MMEngine deletes, and the numbers of which it makes such paths."""
         for key, value in info.items():
             if type(key) is str and key.startswith(_BEST_CHECKPOINT):
-                yield from check_mmengine_path(f"[{_RUNTIME_INFO!r}][{quoting.quote(key)}]", value)
-        for step in self.find_elements(info.get(_KEPT_STEPS)):
-            yield from check_mmengine_step(f"an element of [{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]", step)
+                yield from check_mmengine_path(f"[{_RUNTIME_INFO!r}][{quoting.quote(key)}]", value, self._steps)
+        yield from self._check_kept_steps(info.get(_KEPT_STEPS))
+
+    def _check_kept_steps(self, kept: Value) -> Iterator[Hazard]:
+        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, which a dict has too."""
+        is_deque = type(kept) is Obj and split_call(kept)[0] == "collections.deque"
+        where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
+        if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept))), None):
+            what = f"an element of {where} is {why}"
+        elif kept is not None and type(kept) not in (list, tuple) and not is_deque:
+            what = f"{where} is not a list of numbers"
+        else:
+            return
+        yield Hazard(
+            f"{what}; MMEngine deletes the path that it makes of each element, even a folder with all its files"
+        )
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
         """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
@@ -314,9 +341,9 @@ class _Walk:
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
         for key in _CHECKPOINT_PATHS:
-            yield from check_lightning_path(f"{path}[{key!r}]", state.get(key))
-        for key in (key for ranked in self.find_mappings(state.get(_RANKED_PATHS)) for key in ranked):
-            yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key)
+            yield from check_lightning_path(f"{path}[{key!r}]", state.get(key), self._steps)
+        for key in (key for ranked in self._find_unspelled(state.get(_RANKED_PATHS)) for key in ranked):
+            yield from check_lightning_path(f"a key of {path}[{_RANKED_PATHS!r}]", key, self._steps)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
         """Check a sequence as the state of a numpy generator, and its elements."""

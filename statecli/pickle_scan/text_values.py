@@ -42,6 +42,16 @@ def read_text(value: Value) -> Value:
     return plain if type(plain) is str else COMPUTED_TEXT if is_text or inner is not node else value
 
 
+def is_plain_text(value: Value) -> bool:
+    """Return whether a value is a text, or a call that makes one and cannot give the text attributes of its own."""
+    if type(value) is not Obj:
+        return type(value) is str
+    name, args = split_call(value)
+    if name in _SCALARS:
+        return len(args) == 2 and numpy_dtype_states.is_text(args[0])
+    return name in TEXT_CLASSES and value.state is None and all(type(part) is str for part in args)
+
+
 def read_bytearray(value: Value) -> bytes | None:
     """Return the bytes of a bytearray, b"?" for bytes that a call computes; None for other values."""
     name, args = split_call(value) if type(value) is Obj else ("", ())

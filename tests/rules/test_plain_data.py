@@ -313,11 +313,25 @@ def test_unsafe_data_finds_paths_that_mmengine_removes(found, tmp_path, key, pat
 
 def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(found, tmp_path):
     """MMEngine writes a number into the name of each checkpoint that it keeps."""
-    for steps in ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")])):
+    texts = ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")]))
+    objects = ({0: "1.pth/../../victim", 1: 2}, OrderedDict({0: "a/../b"}), [b"a"], [[1]], UserList([1]), "12", 3)
+    for steps in (*texts, *objects):
         ((severity, message),) = judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": steps})
         assert severity is Severity.ERROR
-        assert "MMEngine deletes the path that it makes of the text" in message
-    assert not judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": [1, 2], "best_score": 0.5, "best_ckpt": None})
+        assert "MMEngine deletes the path that it makes of each element" in message
+    for steps in ([1, 2], deque([1], 3), [], (1,), [np.int64(1)], None):
+        info = {"keep_ckpt_ids": steps, "best_score": 0.5, "best_ckpt": None, "best_ckpt_epoch": 3}
+        assert not judge_runtime_info(found, tmp_path, info)
+
+
+@pytest.mark.parametrize(
+    "path", [b"/home/me", np.bytes_(b"/home/me"), bytearray(b"x"), ["/home/me"], {"path": "/home/me"}, UserString("/x")]
+)
+def test_unsafe_data_finds_paths_that_are_no_texts(found, tmp_path, path):
+    """Python removes a folder whose path is bytes; statecli checks texts alone."""
+    ((severity, message),) = judge_runtime_info(found, tmp_path, {"best_ckpt": path})
+    assert severity is Severity.ERROR
+    assert "is neither a text nor a path, but MMEngine deletes the value as a path" in message
 
 
 # Objects that loaders take for texts and dicts.
@@ -419,6 +433,59 @@ def test_unsafe_data_spares_objects_with_plain_data(found, tmp_path):
     assert not found("unsafe-data", tmp_path / "a.pth")
 
 
+def with_path(value):
+    """Return the object with the attribute that fsspec takes for the path of any object but a text."""
+    value.path = "/home/me"
+    return value
+
+
+NOT_PATHS = {
+    "dict": OrderedDict([("a::b", 1)]),
+    "dict with a path": with_path(OrderedDict([("a::b", 1)])),
+    "error with a path": with_path(ValueError("local:///x")),
+    "user's text with a path": with_path(UserString("/runs/x")),
+    "user's text in a text": Call(UserString, with_path(UserString("/runs/x"))),
+    "object in a scalar": Call(np._core.multiarray.scalar, np.dtype("O"), with_path(UserString("/runs/x"))),
+    "bytes": b"/home/me",
+    "list": ["/home/me"],
+    "number": 3,
+}
+
+
+@pytest.mark.parametrize("value", NOT_PATHS.values(), ids=NOT_PATHS)
+def test_unsafe_data_finds_paths_of_lightning_that_are_objects(found, tmp_path, value):
+    """fsspec deletes the attribute `path`, and Lightning looks at the text of the object."""
+    states = [{"last_model_path": value}]
+    if value.__hash__:
+        states.append({"best_k_models": {value: 1.0}})
+    for state in states:
+        torch.save(checkpoint(state), tmp_path / "a.ckpt")
+        (finding,) = (one for one in found("unsafe-data", tmp_path / "a.ckpt") if "callbacks" in one.message)
+        assert finding.severity is Severity.ERROR
+        assert "is neither a text nor a path, but Lightning opens and deletes the value as a path" in finding.message
+
+
+def test_unsafe_data_reads_paths_that_are_keys(found, tmp_path):
+    """Of pathlib, and a text of numpy."""
+    for path, count in ((PosixPath("~/me"), 1), (np.str_("~/me"), 1), (PosixPath("/runs/x"), 0), (np.str_("x"), 0)):
+        torch.save(checkpoint({"best_k_models": {path: 1.0}, "best_model_path": path}), tmp_path / "a.ckpt")
+        assert len(found("unsafe-data", tmp_path / "a.ckpt")) == 2 * count
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared):
+    """A state that many callbacks share is checked once; those with states of their own end at the budget."""
+    state = dict.fromkeys(("last_model_path", "best_model_path", "kth_best_model_path"), "a" * 10_000)
+    states = {f"c{index}": state if shared else dict(state) for index in range(100)}
+    torch.save({"state_dict": {}, "callbacks": states}, tmp_path / "a.ckpt")
+    monkeypatch.setattr(Budget.TEXT, "limit", 100_000)
+    (pickle,) = scan_pickles(str(tmp_path / "a.ckpt"))
+    assert ("tokens of code" in (pickle.unread or "")) is not shared
+    if shared:
+        assert len(pickle.hazards) == 3
+        assert "has 10,000 characters, more than a path can have" in pickle.hazards[0].text
+
+
 # Archives that torch.hub unpacks.
 
 
@@ -508,10 +575,11 @@ def test_shared_and_cyclic_containers_end(messages):
 
 MANY = 3000
 SHARED = dict.fromkeys(map(str, range(MANY)), 1)
+SHARED_LIST = list(SHARED)
 SHARING = {
     "callbacks": lambda: {"callbacks": SHARED},
     "best_k_models": lambda: {"callbacks": {"a": {"best_k_models": SHARED}}},
-    "betas": lambda: {"params": 1, "betas": list(SHARED)},
+    "betas": lambda: {"params": 1, "betas": SHARED_LIST},
     "milestones": lambda: {"milestones": SHARED},
 }
 
@@ -519,10 +587,7 @@ SHARING = {
 @pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
 def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
     """It is gone through for each of them, so that the work must end at the budget."""
-    one = make()
-    shared = next(iter(one.values())) if "params" not in one else one["betas"]
-    data = [{**one, "betas": shared} if "params" in one else dict(one) for _ in range(MANY)]
-    torch.save(data, tmp_path / "a.pt")
+    torch.save([make() for _ in range(MANY)], tmp_path / "a.pt")
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
     assert "values that may contain names" in pickle.unread
