@@ -80,10 +80,14 @@ _Sized = TypeVar("_Sized", bound=Sized)
 
 
 class _Walk:
-    """Walk of one pickle; `_links` has the parent and the key of each container, by its id."""
+    """Walk of one pickle; `_links` has the parent and the key of each container, by its id.
 
-    def __init__(self, steps: Steps) -> None:
+    `skips_texts`: the walk does not go into objects that are texts or bytes.
+    """
+
+    def __init__(self, steps: Steps, *, skips_texts: bool = False) -> None:
         self._steps = steps
+        self._skips_texts = skips_texts
         self._links: dict[int, tuple[Value, Value]] = {}
         self._skipped_names: dict[int, bool] = {}
         #: Whether a sequence holds other values than integers, and texts that Python would format, by its id.
@@ -106,6 +110,8 @@ class _Walk:
     def _is_skipped(self, node: Value) -> bool:
         if type(node) is not Obj or type(node.cls) is not Global:
             return False
+        if self._skips_texts and (type(read_text(node)) is str or read_raw_bytes(node) is not None):
+            return True
         skipped = self._skipped_names.get(id(node.cls))
         if skipped is None:
             name = known_names.get_plain_name(node.cls.module, node.cls.name)
@@ -223,8 +229,9 @@ class _Walk:
         for parent_key in texts_as_code.CONFIG_PARENTS:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
-            if type(items.get(parent_key)) in _CONTAINERS:
-                yield from self._check_hyperparameters(parent_key, items[parent_key])
+            root = items.get(parent_key)
+            if type(root) in _CONTAINERS and self._is_unchecked(parent_key, root):
+                yield from self._check_hyperparameters(parent_key, root)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
@@ -281,8 +288,9 @@ class _Walk:
         """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
         checks = dict.fromkeys(texts_as_code.CLASS_PATHS, texts_as_code.check_class_path)
         checks[texts_as_code.INSTANTIATOR] = texts_as_code.check_instantiator
+        is_instantiated = any(texts_as_code.INSTANTIATOR in items for items in self.find_mappings(root))
         seen: set[tuple[str, str]] = set()
-        for node in _Walk(self._steps).iter_containers(root):
+        for node in _Walk(self._steps, skips_texts=True).iter_containers(root):
             self._steps.take(Budget.FLOW)
             items = self.spell_keys(self._count(self.get_items(node)) or {})
             for key, value in items.items():
@@ -296,10 +304,25 @@ class _Walk:
                 seen.add((key, name))
                 if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):
                     yield hazard
-            for value in (*items.values(), *(self._count(self.get_elements(node)) or ())):
-                text = read_text(value)
-                if type(text) is str and (hazard := texts_as_code.check_text(f"[{parent_key!r}]", text)):
-                    yield hazard
+            elements = self._count(self.get_elements(node)) or ()
+            for key, value in (*items.items(), *enumerate(elements)):
+                is_argument = is_instantiated and not (type(key) is str and key.rpartition(".")[2] in checks)
+                yield from self._check_hyperparameter(parent_key, key, value, is_argument=is_argument)
+
+    def _check_hyperparameter(
+        self, parent_key: str, key: Value, value: Value, *, is_argument: bool
+    ) -> Iterator[Hazard]:
+        """Check a text in hyperparameters. `is_argument`: LightningCLI may take the text for the name of a class."""
+        text, where = read_text(value), f"[{parent_key!r}]"
+        if is_argument and text is COMPUTED_TEXT:
+            yield describe_computed_text(f"{where}…{_format_subscript(key)}")
+        if type(text) is not str:
+            return
+        self._steps.take(Budget.TEXT, 1 + len(text) // (1 if is_argument else 8))
+        if hazard := texts_as_code.check_text(where, text):
+            yield hazard
+        elif is_argument:
+            yield from texts_as_code.check_argument(f"{where}…{_format_subscript(key)}", text)
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`.

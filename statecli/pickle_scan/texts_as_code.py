@@ -1,7 +1,8 @@
 """Judge texts of plain data that a loader imports, calls or runs as Python.
 
 LightningCLI merges the hyperparameters of a checkpoint into its configuration, and jsonargparse imports and calls the
-name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. MMEngine runs the configuration
+name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
+object, a text alone is such a name, or the name of a file with a configuration. MMEngine runs the configuration
 that it saves as text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of
 2.6; mmengine/infer/infer.py, runner/runner.py and config/config.py of 0.10; hqq/core/utils.py of 0.2.
 """
@@ -28,6 +29,11 @@ _INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.ins
 #: Where layers, optimizers and schedulers are defined, whose calls only compute, and the module that exports them.
 _MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
+#: The name of a file that holds a configuration; what is in each list and mapping of YAML; and what is between texts.
+_CONFIG_FILE = re.compile(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
+_COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
+#: Names of dtypes, which are frequent in hyperparameters and not called.
+_PLAIN_DTYPE = re.compile(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
 
 #: The key of a dtype that HQQ saves as letters, and the name of a dtype.
 _DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
@@ -100,12 +106,37 @@ def check_class_path(where: str, name: str) -> Hazard | None:
     return _judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
 
 
-def _judge_call(what: str, name: str, loader: str, help: str) -> Hazard:
+def check_argument(where: str, text: str) -> Iterator[Hazard]:
+    """Yield the hazards of a text that LightningCLI gives to an argument, as the names in it if it is a list in YAML.
+
+    Only the type of the argument tells whether jsonargparse imports the text, reads the file or takes the text as is.
+    """
+    names: Iterable[str] = (text,)
+    if _COLLECTION.search(text):
+        where, names = f"a name in {where}", dict.fromkeys(_BETWEEN.split(text))
+        if "\\" in text:
+            why = f"{where} may be spelled with escapes, and LightningCLI imports and calls it"
+            yield Hazard(why, is_error=False, needs_review=True, help=_CLASS_HELP)
+    for name in names:
+        if _CONFIG_FILE.fullmatch(name):
+            what = f"{where} is {quoting.quote(name)}, a file in which LightningCLI looks for names that it calls"
+            help = "check the file before you give the checkpoint to LightningCLI"
+            yield Hazard(what, is_error=False, needs_review=True, help=help)
+        elif _is_class_name(name) and name not in _list_classes():
+            yield _judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object")
+
+
+def _is_class_name(name: str) -> bool:
+    """Return whether jsonargparse may import the name: identifiers with points between them, and no dtype."""
+    return "." in name and all(map(str.isidentifier, name.split("."))) and not _PLAIN_DTYPE.fullmatch(name)
+
+
+def _judge_call(what: str, name: str, loader: str, help: str, condition: str = "") -> Hazard:
     """Return the hazard of a name that the loader calls: an error for a known harm, else a warning."""
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
     why = f"it {harm}" if harm else "statecli does not know what it does"
-    text = f"{what} {quoting.name(name)}, which {loader} imports and calls; {why}"
+    text = f"{what} {quoting.name(name)}, which {loader} imports and calls{condition}; {why}"
     return Hazard(text, is_error=harm is not None, needs_review=True, help=help)
 
 

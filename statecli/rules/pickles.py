@@ -270,7 +270,8 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     configuration, and HQQ evaluates the letters of a dtype.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine with the usual name
     (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of MMEngine
-    that statecli does not know is a warning.
+    that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those with an
+    `_instantiator`) that may name a class or a configuration file.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`.
 

@@ -674,6 +674,70 @@ def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
     assert messages({"other": CALLS}) == []
 
 
+INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_class_path": "torch.nn.ReLU"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("downloads.encoder.Encoder", "is downloads.encoder.Encoder, which LightningCLI imports and calls"),
+        ("[downloads.encoder.Encoder, torch.nn.ReLU]", "is downloads.encoder.Encoder, which LightningCLI imports"),
+        ("- downloads.encoder.Encoder\n", "is downloads.encoder.Encoder, which LightningCLI imports"),
+        ('["downloads.encoder\\x2eEncoder"]', "may be spelled with escapes"),
+        ("downloads/encoder.yaml", "is 'downloads/encoder.yaml', a file in which LightningCLI looks for names"),
+        ("[encoder.YML]", "is 'encoder.YML', a file in which LightningCLI looks for names"),
+        ("encoder.json", "is 'encoder.json', a file in which LightningCLI looks for names"),
+    ],
+)
+def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why):
+    """jsonargparse imports a text for an argument that takes an object, in the hyperparameters of LightningCLI."""
+    for value in (text, [text], {"a": text}, np.str_(text)):
+        hyperparameters = {**INSTANTIATED, "encoder": value}
+        (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.WARNING, weights_only=False)
+        assert why in message
+    assert not messages({"hyper_parameters": {"encoder": text}})
+
+
+def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
+    """A known harm is an error, and so is a text that statecli cannot read."""
+    (message,) = messages({"hyper_parameters": {**INSTANTIATED, "act": "os.system"}})
+    assert "is os.system, which LightningCLI imports and calls for an argument that takes an object" in message
+    computed = {"hyper_parameters": {**INSTANTIATED, "act": Call(str, b"a.b", "utf-8")}}
+    (message,) = messages(computed, weights_only=False)
+    assert message.startswith("['hyper_parameters']…['act'] is a text that a call computes")
+
+
+def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(found, tmp_path):
+    """The walk reaches the tuple by the call first or last."""
+    arguments = ("downloads.encoder.Encoder",)
+    call = Call(np.str_)
+    call.call = np.str_, arguments
+    for order in ({"a": call, "b": arguments}, {"b": arguments, "a": call}):
+        torch.save({"hyper_parameters": {**INSTANTIATED, **order}}, tmp_path / "a.ckpt")
+        assert any(
+            "['hyper_parameters']…[0] is" in finding.message for finding in found("unsafe-data", tmp_path / "a.ckpt")
+        )
+
+
+def test_unsafe_data_spares_texts_that_lightning_does_not_import(messages):
+    """Classes and dtypes of torch, versions, numbers, paths and prose."""
+    texts = ["torch.nn.ReLU", "torch.optim.Adam", "torch.bfloat16", "2.6.6", "1e-3", "cuda:0", "/data/x.tar", "relu"]
+    texts += ["A net. It has 3 layers: see the paper.", "[1, 2.5]", "https://host/a.b", "a.b-c", "", ".", "..x"]
+    assert not messages({"hyper_parameters": {**INSTANTIATED, "texts": texts}})
+
+
+def test_hyperparameters_that_many_share_are_read_once(tmp_path, monkeypatch):
+    """Others end at the budget."""
+    text = "a" * 10_000
+    for shared in (True, False):
+        hyperparameters = {"a": text}
+        data = [{"hparams": hyperparameters if shared else dict(hyperparameters)} for _ in range(100)]
+        torch.save(data, tmp_path / "a.pt")
+        monkeypatch.setattr(Budget.TEXT, "limit", 100_000)
+        (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
+        assert ("tokens of code" in (pickle.unread or "")) is not shared
+
+
 CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_scope = 'mmengine'\n"
 
 
