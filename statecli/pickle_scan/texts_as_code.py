@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from statecli.core import quoting, unicode_forms
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import known_names, torch_classes
@@ -29,6 +31,8 @@ _INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.ins
 #: Where layers, optimizers and schedulers are defined, whose calls only compute, and the module that exports them.
 _MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
+#: A text that is rather the name of a file than of a class: `train.csv`.
+_FILE_NAME = re.compile(r"\w+\.[a-z0-9]{1,6}")
 #: The name of a file that holds a configuration; what is in each list and mapping of YAML; and what is between texts.
 _CONFIG_FILE = re.compile(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
 _COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
@@ -110,6 +114,7 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
     """Yield the hazards of a text that LightningCLI gives to an argument, as the names in it if it is a list in YAML.
 
     Only the type of the argument tells whether jsonargparse imports the text, reads the file or takes the text as is.
+    Honest hyperparameters name files: these are notes.
     """
     names: Iterable[str] = (text,)
     if _COLLECTION.search(text):
@@ -121,9 +126,12 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
         if _CONFIG_FILE.fullmatch(name):
             what = f"{where} is {quoting.quote(name)}, a file in which LightningCLI looks for names that it calls"
             help = "check the file before you give the checkpoint to LightningCLI"
-            yield Hazard(what, is_error=False, needs_review=True, help=help)
+            yield Hazard(what, is_error=False, help=help)
         elif _is_class_name(name) and name not in _list_classes():
-            yield _judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object")
+            found = _judge_call(
+                f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object"
+            )
+            yield replace(found, needs_review=found.is_error or _FILE_NAME.fullmatch(name) is None)
 
 
 def _is_class_name(name: str) -> bool:

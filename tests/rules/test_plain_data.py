@@ -684,9 +684,6 @@ INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_c
         ("[downloads.encoder.Encoder, torch.nn.ReLU]", "is downloads.encoder.Encoder, which LightningCLI imports"),
         ("- downloads.encoder.Encoder\n", "is downloads.encoder.Encoder, which LightningCLI imports"),
         ('["downloads.encoder\\x2eEncoder"]', "may be spelled with escapes"),
-        ("downloads/encoder.yaml", "is 'downloads/encoder.yaml', a file in which LightningCLI looks for names"),
-        ("[encoder.YML]", "is 'encoder.YML', a file in which LightningCLI looks for names"),
-        ("encoder.json", "is 'encoder.json', a file in which LightningCLI looks for names"),
     ],
 )
 def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why):
@@ -696,6 +693,23 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
         (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.WARNING, weights_only=False)
         assert why in message
     assert not messages({"hyper_parameters": {"encoder": text}})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("downloads/encoder.yaml", "is 'downloads/encoder.yaml', a file in which LightningCLI looks for names"),
+        ("[encoder.YML]", "is 'encoder.YML', a file in which LightningCLI looks for names"),
+        ("encoder.json", "is 'encoder.json', a file in which LightningCLI looks for names"),
+        ("train.csv", "is train.csv, which LightningCLI imports and calls for an argument that takes an object"),
+    ],
+)
+def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, why):
+    """Honest hyperparameters have such texts, so a gate does not fail for one."""
+    hyperparameters = {**INSTANTIATED, "data": text}
+    (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.NOTE, weights_only=False)
+    assert why in message
+    assert not messages({"hyper_parameters": {"data": text}})
 
 
 def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
