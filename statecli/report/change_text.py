@@ -165,8 +165,8 @@ def find_outliers(rows: Sequence[Change]) -> list[Change]:
     if len(values) < _MIN_ROWS_OF_OUTLIER:
         return []
     limit = _MIN_OUTLIER_RATIO * values[len(values) // 2]
-    found = [row for row in rows if (sizes.get(id(row)) or 0.0) > limit > 0]
-    return found if len(found) <= min(_MAX_OUTLIERS, len(values) // 4) else []
+    outliers = [row for row in rows if (sizes.get(id(row)) or 0.0) > limit > 0]
+    return outliers if len(outliers) <= min(_MAX_OUTLIERS, len(values) // 4) else []
 
 
 _NONFINITE_COUNTS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))

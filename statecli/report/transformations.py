@@ -40,9 +40,9 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         more = len(lines) - _MAX_LINES
         lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
     new = _list_new_layers(changes)
-    known = sum(change.transformation is not None and not _is_hidden(change, new) for change in changes)
+    explained = sum(change.transformation is not None and not _is_hidden(change, new) for change in changes)
     different = sum(change.status is not Status.IDENTICAL for change in changes)
-    share = f"to {known:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
+    share = f"to {explained:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
     return Group("what was done", f"{share}, checked on every element", tuple(lines))
 
 
@@ -211,7 +211,7 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
         if names is not None:
             (stem, _, source), (_, _, number) = (name.rpartition(".") for name in names)
             moves.setdefault((f"{stem}." if stem else "", int(number)), Counter())[int(source)] += 1
-    found: dict[str, list[_MovedLayer]] = {}
+    layers: dict[str, list[_MovedLayer]] = {}
     tensors_of = {start: _group_by_layer(changes, start) for start, _ in moves}
     for (start, new), olds in moves.items():
         whole = [change for change in tensors_of[start][new] if change.after is not None]
@@ -221,8 +221,8 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             inside = [change for change in tensors if _comes_from(change, start, old)]
             others = [change for change in tensors if not _comes_from(change, start, old)]
             cosines = [c.transformation.cosine for c in inside if c.transformation is not None]
-            found.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, others))
-    return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in found.items()}
+            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, others))
+    return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
 
 
 def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_MovedLayer]) -> _Layers:

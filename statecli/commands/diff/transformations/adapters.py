@@ -45,12 +45,12 @@ def find_adapters(
         if task is not None:
             updates.append(_Update(number_b, weight, task))
     results = measure_updates([update.task for update in updates], jobs=jobs)
-    found: dict[int, Transformation] = {}
+    adapters: dict[int, Transformation] = {}
     for update, relative in zip(updates, results, strict=True):
         rank = update.task.a.shape[0]
         if isinstance(relative, float):
             scale = _find_scale(settings, rank)
-            found[update.number] = Transformation(
+            adapters[update.number] = Transformation(
                 TransformationKind.ADAPTER,
                 math.prod(update.task.weight.shape),
                 sources=(update.weight.fqn,),
@@ -58,14 +58,14 @@ def find_adapters(
                 rank=rank,
                 relative_l2=relative * (1.0 if scale is None else scale),
             )
-    return found
+    return adapters
 
 
 def _build_task(weight: TensorInfo, a: TensorInfo | None, b: TensorInfo | None) -> LowRankTask | None:
-    data: list[TensorData] = [found for row in (weight, a, b) if (found := get_data(row)) is not None]
-    if len(data) < 3 or any(len(one.shape) != 2 or "float" not in one.dtype for one in data):
+    data: list[TensorData] = [own for row in (weight, a, b) if (own := get_data(row)) is not None]
+    if len(data) < 3 or any(len(side.shape) != 2 or "float" not in side.dtype for side in data):
         return None
-    (rows, columns), (rank, inner), (outer, width) = (one.shape for one in data)
+    (rows, columns), (rank, inner), (outer, width) = (side.shape for side in data)
     return LowRankTask(weight.fqn, *data) if (rows, columns, rank) == (outer, inner, width) else None
 
 

@@ -39,8 +39,8 @@ def find_transformations(
     if pool.is_partial():  # the other hypotheses follow from results of all shards
         return list(changes)
     quantized = find_quantized(changes, jobs=jobs)
-    for n, found in {**casts, **resizes, **quantized}.items():
-        explained[n] = replace(explained[n], transformation=found)
+    for n, transformation in {**casts, **resizes, **quantized}.items():
+        explained[n] = replace(explained[n], transformation=transformation)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
@@ -54,8 +54,8 @@ def find_transformations(
         open_numbers = [n for n, change in enumerate(explained) if _is_open(change)]
         if not open_numbers:
             break
-        for n, found in search([explained[n] for n in open_numbers]).items():
-            explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=found)
+        for n, transformation in search([explained[n] for n in open_numbers]).items():
+            explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
     return explained
 
 

@@ -32,13 +32,13 @@ def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> I
     # Equal rows, as of zeros, do not say whose they are.
     sequence = [owners.get(digest) if counts[digest] == 1 else None for digest in whole]
     runs = [(owner, len(list(run))) for owner, run in groupby(sequence)]
-    known = [run for run in runs if run[0] is not None]
+    owned_runs = [run for run in runs if run[0] is not None]
     for size in range(2, _MAX_BLOCKS + 1):
-        for start in range(max(0, len(known) - size + 1)):
-            blocks = tuple((owner, rows) for owner, rows in known[start : start + size] if owner is not None)
-            found = _check_pattern(blocks, whole, parts)
-            if found is not None:
-                return found
+        for start in range(max(0, len(owned_runs) - size + 1)):
+            blocks = tuple((owner, rows) for owner, rows in owned_runs[start : start + size] if owner is not None)
+            interleaving = _check_pattern(blocks, whole, parts)
+            if interleaving is not None:
+                return interleaving
             if start >= _MAX_BLOCKS:  # a wrong row may break the first blocks, not all of them
                 break
     return None

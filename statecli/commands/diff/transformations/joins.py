@@ -56,14 +56,14 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
     one part is exact, and of no part differ more than half of the rows.
     """
     added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
-    found: dict[int, Transformation] = {}
+    joins: dict[int, Transformation] = {}
     for wholes, parts, kinds in (
         (added, removed, (TransformationKind.JOINED, TransformationKind.STACKED)),
         (removed, added, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
     ):
-        found |= _find_concatenations(wholes, parts, kinds[0], jobs)
-        found |= _find_stacks([row for row in wholes if row.number not in found], parts, kinds[1], jobs)
-    return found
+        joins |= _find_concatenations(wholes, parts, kinds[0], jobs)
+        joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
+    return joins
 
 
 def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
@@ -84,7 +84,7 @@ def _find_concatenations(
     by_module = _group_by_module(parts)
     fitting_of = [(whole, fitting) for whole in wholes if len(fitting := _list_fitting(whole, by_module)) > 1]
     digests = _read_digests({row.number: row for whole, fitting in fitting_of for row in (whole, *fitting)}, jobs)
-    found: dict[int, Transformation] = {}
+    joins: dict[int, Transformation] = {}
     for whole, fitting in fitting_of:
         own = set(digests.get(whole.number, ()))
         related = [row for row in fitting if _share_of(digests.get(row.number, ()), own) >= _MIN_SHARE]
@@ -93,9 +93,9 @@ def _find_concatenations(
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
             transformation = transformation or _check_interleaving(whole, chosen, digests, kind, jobs)
             if transformation is not None:
-                found[whole.number] = transformation
+                joins[whole.number] = transformation
                 break
-    return found
+    return joins
 
 
 def _read_digests(rows: Mapping[int, _Row], jobs: int) -> dict[int, tuple[int, ...]]:
@@ -186,26 +186,26 @@ def _check_interleaving(
     whole: _Row, parts: Sequence[_Row], digests: Mapping[int, tuple[int, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
     """Return the claim that the rows of the parts alternate in the whole, head by head."""
-    found = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
-    if found is None:
+    order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
+    if order is None:
         return None
-    period, at, checks = sum(rows for _, rows in found.blocks), 0, []
-    for owner, rows in found.blocks:
+    period, at, checks = sum(rows for _, rows in order.blocks), 0, []
+    for owner, rows in order.blocks:
         of_whole, part = split_rows(whole.data, period), split_rows(parts[owner].data, rows)
         checks.append(CheckTask(whole.fqn, Operation.COPY, part, narrow(of_whole, 1, at, rows)))
         at += rows
     results = check_elements(checks, jobs=jobs)
     checked = [result for result in results if isinstance(result, CheckResult)]
-    wrong = [owner for owner, _ in found.blocks if found.wrong_rows[owner]]
+    wrong = [owner for owner, _ in order.blocks if order.wrong_rows[owner]]
     return Transformation(
         kind,
         sum(result.elements for result in checked),
         sum(result.exceptions for result in checked),
-        sources=tuple(parts[owner].fqn for owner, _ in found.blocks),
+        sources=tuple(parts[owner].fqn for owner, _ in order.blocks),
         differing=tuple(parts[owner].fqn for owner in wrong),
-        rows=sum(len(found.wrong_rows[owner]) for owner in wrong),
-        first_rows=tuple(found.wrong_rows[wrong[0]][:MAX_LISTED_ROWS]) if len(wrong) == 1 else (),
-        blocks=tuple(rows for _, rows in found.blocks),
+        rows=sum(len(order.wrong_rows[owner]) for owner in wrong),
+        first_rows=tuple(order.wrong_rows[wrong[0]][:MAX_LISTED_ROWS]) if len(wrong) == 1 else (),
+        blocks=tuple(rows for _, rows in order.blocks),
     )
 
 
@@ -241,7 +241,7 @@ def _find_stacks(
         for number in _NUMBER.finditer(row.fqn):
             template = row.fqn[: number.start()], row.fqn[number.end() :]
             groups.setdefault(template, {})[int(number[0])] = row
-    found: dict[int, Transformation] = {}
+    stacks: dict[int, Transformation] = {}
     for whole in wholes:
         count = whole.data.shape[0] if whole.data.shape else 0
         for (start, _), items in groups.items() if 1 < count <= _MAX_STACKED else ():
@@ -249,9 +249,9 @@ def _find_stacks(
                 continue
             transformation = _check_stack(whole, [items[n] for n in range(count)], kind, jobs)
             if transformation is not None:
-                found[whole.number] = transformation
+                stacks[whole.number] = transformation
                 break
-    return found
+    return stacks
 
 
 def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:

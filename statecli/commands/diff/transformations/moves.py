@@ -43,9 +43,9 @@ def find_moves(
         for entry, fingerprint in zip(before, fingerprints, strict=False):
             sources.setdefault(fingerprint, []).append(entry)
         for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
-            found = sources.get(fingerprint, []) if isinstance(fingerprint, int) else []
-            if len(found) == 1 and found[0][0] != n:
-                candidates[n] = found[0][1]
+            equal = sources.get(fingerprint, []) if isinstance(fingerprint, int) else []
+            if len(equal) == 1 and equal[0][0] != n:
+                candidates[n] = equal[0][1]
     source_of = _confirm(changes, candidates, jobs)
     if source_of:
         source_of |= _confirm(changes, follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)

@@ -40,9 +40,9 @@ def find_quantized(changes: Sequence[Change], *, jobs: int) -> dict[int, Transfo
     rows = {(row.section, row.fqn): row for change in changes if (row := change.after) is not None}
     tasks: dict[int, tuple[_Scheme, QuantizedTask]] = {}
     for n in candidates:
-        found = _find_task(changes[n], rows)
-        if found is not None:
-            tasks[n] = found
+        task_of_change = _find_task(changes[n], rows)
+        if task_of_change is not None:
+            tasks[n] = task_of_change
     errors = measure_errors([task for _, task in tasks.values()], jobs=jobs)
     return {
         n: Transformation(
