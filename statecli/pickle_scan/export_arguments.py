@@ -8,6 +8,7 @@ aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.c
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
             if type(target) is str:
                 yield from (Misuse(target, why) for why in _check_objects(target, node.get("inputs"), given, steps))
                 yield from (Misuse(target, why) for why in _check_callees(target, node.get("inputs")))
+                yield from (Misuse(target, why) for why in _check_messages(target, node.get("inputs")))
             name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
             if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
                 outputs = node.get("outputs")
@@ -136,6 +138,9 @@ _GRAPH_PLACES = {
     "flex_attention": (3,),
     "flex_attention_backward": (7, 8),
 }
+#: Kinds of arguments with texts, and the place of the text that torch writes: a type of device, a name.
+_TEXTS = frozenset(["as_string", "as_strings", "as_string_to_argument"])
+_TEXT_PLACES = {"wrap_with_autocast": 0, "invoke_subgraph": 1}
 _OPERATOR_PLACES = {
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2", "out_dtype", "run_and_save_rng_state"), 0),
     **dict.fromkeys(("graphsafe_run_with_rng_state",), 0),
@@ -181,11 +186,28 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     callee = _OPERATOR_PLACES.get(name)
     if callee is not None and not _is_kind(positional[callee : callee + 1], "as_operator"):
         yield "calls a value that is not an operator"
+    for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
+        is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
+        if is_text and _TEXT_PLACES.get(name) != place and not name.startswith("flex_attention"):
+            yield "gets a text, of which a graph can compute another text"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
         yield "gets an operator where torch does not write one"
     for entry in given:
         if not _is_positional(entry) and not _is_keyword(name, entry):
             yield f"gets the argument {entry.get('name')} by name, which torch does not write"
+
+
+#: Operators with a message that inductor writes into source.
+_ASSERTION = re.compile(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async|scalar)\.\w+")
+
+
+def _check_messages(target: str, inputs: Any) -> Iterator[str]:
+    """Yield why a message of an assertion is not a text of the file: one that the graph computes is not judged."""
+    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
+    for place, entry in enumerate(given if _ASSERTION.fullmatch(target) else ()):
+        is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
+        if is_message and not _is_kind([entry.get("arg")], "as_string"):
+            yield "gets a message that is not a text of the file; torch's compiler writes it into source"
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:

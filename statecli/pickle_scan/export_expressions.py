@@ -346,6 +346,8 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
         yield _report_source(trace)
     bad: set[str] = set()
     for judgement, text in dict.fromkeys(_expand_specs(texts, steps)):
+        if judgement is Judgement.GUARD:
+            steps.take(Budget.TEXT, 1 + len(text))  # parsed by Python's parser
         call = CHECKS[judgement](text) if judgement in CHECKS else None
         if call:
             yield call
@@ -445,6 +447,8 @@ def _check_operator(text: str) -> ProgramCall | None:
     if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace", doer="the graph")
     why = program_operators.describe_harm(operator)
+    if program_operators.is_about_texts(operator, match[3] or ""):
+        why = why or "computes a text or a list, which no exported program does; torch's compiler writes it into source"
     if not match[3] and match[1] != "higher_order":
         why = why or "has no overload, so that torch does not take its arguments by name"
     if why or not program_operators.is_listed(operator):

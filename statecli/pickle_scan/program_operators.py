@@ -109,6 +109,31 @@ def describe_harm(operator: str) -> str | None:
     return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
 
 
+#: Operators of TorchScript on texts, lists and dicts, and the overloads of others, by torch's schemas of 2.13.
+_TEXT_OPERATORS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        append bin capitalize center chr dict expandtabs format get hex join keys list ljust lower lstrip oct partition
+        percentFormat pop popitem replace rjust rpartition rsplit rstrip setdefault splitlines str strip swapcase title
+        upper values wait zfill EnumName EnumValue IfThenElse ModuleContainerIndex StringIndex TupleIndex Uninitialized
+        awaitable_wait name type unchecked_cast unchecked_unwrap_optional
+        """,
+    )
+)
+#: `values` and `wait` of a sparse tensor or a stream have other overloads than those of a dict.
+_TEXT_OVERLOAD = re.compile(r"str|any|list|dict|t|left_t|right_|(?:default_|Dict_)\w+")
+_OF_TENSORS = frozenset(["aten::values.default", "aten::values.Tensor_Dict"])
+
+
+def is_about_texts(operator: str, overload: str) -> bool:
+    """Return True if the operator returns a text or a container: TorchScript's own operators, which no graph needs."""
+    namespace, _, name = operator.partition("::")
+    if namespace not in ("aten", "prim") or f"{operator}.{overload}" in _OF_TENSORS:
+        return False
+    return name in _TEXT_OPERATORS or _TEXT_OVERLOAD.fullmatch(overload) is not None
+
+
 def is_listed(operator: str) -> bool:
     """Return True if torch writes the operator into programs."""
     namespace, _, name = operator.partition("::")

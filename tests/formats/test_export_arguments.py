@@ -623,6 +623,51 @@ def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
     assert any("calls a value that is not" in message for message in found)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "aten.chr.default",
+        "aten.replace.default",
+        "aten.add.str",
+        "aten.mul.left_t",
+        "aten.add.t",
+        "prim.StringIndex.default",
+    ],
+)
+def test_an_operator_on_texts_is_found(target, tmp_path):
+    """A text that the graph computes becomes source of a kernel, and no judgement saw it."""
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, call(f"torch.ops.{target}", {"as_int": 39}))))
+    assert any("computes a text or a list" in message for message in found), found
+
+
+@pytest.mark.parametrize(
+    "value", [{"as_sym_int": {"as_name": "m"}}, {"as_strings": ["a"]}, {"as_tensor": {"name": "x"}}]
+)
+@pytest.mark.parametrize("name", ["_assert_async.msg", "_functional_assert_async.msg", "_assert_scalar.default"])
+def test_a_message_that_is_no_text_of_the_file_is_found(name, value, tmp_path):
+    node = call(f"torch.ops.aten.{name}", {"as_tensor": {"name": "x"}}, value)
+    node["inputs"][0]["name"], node["inputs"][1]["name"] = "self", "assert_msg"
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, node)))
+    assert any("gets a message that is not a text of the file" in message for message in found), found
+
+
+@pytest.mark.parametrize("kind", [{"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}}])
+def test_a_text_for_a_graph_is_found(kind, tmp_path):
+    """The graph adds such texts up."""
+    edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("gets a text, of which a graph can compute" in message for message in found), found
+
+
+def test_each_character_of_a_guard_is_a_step():
+    steps, guards = Steps(), [f"max(s{n},{','.join('1' * 2_000)})<1" for n in range(5)]
+    list(export_expressions.find_program_calls({"guards_code": guards}, steps))
+    assert steps.taken[Budget.TEXT] >= sum(map(len, guards))
+
+
 GRAPH = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
 VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use.default"}
 
