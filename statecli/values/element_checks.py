@@ -141,7 +141,7 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         nearest = _round(old, task.after.dtype)
         inner, outer = _find_neighbours(old, nearest, task.after.dtype)
-        is_nan = np.isnan(old) & np.isnan(new)
+        is_nan = np.isnan(nearest) & np.isnan(new)
         is_inner = (new == inner) | is_nan
         truncated += int(np.count_nonzero(is_inner))
         neighbours += int(np.count_nonzero(is_inner | (new == outer) | (new == nearest)))
@@ -150,7 +150,7 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
     """Return which elements are not the nearest value; numpy rounds float64 to float16 in one step, torch in two."""
-    wrong: Array = (new != nearest) & ~(np.isnan(old) & np.isnan(new))
+    wrong: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and wrong.any():
         with np.errstate(all="ignore"):
             wrong &= new != old.astype(np.float16).astype(np.float64)
@@ -251,11 +251,15 @@ def _step(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the values from 0 up, by the code, infinity last; without infinity, the largest value twice."""
+    """Return the values from 0 up, by the code, and last what torch stores beyond the largest.
+
+    That is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
+    """
     exponent_bits, mantissa_bits, _, special = SMALL_FLOATS[dtype]
     table: Array = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]
     finite = table[np.isfinite(table)]
-    return np.append(finite, finite.dtype.type(np.inf if special == "ieee" else finite[-1]))
+    beyond = {"ieee": np.inf, "negative zero": np.nan}.get(special, finite[-1])
+    return np.append(finite, finite.dtype.type(beyond))
 
 
 def _round_by_table(values: Array, dtype: str) -> Array:

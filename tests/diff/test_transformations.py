@@ -57,7 +57,10 @@ def kinds(diff) -> set[TransformationKind]:
 
 # --- rounding --------------------------------------------------------------------------------------------------------
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+FLOATS = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+)
 CASTS = [
     (before, after) for before in FLOATS for after in FLOATS if element_checks.can_cast(str(before)[6:], str(after)[6:])
 ]
