@@ -1498,7 +1498,9 @@ def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_pyt
     (tmp_path / "model.bin").write_bytes(ALL[name])
     run = run_with_filled_memory if "without one" in name else forked_python
     done = run(LOADED[name], cwd=tmp_path)
-    assert (tmp_path / "PWNED").exists() or done.returncode < 0
+    # What lies behind a tuple that is too short decides whether the process dies, or Python sees the broken call.
+    broken_call = "too short" in name and "returned a result with an exception set" in str(done.stderr)
+    assert (tmp_path / "PWNED").exists() or done.returncode < 0 or broken_call
 
 
 def test_what_is_no_checkpoint_has_failed_as_well(tmp_path):
