@@ -263,11 +263,12 @@ class _PageWriter:
 
     def write_groups(self) -> None:
         heads = tuple(column.name for column in self.page.columns)
+        first = next((number for number, group in enumerate(self.page.groups) if group.lines), None)
         for number, group in enumerate(self.page.groups):
             self.write_line(("", ""))
             summary = "; ".join(filter(None, [group.summary, ", ".join(self.layout.group_texts[number])]))
             self.write_heading(escape_name(group.heading), escape_sentence(summary))
-            for line in self.layout.format_row(heads) if number == 0 and len(heads) > 1 else ():
+            for line in self.layout.format_row(heads) if number == first and len(heads) > 1 else ():
                 self.write_line((line, "dim"))
             self.write_problem_blocks(group.problems)
             column = self.measure_remark_column_of_names(group.lines)

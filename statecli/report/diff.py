@@ -59,7 +59,13 @@ from statecli.report.change_text import (
 )
 from statecli.report.problems import group_findings
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
-from statecli.report.transformations import build_transformation_group, describe_transformation, make_fold_key
+from statecli.report.transformations import (
+    DONE,
+    build_transformation_group,
+    describe_transformation,
+    make_fold_key,
+    select_summarized,
+)
 from statecli.targets.location import add_places
 from statecli.values.delta import ZERO_BEFORE
 
@@ -413,14 +419,21 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         if change.before is not None and change.after is not None
     )
     both_sides.update((tensor.section, tensor.kind) for tensor in _list_damaged(diff))
-    return tuple(
-        Group(
-            (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind],
-            _summarize_group(roles[section, kind], both_sides[section, kind]),
-            tuple(_build_lines(roles[section, kind], columns is _MEASURE_COLUMNS, view)),
-        )
-        for section, kind in ordered
-    )
+    summarized = select_summarized(diff.changes) if _is_folded(view) else frozenset()
+    groups = []
+    for section, kind in ordered:
+        heading = (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind]
+        summary = _summarize_group(roles[section, kind], both_sides[section, kind])
+        listed = [row for row in roles[section, kind] if id(row) not in summarized]
+        lines = _build_lines(listed, columns is _MEASURE_COLUMNS, view)
+        hidden = len(roles[section, kind]) - len(listed)
+        if hidden and listed:
+            empty = ("",) * (len(columns) - 1)
+            lines.append(Line((f"{hidden:,} more in {DONE!r} (--all lists each)", *empty), "", "dim"))
+        elif hidden:
+            summary += f" in {DONE!r} (--all lists each)"
+        groups.append(Group(heading, summary, tuple(lines)))
+    return tuple(groups)
 
 
 def _build_top_group(
@@ -467,9 +480,13 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
         )
         for change in rows
     ]
-    is_folded = not (view.unfold or view.verbose or view.hides_rows or view.sort is not None)
-    folded = _fold_without_outliers(unfolded, rows) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
+    separate = [(line, [n]) for n, line in enumerate(unfolded)]
+    folded = _fold_without_outliers(unfolded, rows) if _is_folded(view) else separate
     return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+
+
+def _is_folded(view: DiffView) -> bool:
+    return not (view.unfold or view.verbose or view.hides_rows or view.sort is not None)
 
 
 def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.result import Change, Rounding, Status, Transformation, TransformationKind
+from statecli.commands.diff.result import Change, Quantization, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
+from statecli.core.quantized_weights import Layout
 from statecli.core.units import format_fqn, format_number, plural
 from statecli.report import Group, Line, fold
 
+#: Heading of the group.
+DONE = "what was done"
 #: Tensors with exceptions that are named, and lines of the group.
 _MAX_NAMED = 3
 _MAX_LINES = 24
@@ -40,17 +43,64 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         more = len(lines) - _MAX_LINES
         lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
     new = _list_new_layers(changes)
-    explained = sum(change.transformation is not None and not _is_hidden(change, new) for change in changes)
+    parts = {name for change in changes if (done := change.transformation) is not None for name in done.sources}
+    base = set(map(id, _list_base_only(changes)))
+    explained = sum(
+        (_is_explained(change, parts) or id(change) in base) and not _is_hidden(change, new) for change in changes
+    )
     different = sum(change.status is not Status.IDENTICAL for change in changes)
     share = f"to {explained:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
-    return Group("what was done", f"{share}, checked on every element", tuple(lines))
+    return Group(DONE, f"{share}, checked on every element", tuple(lines))
+
+
+#: Kinds whose line covers several tensors: the rows of these would repeat it.
+_SUMMARIZED = frozenset(
+    [
+        TransformationKind.CAST,
+        TransformationKind.MOVED,
+        TransformationKind.JOINED,
+        TransformationKind.SPLIT,
+        TransformationKind.STACKED,
+        TransformationKind.UNSTACKED,
+        TransformationKind.ADAPTER,
+        TransformationKind.QUANTIZED,
+    ]
+)
+
+
+def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
+    """Return the `id` of each change about which the lines of `build_transformation_group` say all.
+
+    A tensor with exceptions keeps its row.
+    """
+    done = [change for change in changes if _is_summarized(change)]
+    parts = {
+        (change.section, name)
+        for change in done
+        if change.transformation is not None
+        for name in change.transformation.sources
+    }
+    unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
+    named = [change for change in unpaired if (change.section, change.fqn) in parts]
+    return frozenset(map(id, [*done, *named, *_list_base_only(changes)]))
+
+
+def _is_summarized(change: Change) -> bool:
+    done = change.transformation
+    return done is not None and done.kind in _SUMMARIZED and not done.exceptions
+
+
+def _is_explained(change: Change, parts: Container[str]) -> bool:
+    """Return True if the tensor was recognised, or is only on one side and belongs to one that was."""
+    is_part = change.status in (Status.ADDED, Status.REMOVED) and change.fqn in parts
+    return change.transformation is not None or is_part
 
 
 def _name_with_section(change: Change) -> Change:
     """Return the change with its section in front of all names."""
     start = f"{change.section}." if change.section else ""
     done = change.transformation
-    if done is not None and done.kind is not TransformationKind.QUANTIZED:
+    if done is not None:
         names = (tuple(start + name for name in group) for group in (done.sources, done.differing))
         sources, differing = names
         done = replace(done, sources=sources, differing=differing)
@@ -92,7 +142,9 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.QUANTIZED:
-        return f"dequantized with {done.sources[0]}: rel. error {format_number(done.relative_l2, 2)}"
+        return _describe_quantized(done)
+    if kind is TransformationKind.CODES:
+        return f"{change.after.dtype if change.after else 'integer'} codes, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f}): drawn again, or in another order"
@@ -344,7 +396,7 @@ def _has_other_values(change: Change) -> bool:
     return change.transformation is not None and change.transformation.kind in kinds
 
 
-def _build_adapter_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change], _: bool) -> Iterator[Line]:
     """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
     groups: dict[tuple[int | None, float | None], list[Transformation]] = {}
     for change in changes:
@@ -358,28 +410,85 @@ def _build_adapter_lines(changes: Sequence[Change], _: Sequence[Change], __: boo
         text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
         unscaled = "" if scale is not None else " without the scale, which adapter_config.json does not say"
         yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
+    updated = {update.sources[0] for updates in groups.values() for update in updates}
+    others = [change for change in _list_base_only(all_changes) if change.fqn not in updated]
+    if others:
+        yield Line(
+            (f"{plural(len(others), 'other tensor')} of the base",), "not in the adapter, which holds only updates"
+        )
+
+
+def _list_base_only(changes: Sequence[Change]) -> list[Change]:
+    """Return the tensors before, if the checkpoint after is an adapter and has nothing else."""
+    done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
+    parts = {name for adapter in done for name in adapter.sources}
+    is_adapter = all(c.after is None or c.transformation in done or c.fqn in parts for c in changes)
+    return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
 
 
 def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
-    """Yield a line for the weights of each type, scale and shape of block, with the range of their errors."""
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    """Yield a line for the weights of each type, layout and scales, with the range of their errors."""
+    groups: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:
         done = change.transformation
-        if done is not None and change.before is not None and change.after is not None:
-            block = _format_block(done.blocks, change.after.shape or ())
-            key = change.before.dtype, change.after.dtype, done.sources[0], block
-            groups.setdefault(key, []).append(done.relative_l2 or 0.0)
-    for (before, after, scales, block), errors in groups.items():
-        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors))))
-        text = f"dequantized with {scales} ({block}): rel. error {ends}"
-        yield Line((f"{len(errors):,} quantized {before} → {after}",), text)
+        if done is not None and (how := done.quantization) is not None:
+            groups.setdefault((how.dtype, how.codes, _describe_rule(how)), []).append(change)
+    for (before, codes, rule), rows in groups.items():
+        done = rows[0].transformation
+        assert done is not None and done.quantization is not None  # noqa: S101, PT018 - so are they grouped
+        wrong = [row for row in rows if _has_exceptions(row)]
+        errors = [_error_of(row) for row in rows if row not in wrong]
+        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
+        library = _LIBRARIES[done.quantization.layout]
+        text = f"{len(rows):,} quantized {before} → {codes}{f' ({library})' if library else ''}"
+        parts = [f"{rule}: rel. error {ends}" if errors else rule, f"{len(wrong):,} not near the weight before"]
+        yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
+        for row in wrong[:_MAX_NAMED]:
+            yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", "bad")
+        if len(wrong) > _MAX_NAMED:
+            yield Line((f"  … and {len(wrong) - _MAX_NAMED:,} more",), "", "dim")
+
+
+_LIBRARIES = {
+    Layout.SCALED: "",
+    Layout.BITSANDBYTES: "bitsandbytes",
+    Layout.GPTQ: "GPTQ",
+    Layout.AWQ: "AWQ",
+    Layout.PACKED: "compressed-tensors",
+    Layout.NVFP4: "NVFP4",
+    Layout.GGUF: "GGUF",
+}
+
+
+def _error_of(change: Change) -> float:
+    done = change.transformation
+    return done.relative_l2 or 0.0 if done is not None else 0.0
+
+
+def _describe_quantized(done: Transformation) -> str:
+    assert done.quantization is not None  # noqa: S101 - so are they built
+    far = "not near the weight before: " if done.exceptions else ""
+    return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
+
+
+def _describe_rule(quantization: Quantization) -> str:
+    """`dequantized with scales (a scale for each 128 values of a row)`"""
+    if quantization.layout is Layout.GGUF:
+        return f"dequantized in blocks of {quantization.block[0]} values"
+    factors = " and a factor for each input channel" if quantization.has_channel_factors else ""
+    block = _format_block(quantization.block, quantization.shape)
+    return f"dequantized with {quantization.scales} ({block}){factors}"
 
 
 def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """`one scale`, `a scale for each row` or `a scale for each 128 × 128`"""
+    """`one scale`, `a scale for each row`, `a scale for each 128 values of a row` or `a scale for each 128 × 128`"""
+    if len(block) == 1:
+        return f"a scale for each {block[0]} values"
     if block == shape:
         return "one scale"
-    return "a scale for each row" if block[0] == 1 else f"a scale for each {block[0]} × {block[1]}"
+    if block[0] > 1:
+        return f"a scale for each {block[0]} × {block[1]}"
+    return "a scale for each row" if block[1] == shape[-1] else f"a scale for each {block[1]} values of a row"
 
 
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:

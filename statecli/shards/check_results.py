@@ -12,6 +12,7 @@ from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult
 from statecli.values.elements import find_element
+from statecli.values.quantized_error import QuantizedError
 from statecli.values.read import FREE_OVERLAP_ELEMENTS
 from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
@@ -42,12 +43,15 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
     elif isinstance(result, ChecksumMismatch) and result.place is not None:
         place = result.place
         yield "place", place.path in set(task.paths) and min(place.offset, place.length) >= 0
+    elif isinstance(result, QuantizedError):
+        yield "relative", result.relative >= 0
+        yield "by_channel", result.by_channel >= 0
     elif isinstance(result, str):
         yield "result", _DIGEST.fullmatch(result) is not None
     elif isinstance(result, tuple):
         yield "result", function == "row_digest_batch" and all(0 <= digest < 1 << 32 for digest in result)
     elif isinstance(result, float):
-        yield "result", function in ("low_rank_batch", "quantized_batch") and result >= 0
+        yield "result", function == "low_rank_batch" and result >= 0
     elif isinstance(result, int):
         yield "result", function == "fingerprint_batch" and 0 <= result < 1 << 32
 

@@ -1,85 +1,124 @@
-"""Measure the error of a quantized weight after its scale is applied, against the weight before."""
+"""Measure the error of a quantized weight after it is dequantized, against the weight before."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.compare_task import rechunk
-from statecli.values.elements import require_element
-from statecli.values.ranges import iter_paths, prefetch
-from statecli.values.read import open_view, read_all_values, read_values
+from statecli.core.quantized_weights import Part
+from statecli.values.dequantize import DequantizeRule, open_rows
+from statecli.values.elements import Array, require_element
+from statecli.values.ranges import iter_paths, prefetch, resolve_data
+from statecli.values.read import read_all_values
 from statecli.workers import pool
+
+#: Elements that are dequantized at a time: eight arrays of float64 take 32 MB.
+_BLOCK_ELEMENTS = 1 << 19
+
+
+class StoredPart(NamedTuple):
+    """A tensor of a quantized weight, with its role."""
+
+    part: Part
+    data: TensorData
 
 
 class QuantizedTask(msgspec.Struct, frozen=True, gc=False):
-    """Compute ‖W - Q * S‖ / ‖W‖ of a weight W and codes Q [out, in], and scales S of blocks of Q.
-
-    `block` is the shape of a block; `divisor` divides the scales.
-    """
+    """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q."""
 
     name: str
     weight: TensorData
-    codes: TensorData
-    scales: TensorData
-    block: tuple[int, int]
-    divisor: float = 1.0
+    rule: DequantizeRule
+    parts: tuple[StoredPart, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the weight and its codes."""
-        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in (self.weight, self.codes))
+        """Bytes of the weight and its parts."""
+        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in self._all_data)
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files of all three."""
-        return iter_paths(self.weight, self.codes, self.scales)
+        """Files of all tensors."""
+        return iter_paths(*self._all_data)
 
     @property
     def identity(self) -> object:
         """The task itself."""
         return self
 
+    @property
+    def _all_data(self) -> list[TensorData]:
+        return [self.weight, *(part.data for part in self.parts)]
 
-def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[float | StateError | None]:
-    """Return the relative error of each task, in order; None if W is zero or a value is not finite."""
+
+class QuantizedError(msgspec.Struct, frozen=True, gc=False):
+    """Error of a quantized weight, relative to the weight before, by L2 norms.
+
+    Attributes:
+        relative: ‖W - Q‖ / ‖W‖.
+        by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
+            AWQ and SmoothQuant move such factors into the layer before.
+    """
+
+    relative: float
+    by_channel: float
+
+
+def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[QuantizedError | StateError | None]:
+    """Return the error of each task, in order; None if W is zero or a value is not finite."""
     if not tasks:
         return []
     return pool.run_tasks(quantized_batch, None, tasks, jobs=jobs, absent=None, derived=True)
 
 
 @with_denormals
-def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[float | StateError | None]:
+def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[QuantizedError | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in (task.weight, task.codes, task.scales))):
+    with prefetch(*(data for task in tasks for data in (task.weight, *(part.data for part in task.parts)))):
         return [_measure_or_error(task) for task in tasks]
 
 
-def _measure_or_error(task: QuantizedTask) -> float | StateError | None:
-    columns = task.codes.shape[1]
-    grid = tuple(-(-size // block) for size, block in zip(task.codes.shape, task.block, strict=True))
-    error = squares = 0.0
-    at = 0
+def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None:
+    height, width = task.rule.shape
+    products, squares, own = np.zeros((3, width))
+    error = 0.0
+    step = max(1, _BLOCK_ELEMENTS // width)
     try:
-        scales = read_all_values(task.scales, task.name).astype(np.float64).reshape(grid) / task.divisor
-        with open_view(task.weight, task.name) as weight, open_view(task.codes, task.name) as codes:
-            blocks = zip(rechunk(read_values(weight)), rechunk(read_values(codes)), strict=True)
-            for wanted, code in blocks:
-                place = np.arange(at, at + code.size)
-                scale = scales[place // columns // task.block[0], place % columns // task.block[1]]
-                with np.errstate(all="ignore"):
-                    values = wanted.astype(np.float64)
-                    difference = values - code.astype(np.float64) * scale
-                    error += float(np.dot(difference, difference))
-                    squares += float(np.dot(values, values))
-                at += code.size
+        read_rows = open_rows(task.rule, {part.part: part.data for part in task.parts}, task.name)
+        weight = resolve_data(task.weight, task.name)
+        weight = replace(weight, strides=weight.strides or contiguous_strides(weight.shape))
+        for start in range(0, height, step):
+            stop = min(start + step, height)
+            wanted = _read_weight_rows(weight, task.name, start, stop)
+            with np.errstate(all="ignore"):
+                codes = read_rows(start, stop)
+                difference = wanted - codes
+                error += float(np.einsum("ij,ij->", difference, difference))
+                products += np.einsum("ij,ij->j", wanted, codes)
+                squares += np.einsum("ij,ij->j", codes, codes)
+                own += np.einsum("ij,ij->j", wanted, wanted)
     except StateError as failure:
         return failure
-    relative = math.sqrt(error / squares) if squares and math.isfinite(error / squares) else math.nan
-    return relative if math.isfinite(relative) else None
+    with np.errstate(all="ignore"):
+        explained = np.where(squares > 0, products**2 / squares, 0.0)
+        left = float(np.sum(np.maximum(own - explained, 0.0)))
+        total = float(own.sum())
+    if not total or not math.isfinite(error / total) or not math.isfinite(left):
+        return None
+    return QuantizedError(math.sqrt(error / total), math.sqrt(left / total))
+
+
+def _read_weight_rows(weight: TensorData, name: str, start: int, stop: int) -> Array:
+    """Return rows [start, stop) as float64. `weight` has strides."""
+    assert weight.strides is not None  # noqa: S101 - set by the caller
+    rows = replace(weight, shape=(stop - start, weight.shape[1]), offset=weight.offset + start * weight.strides[0])
+    return np.asarray(read_all_values(rows, name)).astype(np.float64).reshape(rows.shape)

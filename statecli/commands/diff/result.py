@@ -8,6 +8,7 @@ import msgspec
 
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
+from statecli.core.quantized_weights import Layout
 from statecli.values.delta import CompareOptions, Delta
 
 
@@ -38,8 +39,8 @@ class TransformationKind(str, Enum):
 
     `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
     a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
-    rank to a weight before; `quantized` codes times their scales are near the weight before; `unrelated` values are
-    independent of those before.
+    rank to a weight before; `quantized` codes are compared with the weight before after they are dequantized; `codes`
+    are not compared, because their scales are not known; `unrelated` values are independent of those before.
     """
 
     CAST = "cast"
@@ -54,6 +55,7 @@ class TransformationKind(str, Enum):
     UNSTACKED = "unstacked"
     ADAPTER = "adapter"
     QUANTIZED = "quantized"
+    CODES = "codes"
     UNRELATED = "unrelated"
 
 
@@ -65,6 +67,27 @@ class Rounding(str, Enum):
     STOCHASTIC = "stochastic"
 
 
+class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """How a weight was quantized.
+
+    Attributes:
+        dtype: Type of the weight before.
+        shape: Shape of the weight, [out, in].
+        codes: Type of the codes (`int4`, `nf4`, `float8_e4m3fn`).
+        scales: Last name of the scales.
+        block: Shape of the block of one scale; of bitsandbytes' 4-bit codes, the number of its values.
+        has_channel_factors: The error is that after a factor for each input channel, as AWQ and SmoothQuant have.
+    """
+
+    layout: Layout
+    dtype: str
+    shape: tuple[int, ...]
+    codes: str
+    scales: str
+    block: tuple[int, ...]
+    has_channel_factors: bool = False
+
+
 class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What was done to a tensor, checked on every element that both sides have.
 
@@ -72,7 +95,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         elements: Number of elements that were checked.
         exceptions: Number of these that do not fit.
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
-            after; of `quantized`, the last name of the scales.
+            after; of `adapter`, the weight before and A; of `quantized`, the weight before and the tensors other than
+            the codes.
         differing: Of the sources, those with exceptions.
         factor: Of `scaled`, after is factor × before; of `adapter`, the scale of the update, None if unknown.
         rank: Of `adapter`, the rank of the update.
@@ -81,11 +105,11 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception.
         axis: Of `resized`, the first dimension of another size.
-        blocks: Of joined tensors whose rows alternate, the rows of each source in a group; of `quantized`, the shape of
-            the block of one scale.
+        blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
+        quantization: Of `quantized`, the layout of the codes.
     """
 
     kind: TransformationKind
@@ -103,6 +127,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_transposed: bool = False
     rows: int = 0
     first_rows: tuple[int, ...] = ()
+    quantization: Quantization | None = None
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

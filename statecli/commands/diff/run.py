@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli import formats, live
 from statecli.commands.diff import changed_fields, expectations, load_check, pairing, renames, suggest_map
@@ -23,6 +24,7 @@ from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
+from statecli.core.quantized_weights import split_codes
 from statecli.core.selection import Selection, glob_names
 from statecli.live.built_model import BuiltModel
 from statecli.storage import files
@@ -153,13 +155,15 @@ SETTINGS_NAME = "(settings)"
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
     """Outcome of comparing a pair's values; empty for values equal or not compared.
 
-    `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows.
+    `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
+    codes and scales, so that it may be compared after dequantizing.
     """
 
     delta: Delta | None = None
     not_compared: str | None = None
     error: str | None = None
     reshaped: bool = False
+    has_codes: bool = False
 
 
 _EQUAL = _Outcome()
@@ -205,6 +209,8 @@ class _Comparison:
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
         changes = self._explain(changes)
+        changes, undecided = self._settle_codes(changes)
+        broken += undecided
         load_result = self._check_load(all_matches, states, changes)
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
@@ -407,6 +413,8 @@ class _Comparison:
             return self._of_two_shapes(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
+        if (split_codes(before) is None) is not (split_codes(after) is None):
+            return _Outcome(not_compared=reason, has_codes=True)
         return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
 
     def _cannot_tell(self, row: TensorInfo, why: str) -> str:
@@ -431,7 +439,7 @@ class _Comparison:
 
     def _change(self, match: Match, fields: tuple[Field, ...], outcome: _Outcome) -> Change:
         row = match.shown
-        if outcome.delta is not None:
+        if outcome.delta is not None or outcome.has_codes:
             fields = _add_values(fields)
         if outcome.reshaped:
             fields = tuple(field for field in Field if field is Field.SHAPE or field in fields)
@@ -456,6 +464,24 @@ class _Comparison:
             from statecli.commands.diff.transformations.find import find_transformations
 
         return find_transformations(changes, self.sections, self.after.metadata.values, jobs=self.request.jobs)
+
+    def _settle_codes(self, changes: Sequence[Change]) -> tuple[list[Change], list[Broken]]:
+        """Return the changes, and an error for each pair of a weight and codes that could not be dequantized."""
+        settled: list[Change] = []
+        undecided: list[Broken] = []
+        for change in changes:
+            if change.not_compared is None or Field.VALUES not in change.fields:
+                settled.append(change)
+            elif change.transformation is not None:
+                settled.append(replace(change, not_compared=None))
+            else:
+                assert change.after is not None  # noqa: S101 - both sides have values
+                message = self._cannot_tell(change.after, change.not_compared)
+                undecided.append(Broken(change.fqn, change.section, message))
+                fields = tuple(field for field in change.fields if field is not Field.VALUES)
+                if fields:
+                    settled.append(replace(change, fields=fields))
+        return settled, undecided
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""

@@ -23,6 +23,7 @@ _CONFIG = "adapter_config"
 class _Update(NamedTuple):
     number: int
     weight: TensorInfo
+    fqn_a: str
     task: LowRankTask
 
 
@@ -43,7 +44,7 @@ def find_adapters(
             continue
         task = _build_task(weight, changes[number_a].after, changes[number_b].after)
         if task is not None:
-            updates.append(_Update(number_b, weight, task))
+            updates.append(_Update(number_b, weight, module + _ENDS[0], task))
     results = measure_updates([update.task for update in updates], jobs=jobs)
     adapters: dict[int, Transformation] = {}
     for update, relative in zip(updates, results, strict=True):
@@ -53,7 +54,7 @@ def find_adapters(
             adapters[update.number] = Transformation(
                 TransformationKind.ADAPTER,
                 math.prod(update.task.weight.shape),
-                sources=(update.weight.fqn,),
+                sources=(update.weight.fqn, update.fqn_a),
                 factor=scale,
                 rank=rank,
                 relative_l2=relative * (1.0 if scale is None else scale),

@@ -38,7 +38,7 @@ def find_transformations(
     casts, resizes = find_casts(changes, jobs=jobs), find_resizes(changes, jobs=jobs)
     if pool.is_partial():  # the other hypotheses follow from results of all shards
         return list(changes)
-    quantized = find_quantized(changes, jobs=jobs)
+    quantized = find_quantized(changes, sections, jobs=jobs)
     for n, transformation in {**casts, **resizes, **quantized}.items():
         explained[n] = replace(explained[n], transformation=transformation)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (

@@ -1,9 +1,4 @@
-"""Recognise quantized weights with their scales, and measure the error after dequantizing.
-
-fp8, blocks     weight * weight_scale_inv, a scale for 128 x 128 (DeepSeek-V3, transformers' finegrained_fp8)
-fp8, int8       weight * weight_scale, one scale, or one a row (compressed-tensors, torchao exports)
-int8, by row    weight * SCB / 127 (bitsandbytes LLM.int8())
-"""
+"""Recognise quantized weights, and measure the error after dequantizing against the weight before."""
 
 from __future__ import annotations
 
@@ -11,78 +6,192 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from msgspec.structs import replace
+
+from statecli.commands.diff.result import Change, Field, Quantization, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.views import get_data
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
-from statecli.values.quantized_error import QuantizedTask, measure_errors
+from statecli.core.quantized_weights import Layout, Part, QuantizedWeight, find_quantized_weights, split_codes
+from statecli.values.dequantize import DequantizeRule
+from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart, measure_errors
 
-#: Types of codes. A larger error than this is not the quantization of the weight before.
-_CODES = ("float8_e4m3fn", "float8_e5m2", "int8")
-_MAX_ERROR = 0.25
-
-
-class _Scheme(NamedTuple):
-    """Name of the scales in place of `weight`, the divisor of a scale, and the sizes of square blocks to try."""
-
-    scales: str
-    divisor: float = 1.0
-    block: int | None = None
-
-
-_SCHEMES = (_Scheme("weight_scale_inv", block=128), _Scheme("weight_scale"), _Scheme("SCB", 127.0))
+#: A larger error is not that of rounding to codes: codes of another weight have an error of about 1.4.
+_MAX_ERROR = 0.5
+#: Of GPTQ, what is added to the stored zero points: `gptq` stores them less one, `gptq_v2` as they are.
+_ZERO_OFFSETS = (1, 0)
+#: The error with a factor for each input channel is reported if it is so many times smaller.
+_CHANNEL_GAIN = 4.0
+#: Types whose values are not numbers of the weight until a scale is applied.
+_CODES = ("int8", "uint8", "int4", "uint4")
 
 
-def find_quantized(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the quantized weights by the number of the change, each with its error relative to the weight before."""
-    candidates = [n for n, change in enumerate(changes) if Field.DTYPE in change.fields and _has_codes(change)]
-    if not candidates:
-        return {}
-    rows = {(row.section, row.fqn): row for change in changes if (row := change.after) is not None}
-    tasks: dict[int, tuple[_Scheme, QuantizedTask]] = {}
-    for n in candidates:
-        task_of_change = _find_task(changes[n], rows)
-        if task_of_change is not None:
-            tasks[n] = task_of_change
-    errors = measure_errors([task for _, task in tasks.values()], jobs=jobs)
-    return {
-        n: Transformation(
-            TransformationKind.QUANTIZED,
-            math.prod(task.codes.shape),
-            sources=(scheme.scales,),
-            blocks=task.block,
-            relative_l2=error,
-        )
-        for (n, (scheme, task)), error in zip(tasks.items(), errors, strict=True)
-        if isinstance(error, float) and error <= _MAX_ERROR
+class _Pair(NamedTuple):
+    """A quantized weight, the weight before, and the change with the codes."""
+
+    number: int
+    weight: QuantizedWeight
+    before: TensorInfo
+    quantization: Quantization
+    tasks: list[QuantizedTask]
+
+
+def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, Transformation]:
+    """Return the quantized weights by the number of the change of the codes, each with its error.
+
+    `sections` are the paired sections, before → after. Codes far from the weight before have only exceptions. Codes of
+    an unknown layout are not compared as numbers.
+    """
+    pairs = _find_pairs(changes, sections)
+    errors = iter(measure_errors([task for pair in pairs for task in pair.tasks], jobs=jobs))
+    found: dict[int, Transformation] = {}
+    for pair in pairs:
+        measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
+        if measured:
+            found[pair.number] = _build_transformation(pair, min(measured, key=lambda error: error.relative))
+    for n, change in enumerate(changes):
+        if n in found:
+            continue
+        if (blocks := _describe_blocks(change)) is not None:
+            found[n] = blocks
+        elif _has_unknown_codes(change):
+            found[n] = Transformation(TransformationKind.CODES, 0)
+    return found
+
+
+def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[_Pair]:
+    before = {
+        (sections.get(row.section, row.section), row.fqn): row
+        for change in changes
+        if change.status is not Status.IDENTICAL and (row := change.before) is not None
     }
+    after: dict[str, list[TensorInfo]] = {}
+    for change in changes:
+        if change.after is not None:
+            after.setdefault(change.after.section, []).append(change.after)
+    numbers = {id(change.after): n for n, change in enumerate(changes) if change.after is not None}
+    pairs = []
+    for section, rows in after.items():
+        for weight in find_quantized_weights(rows):
+            dense = before.get((section, weight.fqn))
+            pair = _build_pair(numbers[id(weight.codes)], weight, dense) if dense is not None else None
+            if pair is not None:
+                pairs.append(pair)
+    for n, change in enumerate(changes):
+        subclass = split_codes(change.after) if change.after is not None and change.before is not None else None
+        pair = _build_pair(n, subclass, change.before) if subclass is not None and change.before is not None else None
+        if pair is not None:
+            pairs.append(pair)
+    return pairs
 
 
-def _has_codes(change: Change) -> bool:
-    before, after = change.before, change.after
-    return before is not None and after is not None and after.dtype in _CODES and "float" in before.dtype
-
-
-def _find_task(change: Change, rows: Mapping[tuple[str, str], TensorInfo]) -> tuple[_Scheme, QuantizedTask] | None:
-    module, _, name = change.fqn.rpartition(".")
-    weight, codes = get_data(change.before), get_data(change.after)
-    if name != "weight" or weight is None or codes is None or len(codes.shape) != 2 or weight.shape != codes.shape:
+def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pair | None:
+    dense = get_data(before)
+    data = {part: own for part, row in weight.parts.items() if (own := get_data(row)) is not None}
+    if dense is None or len(dense.shape) != 2 or "float" not in dense.dtype or len(data) < len(weight.parts):
         return None
-    for scheme in _SCHEMES:
-        scales = get_data(rows.get((change.section, f"{module}.{scheme.scales}")))
-        block = _find_block(codes.shape, scales.shape, scheme) if scales is not None else None
-        if scales is not None and block is not None:
-            return scheme, QuantizedTask(change.fqn, weight, codes, scales, block, scheme.divisor)
-    return None
+    shape = dense.shape[0], dense.shape[1]
+    block = _find_block(weight, shape)
+    if block is None:
+        return None
+    rule = DequantizeRule(weight.layout, shape, block if len(block) == 2 else None, weight.divisor)
+    rules = [replace(rule, zero_offset=offset) for offset in _ZERO_OFFSETS] if weight.layout is Layout.GPTQ else [rule]
+    parts = tuple(StoredPart(part, own) for part, own in data.items())
+    scales = weight.parts[Part.SCALES].fqn.rpartition(".")[2]
+    quantization = Quantization(weight.layout, before.dtype, shape, _name_codes(weight, shape), scales, block)
+    return _Pair(number, weight, before, quantization, [QuantizedTask(weight.fqn, dense, own, parts) for own in rules])
 
 
-def _find_block(codes: tuple[int, ...], scales: tuple[int, ...], scheme: _Scheme) -> tuple[int, int] | None:
-    """Return the shape of the block of a scale: the whole, a row, or a square; None for other shapes."""
-    rows, columns = codes
+def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:
+    """Return the shape of the block of a scale: the whole, rows, part of a row, a square, or a number of values.
+
+    None for codes and scales of other shapes.
+    """
+    rows, columns = shape
+    scales, codes = weight.parts[Part.SCALES], weight.codes
+    count = math.prod(scales.shape or ())
+    if weight.layout is Layout.BITSANDBYTES:
+        is_whole = math.prod(codes.shape or ()) == (rows * columns + 1) // 2 and count > 0
+        return (1 << (-(-rows * columns // count) - 1).bit_length(),) if is_whole else None
+    if weight.layout is Layout.SCALED:
+        return _find_scaled_block(weight, shape, scales.shape or ()) if codes.shape == shape else None
+    groups = count // rows if count and count % rows == 0 else 0
+    return (1, columns // groups) if groups and columns % groups == 0 else None
+
+
+def _find_scaled_block(
+    weight: QuantizedWeight, shape: tuple[int, int], scales: tuple[int, ...]
+) -> tuple[int, int] | None:
+    rows, columns = shape
     if math.prod(scales) == 1:
         return rows, columns
     if scales in ((rows,), (rows, 1)):
         return 1, columns
-    size = scheme.block
+    size = weight.square
     if size is not None and scales == (-(-rows // size), -(-columns // size)):
         return size, size
-    return None
+    is_grouped = len(scales) == 2 and scales[0] == rows and scales[1] and columns % scales[1] == 0
+    return (1, columns // scales[1]) if is_grouped else None
+
+
+def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
+    """Return the type of the codes: `int4`, `nf4`, `float8_e4m3fn`."""
+    codes = weight.codes.shape or ()
+    if weight.layout is Layout.SCALED:
+        return weight.codes.dtype
+    if weight.layout is Layout.BITSANDBYTES:
+        state = weight.parts.get(Part.STATE)
+        return "fp4" if state is not None and state.fqn.endswith("fp4") else "nf4"
+    if weight.layout is Layout.NVFP4:
+        return "fp4"
+    if weight.layout is Layout.AWQ:
+        return "int4"
+    return f"int{math.prod(codes) * 32 // math.prod(shape)}"
+
+
+def _build_transformation(pair: _Pair, error: QuantizedError) -> Transformation:
+    by_channel = error.relative > _MAX_ERROR and error.by_channel * _CHANNEL_GAIN < error.relative
+    relative = error.by_channel if by_channel else error.relative
+    elements = math.prod(pair.before.shape or ())
+    names = () if pair.weight.in_one_row else pair.weight.parts.items()
+    others = [row.fqn for part, row in names if part is not Part.CODES]
+    return Transformation(
+        TransformationKind.QUANTIZED,
+        elements,
+        exceptions=0 if relative <= _MAX_ERROR else elements,
+        sources=(pair.before.fqn, *others),
+        relative_l2=relative,
+        quantization=replace(pair.quantization, has_channel_factors=by_channel),
+    )
+
+
+def _describe_blocks(change: Change) -> Transformation | None:
+    """Return the quantization into blocks of GGUF, whose error the plain diff has measured."""
+    before, after, values = change.before, change.after, change.values
+    if before is None or after is None or values is None or values.relative_l2 is None or values.left_out:
+        return None
+    if after.dtype not in BLOCK_SIZES or before.dtype in BLOCK_SIZES:
+        return None
+    block = BLOCK_SIZES[after.dtype][0]
+    quantization = Quantization(Layout.GGUF, before.dtype, before.shape or (), after.dtype, "its scales", (block,))
+    exceptions = 0 if values.relative_l2 <= _MAX_ERROR else values.elements
+    return Transformation(
+        TransformationKind.QUANTIZED,
+        values.elements,
+        exceptions=exceptions,
+        sources=(before.fqn,),
+        relative_l2=values.relative_l2,
+        quantization=quantization,
+    )
+
+
+def _has_unknown_codes(change: Change) -> bool:
+    before, after = change.before, change.after
+    return (
+        Field.DTYPE in change.fields
+        and before is not None
+        and after is not None
+        and "float" in before.dtype
+        and after.dtype in _CODES
+        and change.values is not None
+    )

@@ -1,0 +1,266 @@
+"""Values of a quantized weight, some rows at a time: each layout by the rule of its own library.
+
+scaled              (q - z) * s / divisor                                    compressed-tensors, torchao, bitsandbytes
+bitsandbytes 4-bit  values[q] * absmax, high nibble first                    bitsandbytes, functional.dequantize_4bit
+GPTQ                (q - z - 1) * s, codes of a column in one bit stream      gptqmodel, qlinear.pack_original
+                    (q - z) * s with `checkpoint_format` gptq_v2
+AWQ                 (q - z) * s, eight columns in the order 0 2 4 6 1 3 5 7   autoawq, WQLinear_GEMM.from_linear
+packed              (q - z) * s, codes of a row in one bit stream             compressed-tensors, pack_to_int32
+NVFP4               e2m1[q] * s / global, low nibble first                    compressed-tensors, nvfp4
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from statecli.core.dtypes import contiguous_strides
+from statecli.core.errors import MalformedError
+from statecli.core.model_state import TensorData
+from statecli.core.quantized_weights import Layout, Part
+from statecli.values.elements import Array
+from statecli.values.ranges import resolve_data
+from statecli.values.read import read_all_values
+
+#: Values of a row block [start, stop) of a weight, float64 [stop - start, in].
+Rows = Callable[[int, int], Array]
+#: The columns of the eight codes in a word of AWQ, lowest bits first.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+#: Bytes of the JSON text that bitsandbytes stores with a weight.
+_MAX_STATE_BYTES = 4096
+
+
+class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
+    """How the codes of a weight of [out, in] become values.
+
+    Attributes:
+        block: Of scaled codes, the shape of the block of one scale.
+        divisor: Of scaled codes, the divisor of the scales.
+        zero_offset: Of GPTQ, what is added to the stored zero points: 1, or 0 in `gptq_v2`.
+    """
+
+    layout: Layout
+    shape: tuple[int, int]
+    block: tuple[int, int] | None = None
+    divisor: float = 1.0
+    zero_offset: int = 1
+
+
+class _NestedState(msgspec.Struct):
+    """What the JSON text of bitsandbytes says about scales."""
+
+    blocksize: int
+    nested_blocksize: int = 0
+    nested_offset: float = 0.0
+
+
+def open_rows(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    """Return the function that reads rows of the weight. Raises MalformedError if the shapes do not fit the layout."""
+    return _OPEN[rule.layout](rule, parts, name)
+
+
+def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    assert rule.block is not None  # noqa: S101 - the layout has a block
+    height, width = rule.block
+    grid = tuple(-(-size // block) for size, block in zip(rule.shape, rule.block, strict=True))
+    scales = _read(parts[Part.SCALES], name, grid) / rule.divisor
+    zeros = _read(parts[Part.ZEROS], name, grid) if Part.ZEROS in parts else np.zeros(grid)
+    columns = np.arange(rule.shape[1]) // width
+    codes = _locate(parts[Part.CODES], name, rule.shape)
+
+    def read_rows(start: int, stop: int) -> Array:
+        groups = np.arange(start, stop)[:, None] // height
+        return (_read_rows(codes, name, start, stop) - zeros[groups, columns]) * scales[groups, columns]
+
+    return read_rows
+
+
+def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    values = _read(parts[Part.VALUES], name, (16,))
+    state = _read_state(parts.get(Part.STATE), name)
+    scales = _read(parts[Part.SCALES], name)
+    if Part.NESTED_SCALES in parts:
+        table = _read(parts[Part.NESTED_VALUES], name, (256,))
+        nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
+        if nested.size < scales.size:
+            raise MalformedError(f"{name}: {nested.size} nested scales for {scales.size} scales")
+        scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
+    width, total = rule.shape[1], math.prod(rule.shape)
+    if state.blocksize < 1 or scales.size * state.blocksize < total:
+        raise MalformedError(f"{name}: {scales.size} scales of {state.blocksize} values for {total} values")
+    codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
+
+    def read_rows(start: int, stop: int) -> Array:
+        first, last = start * width, stop * width
+        packed = _read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
+        nibbles = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)[first % 2 :][: last - first]
+        return (values[nibbles] * scales[np.arange(first, last) // state.blocksize]).reshape(-1, width)
+
+    return read_rows
+
+
+def _read_state(data: TensorData | None, name: str) -> _NestedState:
+    if data is None:
+        return _NestedState(blocksize=64)
+    text = _read(data, name).astype(np.uint8).tobytes()
+    try:
+        return msgspec.json.decode(text[:_MAX_STATE_BYTES], type=_NestedState)
+    except msgspec.MsgspecError as error:
+        raise MalformedError(f"{name}: quant_state: {error}") from error
+
+
+def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    height, width = rule.shape
+    words = _read_words(parts[Part.CODES], name)
+    scales = _read(parts[Part.SCALES], name)
+    if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or words.shape[0] * 32 % width:
+        raise MalformedError(f"{name}: codes of {list(words.shape)} are not those of {list(rule.shape)}")
+    bits = words.shape[0] * 32 // width
+    zeros = _unpack(_read_words(parts[Part.ZEROS], name), bits, height)
+    groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[0], width)
+    if zeros.shape != scales.shape:
+        raise MalformedError(f"{name}: zero points of {list(zeros.shape)} for scales of {list(scales.shape)}")
+    zeros = zeros.astype(np.float64) + rule.zero_offset
+
+    def read_rows(start: int, stop: int) -> Array:
+        codes = _unpack(words[:, start:stop].T, bits, width)
+        return (codes - zeros[groups, start:stop].T) * scales[groups, start:stop].T
+
+    return read_rows
+
+
+def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    height, width = rule.shape
+    words = _read_words(parts[Part.CODES], name, (width, height // 8))
+    scales = _read(parts[Part.SCALES], name)
+    zeros = _unpack_awq(_read_words(parts[Part.ZEROS], name, (scales.shape[0], height // 8)))
+    groups = _read_groups(None, name, scales.shape[0], width)
+
+    def read_rows(start: int, stop: int) -> Array:
+        first, last = start // 8, -(-stop // 8)
+        codes = _unpack_awq(words[:, first:last])[:, start - first * 8 : stop - first * 8]
+        return ((codes - zeros[groups, start:stop].astype(np.float64)) * scales[groups, start:stop]).T
+
+    return read_rows
+
+
+def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    height, width = rule.shape
+    count = parts[Part.CODES].shape[1]
+    bits = count * 32 // width
+    if not 1 <= bits <= 8 or -(-width * bits // 32) != count:
+        raise MalformedError(f"{name}: codes of {list(parts[Part.CODES].shape)} are not those of {list(rule.shape)}")
+    scales = _read(parts[Part.SCALES], name).reshape(height, -1)
+    groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[1], width)
+    zeros = np.full(scales.shape, 1 << (bits - 1))
+    if Part.ZEROS in parts:
+        zeros = _unpack(_read_words(parts[Part.ZEROS], name).T, bits, height).T.reshape(scales.shape)
+    codes = _locate(parts[Part.CODES], name, (height, count))
+
+    def read_rows(start: int, stop: int) -> Array:
+        words = _read_rows(codes, name, start, stop).astype(np.int32).view(np.uint32)
+        return (_unpack(words, bits, width) - zeros[start:stop, groups].astype(np.float64)) * scales[start:stop, groups]
+
+    return read_rows
+
+
+def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    height, width = rule.shape
+    scales = _read(parts[Part.SCALES], name).reshape(height, -1)
+    groups = _read_groups(None, name, scales.shape[1], width)
+    scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
+    codes = _locate(parts[Part.CODES], name, (height, width // 2))
+
+    def read_rows(start: int, stop: int) -> Array:
+        packed = _read_rows(codes, name, start, stop).astype(np.uint8)
+        nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(stop - start, -1)
+        return _E2M1[nibbles] * scales[start:stop, groups]
+
+    return read_rows
+
+
+_OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], Rows]] = {
+    Layout.SCALED: _open_scaled,
+    Layout.BITSANDBYTES: _open_bitsandbytes,
+    Layout.GPTQ: _open_gptq,
+    Layout.AWQ: _open_awq,
+    Layout.PACKED: _open_packed,
+    Layout.NVFP4: _open_nvfp4,
+}
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
+    """Return all values of a part as float64, in its shape. Raises MalformedError if it has another number of them."""
+    values = np.asarray(read_all_values(data, name)).astype(np.float64)
+    if shape is not None and values.size != math.prod(shape):
+        raise MalformedError(f"{name}: {values.size} values where the layout has {math.prod(shape)}")
+    return values.reshape(data.shape if shape is None else shape)
+
+
+def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
+    """Return the words of packed codes as uint32, in the shape of the part."""
+    if shape is not None and data.shape != shape:
+        raise MalformedError(f"{name}: codes of {list(data.shape)} where the layout has {list(shape)}")
+    values = np.asarray(read_all_values(data, name))
+    return values.astype(np.int64).astype(np.uint32).reshape(data.shape)
+
+
+def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
+    """Return the codes as rows, with strides. Raises MalformedError if they are not of this size."""
+    data = resolve_data(data, name)
+    if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
+        raise MalformedError(f"{name}: codes of {list(data.shape)} where the layout has {list(shape)}")
+    if data.shape != shape and data.strides not in (None, contiguous_strides(data.shape)):
+        raise MalformedError(f"{name}: codes with strides {list(data.strides or ())}")
+    return replace(
+        data,
+        shape=shape,
+        strides=contiguous_strides(shape) if data.strides is None or data.shape != shape else data.strides,
+    )
+
+
+def _read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
+    """Return rows [start, stop) as a matrix. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - `_locate` sets them
+    rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
+    return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
+
+
+def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> Array:
+    """Return the group of each input channel. Raises MalformedError if a group does not exist."""
+    if data is None:
+        if count < 1 or width % count:
+            raise MalformedError(f"{name}: {count} groups for {width} input channels")
+        return np.arange(width) // (width // count)
+    groups = _read(data, name, (width,)).astype(np.intp)
+    if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
+        raise MalformedError(f"{name}: groups {groups.min()} to {groups.max()}, but {count} groups have scales")
+    return groups
+
+
+def _unpack(words: Array, bits: int, count: int) -> Array:
+    """Return the first `count` codes of each row of words: one bit stream, lowest bits first."""
+    if not 1 <= bits <= 8 or words.shape[-1] * 32 < count * bits:
+        raise MalformedError(f"{words.shape[-1]} words do not hold {count} codes of {bits} bits")
+    wide = words.astype(np.uint64)
+    following = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
+    pairs = wide | following << np.uint64(32)
+    places = np.arange(count) * bits
+    codes = pairs[..., places // 32] >> (places % 32).astype(np.uint64)
+    return (codes & np.uint64((1 << bits) - 1)).astype(np.uint8)
+
+
+def _unpack_awq(words: Array) -> Array:
+    """Return the codes of AWQ: eight columns for each word."""
+    nibbles = words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
+    codes = np.empty(nibbles.shape, np.uint8)
+    codes[..., list(_AWQ_ORDER)] = nibbles
+    return codes.reshape(*words.shape[:-1], -1)

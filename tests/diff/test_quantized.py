@@ -1,0 +1,205 @@
+"""Quantized weights are dequantized by the rule of their library: files and errors are those of the libraries."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+
+from statecli.commands.diff.result import Status, TransformationKind
+from statecli.core.errors import MalformedError
+from statecli.core.quantized_weights import Layout, Part, find_quantized_weights
+from statecli.values import dequantize
+
+from .conftest import changed
+
+DATA = Path(__file__).parent.parent / "data" / "quantized.safetensors"
+KIND = TransformationKind
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, torch.Tensor]:
+    """A weight [32, 64], its quantized forms and, of each, what the library dequantizes."""
+    return load_file(DATA)
+
+
+@pytest.fixture(scope="module")
+def weight(stored) -> torch.Tensor:
+    return stored["weight"]
+
+
+@pytest.fixture(scope="module")
+def dense() -> torch.Tensor:
+    return torch.randn(96, 128, generator=torch.Generator().manual_seed(1)) * 0.02
+
+
+def parts_of(stored: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    start = f"{name}."
+    return {
+        key.removeprefix(start): tensor
+        for key, tensor in stored.items()
+        if key.startswith(start) and not key.endswith("dequantized")
+    }
+
+
+def relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> float:
+    return ((weight.double() - dequantized.double()).norm() / weight.double().norm()).item()
+
+
+def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor]):
+    """The diff of a module with the weight and of one with its parts; next to it, a tensor that did not change."""
+    norm = {"norm.weight": torch.ones(8)}
+    return diff({"proj.weight": weight} | norm, {f"proj.{name}": part for name, part in parts.items()} | norm)
+
+
+def only_transformation(result):
+    (done,) = [change.transformation for change in changed(result).values() if change.transformation is not None]
+    return done
+
+
+# --- each layout -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "codes", "block"),
+    [
+        ("gptq", Layout.GPTQ, "int4", (1, 32)),
+        ("gptq_v2", Layout.GPTQ, "int4", (1, 32)),
+        ("gptq_8_act_order", Layout.GPTQ, "int8", (1, 32)),
+        ("gptq_3", Layout.GPTQ, "int3", (1, 64)),
+        ("awq", Layout.AWQ, "int4", (1, 32)),
+        ("nf4", Layout.BITSANDBYTES, "nf4", (64,)),
+        ("nf4_double", Layout.BITSANDBYTES, "nf4", (64,)),
+        ("fp4", Layout.BITSANDBYTES, "fp4", (64,)),
+        ("packed_4", Layout.PACKED, "int4", (1, 32)),
+        ("packed_4_asymmetric", Layout.PACKED, "int4", (1, 32)),
+        ("packed_3", Layout.PACKED, "int3", (1, 64)),
+        ("packed_8_channel", Layout.PACKED, "int8", (1, 64)),
+        ("nvfp4", Layout.NVFP4, "fp4", (1, 16)),
+        ("torchao_int8", Layout.SCALED, "int8", (1, 64)),
+        ("torchao_fp8", Layout.SCALED, "float8_e4m3fn", (1, 64)),
+    ],
+)
+def test_the_error_is_that_of_the_dequantized_weight(diff, stored, weight, name, layout, codes, block):
+    """Zero points less one or not, groups in any order, codes across two words, columns in AWQ's order, nested scales.
+
+    compressed-tensors dequantizes NVFP4 into bfloat16.
+    """
+    parts = parts_of(stored, name)
+    done = only_transformation(compare(diff, weight, parts))
+    assert (done.kind, done.exceptions, done.quantization.layout) == (KIND.QUANTIZED, 0, layout)
+    assert (done.quantization.codes, done.quantization.block) == (codes, block)
+    error = relative_error(weight, stored[f"{name}.dequantized"])
+    assert done.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
+    assert 0 < error < 0.25
+    assert len(done.sources) == len(parts)
+
+
+def test_factors_of_input_channels_are_taken_out(diff, stored, weight):
+    """AWQ multiplies salient channels before it rounds, and divides the layer before."""
+    done = only_transformation(compare(diff, weight, parts_of(stored, "awq_channels")))
+    assert done.quantization.has_channel_factors
+    assert 0.05 < done.relative_l2 <= relative_error(weight, stored["awq_channels.dequantized"]) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq", "gptq_3", "awq", "nf4_double", "packed_4_asymmetric", "nvfp4", "torchao_int8"]
+)
+def test_codes_of_other_rows_are_not_near(diff, stored, weight, name):
+    """The corrupted twin: the same codes and scales in another order."""
+    done = only_transformation(compare(diff, weight.flip(0), parts_of(stored, name)))
+    assert done.kind is KIND.QUANTIZED
+    assert done.exceptions == weight.numel()
+    assert done.relative_l2 > 1
+
+
+@pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
+def test_one_wrong_scale_is_in_the_error(diff, stored, weight, name):
+    parts = parts_of(stored, name)
+    honest = only_transformation(compare(diff, weight, parts)).relative_l2
+    parts["scales"][0, 5] *= 3
+    assert only_transformation(compare(diff, weight, parts)).relative_l2 > 1.3 * honest
+
+
+def test_a_group_without_scales_is_not_recognised(diff, stored, weight):
+    """Nothing is claimed about codes that point outside of their scales."""
+    parts = parts_of(stored, "gptq")
+    parts["g_idx"] = parts["g_idx"] + 9
+    result = compare(diff, weight, parts)
+    assert all(change.transformation is None for change in changed(result).values())
+    assert changed(result)["proj.weight"].status is Status.REMOVED
+
+
+# --- what cannot be told ---------------------------------------------------------------------------------------------
+
+
+def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense):
+    """int8 codes next to scales of an unknown name are not compared as numbers."""
+    codes = (dense * 3000).round().clamp(-127, 127).to(torch.int8)
+    after = {"proj.weight": codes, "proj.strange_scale": torch.ones(96)}
+    change = changed(diff({"proj.weight": dense}, after))["proj.weight"]
+    assert change.transformation.kind is KIND.CODES
+    shown = statecli(
+        "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
+    ).out
+    assert "int8 codes, not compared as numbers" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{",
+        b"[]",
+        b'{"blocksize": 0}',
+        b'{"blocksize": -4}',
+        b'{"blocksize": "64"}',
+        b'{"blocksize": 1}',
+        b"\xff" * 9000,
+    ],
+)
+def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
+    """Any text may be there: nothing is claimed, and nothing fails."""
+    parts = {
+        "weight": torch.zeros(96 * 64, 1, dtype=torch.uint8),
+        "weight.absmax": torch.ones(192),
+        "weight.quant_map": torch.linspace(-1, 1, 16),
+        "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(bytearray(state), dtype=torch.uint8),
+    }
+    result = compare(diff, dense, parts)
+    assert all(c.transformation is None or c.transformation.kind is KIND.CODES for c in changed(result).values())
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_a_bit_stream_is_read_as_struct_reads_it(bits):
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(0, 1 << bits, 64)
+    stream = sum(int(code) << place * bits for place, code in enumerate(codes))
+    words = np.array(struct.unpack(f"<{2 * bits}I", stream.to_bytes(8 * bits, "little")), np.uint32)
+    assert dequantize._unpack(words, bits, 64).tolist() == codes.tolist()
+
+
+def test_too_few_words_are_an_error():
+    with pytest.raises(MalformedError, match="do not hold"):
+        dequantize._unpack(np.zeros(2, np.uint32), 4, 17)
+
+
+def test_only_whole_weights_are_found(diff, stored, weight):
+    """Without its zero points or its scales, codes are just tensors."""
+    rows = [change.after for change in compare(diff, weight, parts_of(stored, "gptq")).changes if change.after]
+    (found,) = find_quantized_weights(rows)
+    assert (found.fqn, found.layout) == ("proj.weight", Layout.GPTQ)
+    assert not list(find_quantized_weights(row for row in rows if row is not found.parts[Part.ZEROS]))
+    assert not list(find_quantized_weights(row for row in rows if row is not found.parts[Part.SCALES]))
+    moved = [replace(row, fqn=row.fqn.removeprefix("proj.")) for row in rows]
+    assert [own.fqn for own in find_quantized_weights(moved)] == ["weight"]
+
+
+def test_the_result_survives_json(diff, stored, weight):
+    done = only_transformation(compare(diff, weight, parts_of(stored, "awq")))
+    assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
