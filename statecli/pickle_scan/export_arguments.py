@@ -89,7 +89,9 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
 
 
 #: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.
-_TEXTS_AND_OBJECTS = frozenset(["as_string", "as_strings", "as_operator", "as_custom_obj", "as_graph"])
+_TEXTS_AND_OBJECTS = frozenset(
+    ["as_string", "as_strings", "as_string_to_argument", "as_operator", "as_custom_obj", "as_graph"]
+)
 
 
 def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> Iterator[str]:
@@ -135,8 +137,6 @@ _GRAPH_PLACES = {
     **dict.fromkeys(("while_loop", "while_loop_stack_output"), (0, 1)),
     **dict.fromkeys(("associative_scan", "hints_wrapper", "invoke_subgraph", "local_map_hop", "map", "map_impl"), (0,)),
     **dict.fromkeys(("scan", "strict_mode", "tag_activation_checkpoint", "wrap_activation_checkpoint"), (0,)),
-    "flex_attention": (3,),
-    "flex_attention_backward": (7, 8),
 }
 #: Kinds of arguments with texts, and the place of the text that torch writes: a type of device, a name.
 _TEXTS = frozenset(["as_string", "as_strings", "as_string_to_argument"])
@@ -161,6 +161,8 @@ TAKEN_NAMES = frozenset(
         "inf",
         "nan",
         "NoneType",
+        "getattr",
+        "math_trunc",
         "fx_pytree",
         "pytree",
         "_operator",
@@ -188,7 +190,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
         yield "calls a value that is not an operator"
     for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
         is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
-        if is_text and _TEXT_PLACES.get(name) != place and not name.startswith("flex_attention"):
+        if is_text and _TEXT_PLACES.get(name) != place:
             yield "gets a text, of which a graph can compute another text"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
         yield "gets an operator where torch does not write one"

@@ -250,8 +250,8 @@ HIGHER_ORDER = frozenset(
     re.findall(
         r"\w+",
         """
-        associative_scan auto_functionalized auto_functionalized_v2 cond flex_attention
-        flex_attention_backward graphsafe_run_with_rng_state hints_wrapper invoke_subgraph local_map_hop map map_impl
+        associative_scan auto_functionalized auto_functionalized_v2 cond graphsafe_run_with_rng_state
+        hints_wrapper invoke_subgraph local_map_hop map map_impl
         out_dtype run_and_save_rng_state run_with_rng_state scan strict_mode tag_activation_checkpoint while_loop
         while_loop_stack_output with_effects wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled
         """,

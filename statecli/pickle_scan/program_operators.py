@@ -43,6 +43,8 @@ _HARMS = {
     "debugprims::load_tensor": "reads a file",
     "higher_order::print": "formats a text of the file, which can read any attribute of any object",
     "higher_order::wrap": "calls what its arguments name",
+    "higher_order::flex_attention": "gets arguments that torch writes into source code, and compiles",
+    "higher_order::flex_attention_backward": "gets arguments that torch writes into source code, and compiles",
     "higher_order::inline_asm_elementwise": "compiles and runs machine code of the file",
     "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
 }

@@ -662,6 +662,26 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
     assert any("gets a text, of which a graph can compute" in message for message in found), found
 
 
+@pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
+@pytest.mark.parametrize("scale", [{"as_float": 1.0}, {"as_string": "0.25; { std::system(c); }"}, {"as_none": True}])
+def test_an_operator_whose_arguments_become_source_is_found(name, scale, tmp_path):
+    """inductor writes the scale and the kernel options into C++ as they are; torch cannot save such a program."""
+    value = {"as_tensor": {"name": "x"}}
+    edit = call(f"torch.ops.higher_order.{name}", value, value, value, GRAPH, value, scale, {"as_none": True})
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("torch writes into source code" in message for message in found), found
+
+
+def test_a_key_for_a_number_is_found(tmp_path):
+    """sympy evaluates the keys of a dict too."""
+    target = "torch.utils._sympy.functions.FloorDiv"
+    edit = call(target, {"as_string_to_argument": {"print(1)": {"as_int": 1}}}, {"as_int": 2})
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("in place of a number" in message for message in found), found
+
+
 def test_each_character_of_a_guard_is_a_step():
     steps, guards = Steps(), [f"max(s{n},{','.join('1' * 2_000)})<1" for n in range(5)]
     list(export_expressions.find_program_calls({"guards_code": guards}, steps))
@@ -677,7 +697,7 @@ VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use
     [
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("callee", VALUE), ("", GRAPH)], "calls a value"),
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "that has a name"),
-        ("flex_attention", [("", VALUE)] * 4, "calls a value"),
+        ("while_loop", [("", VALUE)] * 4, "calls a value"),
         ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "gets an operator"),
     ],
 )
