@@ -14,6 +14,12 @@ from statecli import formats, live
 from statecli.commands.diff import changed_fields, expectations, load_check, pairing, renames, suggest_map
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.module_versions import compare_versions
+from statecli.commands.diff.optimizer_names import (
+    OptimizerPair,
+    pair_optimizer_states,
+    pair_optimizers,
+    unify_settings,
+)
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.result import Broken, Change, Diff, Field, Histogram, ScalarChange, Status
 from statecli.core import quoting
@@ -190,6 +196,7 @@ class _Comparison:
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
+        self.optimizers: list[OptimizerPair] = []
         #: By `id`, tensors that may be renamed, and the reason why that is inconclusive.
         self.inconclusive: dict[int, StateError] = {}
         #: True if names are prefixed by sections, because there are several.
@@ -283,7 +290,11 @@ class _Comparison:
         self.sections = paired.sections
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in paired.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)]
-        matches = paired.matches
+        self.optimizers = pair_optimizers(before, after, paired.sections) if self.prefixes else []
+        matches, notes = pair_optimizer_states(paired.matches, self.optimizers)
+        self.notes += notes
+        if notes:
+            matches = pairing.sort_matches(matches, before, after)
         if self.loads:
             model = before if self.model is self.before else after
             matches, notes = load_check.pair_as_loaded(matches, model, self.built.get(model.target))
@@ -489,7 +500,9 @@ class _Comparison:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
         paired = {} if any(selected_sections) else self.sections
-        changes, names, notes = scalars.compare_settings(self.before, self.after, selected_sections, paired)
+        old_settings, new_settings = unify_settings(self.before, self.after, self.optimizers)
+        states = replace(self.before, metadata=old_settings), replace(self.after, metadata=new_settings)
+        changes, names, notes = scalars.compare_settings(*states, selected_sections, paired)
         old, new = selected_sections
         versions = list(compare_versions(self.before, self.after, {old: new} if old and new else self.sections))
         changes, names = [*changes, *versions], [*names, *(change.key for change in versions)]

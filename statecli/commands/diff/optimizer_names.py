@@ -1,0 +1,158 @@
+"""Compare two optimizers that are keyed in different ways: by numbers, by parameter names, or flat.
+
+`torch.optim.Optimizer.state_dict` numbers the parameters in the order of its groups. `torch.distributed.checkpoint`
+(`get_optimizer_state_dict`) and FSDP write their names in the same order; the flat form of the former has the settings
+of a group for each of its parameters. The order is trusted only if the shapes of all states agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from statecli.commands.diff.pairing import Match, MatchedBy
+from statecli.core.model_state import Kind, ModelState, Oddity, OptimizerFacts, Scalar, Settings, TensorInfo
+from statecli.formats.torch.settings import select
+
+_NESTED = re.compile(r"state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\](?P<state>.+)")
+_STATE_KEY = re.compile(r"\['([^']*)'\]")
+
+
+class Keys(str, Enum):
+    """Keys of an optimizer's state."""
+
+    NUMBERS = "by number"
+    NAMES = "by parameter name"
+    FLAT = "by parameter name without nesting"
+
+
+class OptimizerPair(NamedTuple):
+    """Two optimizers with other keys: `places` is the place of each parameter's key among those of its side."""
+
+    sections: tuple[str, str]
+    keys: tuple[Keys, Keys]
+    places: tuple[Mapping[str, int], Mapping[str, int]]
+
+
+def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str, str]) -> list[OptimizerPair]:
+    """Return the paired optimizers with different keys whose states have the same shapes, parameter by parameter."""
+    facts_after = {facts.section: facts for facts in after.optimizers}
+    pairs = []
+    for old in before.optimizers:
+        partner = sections.get(old.section)
+        new = facts_after.get(partner) if partner is not None else None
+        if new is None or partner is None:
+            continue
+        keys = _find_keys(before, old), _find_keys(after, new)
+        places = _list_places(old), _list_places(new)
+        if keys[0] is keys[1]:
+            continue
+        if Keys.NUMBERS not in keys and places[0].keys() == places[1].keys():
+            pairs.append(OptimizerPair((old.section, partner), keys, (places[0], places[0])))
+        elif Keys.NUMBERS in keys and _list_shapes(old) == _list_shapes(new):
+            pairs.append(OptimizerPair((old.section, partner), keys, places))
+    return pairs
+
+
+def _find_keys(state: ModelState, facts: OptimizerFacts) -> Keys:
+    if all(isinstance(parameter, int) for group in facts.groups for parameter in group.params):
+        return Keys.NUMBERS
+    is_flat = any(row.section == facts.section and row.fqn.startswith("state.") for row in state.tensors)
+    return Keys.FLAT if is_flat else Keys.NAMES
+
+
+def _list_shapes(facts: OptimizerFacts) -> list[tuple[int, ...] | None]:
+    return [shape for group in facts.groups for shape in group.shapes]
+
+
+def _list_places(facts: OptimizerFacts) -> dict[str, int]:
+    keys = [str(parameter) for group in facts.groups for parameter in group.params]
+    return {key: place for place, key in enumerate(keys)}
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPair]) -> tuple[list[Match], list[Oddity]]:
+    """Return the matches with states of the same parameter paired, and a note for each optimizer."""
+    paired = list(matches)
+    notes: list[Oddity] = []
+    for pair in pairs:
+        old = {key: n for n, m in enumerate(paired) if m.after is None and (key := _locate(m.before, pair, 0))}
+        new = {key: n for n, m in enumerate(paired) if m.before is None and (key := _locate(m.after, pair, 1))}
+        common = {old[key]: new[key] for key in old if key in new}
+        for n, partner in common.items():
+            paired[partner] = Match(paired[n].before, paired[partner].after, MatchedBy.PREFIX)
+        paired = [match for n, match in enumerate(paired) if n not in common]
+        if common:
+            notes.append(Oddity("optimizer-keys", _describe_pair(pair, len(common))))
+    return paired, notes
+
+
+def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int, str] | None:
+    """Return the place of the parameter and the name of its state; None for other tensors."""
+    if row is None or row.kind is not Kind.OPTIMIZER or row.section != pair.sections[side]:
+        return None
+    nested = _NESTED.fullmatch(row.fqn)
+    if nested is not None:
+        parameter = nested["id"] or nested["name"]
+        state = _STATE_KEY.sub(r"\1", nested["state"])
+    else:
+        parameter, _, state = row.fqn.removeprefix("state.").rpartition(".")
+    place = pair.places[side].get(parameter)
+    return None if place is None else (place, state)
+
+
+def _describe_pair(pair: OptimizerPair, count: int) -> str:
+    old, new = pair.keys
+    by = "the order of the parameters, whose shapes agree" if Keys.NUMBERS in pair.keys else "name"
+    return (
+        f"the optimizer is keyed {old.value} before and {new.value} after: {count:,} tensors of "
+        f"{len(pair.places[0]):,} parameters are paired by {by}"
+    )
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def unify_settings(before: ModelState, after: ModelState, pairs: Iterable[OptimizerPair]) -> tuple[Settings, Settings]:
+    """Return the settings of both sides without the keys of the parameters, with settings of groups below groups."""
+    old, new = before.metadata, after.metadata
+    for pair in pairs:
+        # A flat optimizer does not say which parameters are one group.
+        grouped, side = (after, 1) if pair.keys[0] is Keys.FLAT else (before, 0)
+        facts = next(facts for facts in grouped.optimizers if facts.section == pair.sections[side])
+        group_of = [number for number, group in enumerate(facts.groups) for _ in group.params]
+        old = _unify(old, pair.sections[0], pair.places[0], group_of)
+        new = _unify(new, pair.sections[1], pair.places[1], group_of)
+    return old, new
+
+
+def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Sequence[int]) -> Settings:
+    is_below = any(key.startswith(f"{section}.param_groups.") for key in side.values)
+    start = f"{section}.param_groups" if is_below else "param_groups"
+    keys = re.compile(rf"{re.escape(start)}\.\d+\.params(?:\.\d+)?")
+    kept = select(side, lambda key: not keys.fullmatch(key))
+    values: dict[str, Scalar] = {}
+    for key, value in kept.values.items():
+        name = _name_group_setting(key, f"{start}.", places, group_of)
+        if values.setdefault(name, value) != value:
+            return kept  # parameters of one group have other settings
+    if values.keys() == kept.values.keys():
+        return kept
+    kinds = {key: kind for key, kind in kept.kinds.items() if not f"{key}.".startswith(f"{start}.")}
+    types = {key: letters for key, letters in kept.types.items() if not key.startswith(f"{start}.")}
+    return Settings(values, types, kinds, kept.beside)
+
+
+def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:
+    """Return the path of a setting below its group; a flat optimizer has it below each parameter."""
+    rest = key.removeprefix(start) if key.startswith(start) else ""
+    dots = [place for place, character in enumerate(rest) if character == "."]
+    for dot in dots:
+        place = places.get(rest[:dot])
+        if place is not None and not rest[:dot].isdigit():
+            return f"{start}{group_of[place]}.{rest[dot + 1 :]}"
+    return key

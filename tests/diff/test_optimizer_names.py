@@ -1,0 +1,102 @@
+"""An optimizer keyed by numbers, by names or flat is the same optimizer: written by torch in each form."""
+
+from __future__ import annotations
+
+import copy
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+from statecli.commands.diff.result import Status
+
+from .conftest import changed, notes
+
+
+@pytest.fixture(scope="module")
+def forms() -> dict[str, dict[str, Any]]:
+    """The state of AdamW with two groups, after three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+    for _ in range(3):
+        model(torch.randn(5, 8)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    return {
+        "numbers": optimizer.state_dict(),
+        "names": get_optimizer_state_dict(model, optimizer),
+        "flat": get_optimizer_state_dict(model, optimizer, options=flat),
+    }
+
+
+@pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
+@pytest.mark.parametrize("below", [True, False])
+def test_the_same_optimizer_with_other_keys(diff, forms, before, after, below):
+    """Tensors and settings of groups are the same, and a note says how they were paired."""
+    old, new = forms[before], forms[after]
+    result = diff({"optimizer": old}, {"optimizer": new}) if below else diff(old, new)
+    assert {change.status for change in result.changes} == {Status.IDENTICAL}
+    assert result.scalars == ()
+    assert "optimizer-keys" in notes(result)
+    assert len(result.changes) == 18
+
+
+@pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
+def test_a_changed_moment_is_the_only_change(diff, forms, before, after):
+    """The corrupted twin: one element of the moment of one parameter."""
+    changed_form = copy.deepcopy(forms[after])
+    entries = changed_form if after == "flat" else changed_form["state"]
+    key = {"numbers": 1, "names": "2.weight", "flat": "state.2.weight.exp_avg"}[after]
+    (entries[key] if after == "flat" else entries[key]["exp_avg"])[0, 3] += 1
+    different = [change for change in changed(diff(forms[before], changed_form)).values() if change.values]
+    assert [change.values.changed for change in different] == [1]
+    assert "exp_avg" in different[0].fqn
+
+
+@pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
+def test_a_changed_setting_is_the_only_change(diff, forms, before, after):
+    changed_form = copy.deepcopy(forms[after])
+    if after == "flat":
+        for name in ("0.weight", "2.weight"):
+            changed_form[f"param_groups.{name}.lr"] = 0.5
+    else:
+        changed_form["param_groups"][0]["lr"] = 0.5
+    (setting,) = diff(forms[before], changed_form).scalars
+    assert (setting.key.endswith("param_groups.0.lr"), setting.after) == (True, 0.5)
+
+
+def test_parameters_of_other_shapes_are_not_paired(diff, forms):
+    """The order alone says nothing about two models."""
+    other = copy.deepcopy(forms["names"])
+    for state in other["state"].values():
+        state["exp_avg"], state["exp_avg_sq"] = torch.ones(3), torch.ones(3)
+    result = diff(forms["numbers"], other)
+    assert "optimizer-keys" not in notes(result)
+    assert {change.status for change in result.changes} == {Status.ADDED, Status.REMOVED}
+
+
+def test_parameters_of_one_group_with_different_settings_stay_apart(diff, forms):
+    """A flat optimizer has settings for each parameter: what no group can have is shown as it is."""
+    other = copy.deepcopy(forms["flat"])
+    other["param_groups.2.weight.lr"] = 0.25
+    result = diff(forms["numbers"], other)
+    assert any(setting.key.endswith("2.weight.lr") and setting.after == 0.25 for setting in result.scalars)
+
+
+def test_names_that_look_like_numbers_are_names(diff):
+    """A ParameterList has parameters called "0" and "1": keys as text are names, whatever they look like."""
+    parameters = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
+    optimizer = torch.optim.SGD(parameters, momentum=0.9)
+    sum(parameter.sum() for parameter in parameters).backward()
+    optimizer.step()
+    names = get_optimizer_state_dict(parameters, optimizer)
+    assert set(names["state"]) == {"0", "1"}
+    result = diff(optimizer.state_dict(), names)
+    assert {change.status for change in result.changes} == {Status.IDENTICAL}
