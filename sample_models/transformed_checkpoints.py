@@ -1,4 +1,6 @@
-"""Write a checkpoint and four made from it: a cast with a stale tensor, more words, fewer layers, fused projections.
+"""Write a checkpoint, others made from it, and an adapter.
+
+They are a cast with a stale tensor, more words, fewer layers, fused projections, and a merge that left out one layer.
 
 Try:    python sample_models/transformed_checkpoints.py OUTDIR
         statecli diff OUTDIR/master.safetensors OUTDIR/export.safetensors --cast
@@ -6,6 +8,7 @@ Try:    python sample_models/transformed_checkpoints.py OUTDIR
 Shows:  `diff` says what was done, and names the one tensor or row for which it does not hold.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 LAYERS, WIDTH, VOCABULARY = 4, 64, 320
+ALPHA = 8
 
 
 def build_weights():
@@ -65,20 +69,50 @@ def fuse(state):
     return fused
 
 
+def adapt(state):
+    """Return a LoRA adapter of the queries and values of rank 4, with the names of peft."""
+    generator = torch.Generator().manual_seed(1)
+    adapter = {}
+    for n in range(LAYERS):
+        for name in ("q_proj", "v_proj"):
+            module = f"model.layers.{n}.self_attn.{name}"
+            rows = len(state[f"{module}.weight"])
+            for side, shape in (("A", (4, WIDTH)), ("B", (rows, 4))):
+                factor = 0.02 * torch.randn(shape, generator=generator)
+                adapter[f"base_model.model.{module}.lora_{side}.weight"] = factor
+    return adapter
+
+
+def merge(state, adapter):
+    """Return the weights with the adapter merged into them, except for the values of layer 2."""
+    merged = dict(state)
+    for name, b in adapter.items():
+        weight = name.removeprefix("base_model.model.").replace("lora_B.", "")
+        if weight in state and ".2.self_attn.v_proj" not in weight:
+            merged[weight] = state[weight] + ALPHA / 4 * (b @ adapter[name.replace("lora_B", "lora_A")])
+    return merged
+
+
 def main(folder="."):
     """Write the checkpoints into the folder."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     state = build_weights()
+    adapter = adapt(state)
     made = {
         "master": state,
         "export": export(state),
         "grown": grow(state),
         "pruned": prune(state),
         "fused": fuse(state),
+        "merged": merge(state, adapter),
     }
     for name, tensors in made.items():
         save_file(tensors, path / f"{name}.safetensors")
+    (path / "adapter").mkdir(exist_ok=True)
+    save_file(adapter, path / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": ALPHA, "target_modules": ["q_proj", "v_proj"]}
+    (path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":

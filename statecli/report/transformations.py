@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from statecli.commands.diff.expectations import explain_beyond_merge, name_merged
 from statecli.commands.diff.result import Change, Quantization, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.quantized_weights import Layout
@@ -46,7 +47,9 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     parts = {name for change in changes if (done := change.transformation) is not None for name in done.sources}
     base = set(map(id, _list_base_only(changes)))
     explained = sum(
-        (_is_explained(change, parts) or id(change) in base) and not _is_hidden(change, new) for change in changes
+        (_is_explained(change, parts) or id(change) in base) and not _is_hidden(change, new)
+        for change in changes
+        if change.status is not Status.IDENTICAL
     )
     different = sum(change.status is not Status.IDENTICAL for change in changes)
     share = f"to {explained:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
@@ -63,6 +66,7 @@ _SUMMARIZED = frozenset(
         TransformationKind.STACKED,
         TransformationKind.UNSTACKED,
         TransformationKind.ADAPTER,
+        TransformationKind.MERGED,
         TransformationKind.QUANTIZED,
     ]
 )
@@ -141,6 +145,8 @@ def _describe(change: Change) -> str:
         return f"transposed{_format_exceptions(done)}"
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
+    if kind is TransformationKind.MERGED:
+        return explain_beyond_merge(change) or _describe_merged(done)
     if kind is TransformationKind.QUANTIZED:
         return _describe_quantized(done)
     if kind is TransformationKind.CODES:
@@ -418,6 +424,26 @@ def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change
         )
 
 
+def _build_merged_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+    """Yield a line for the merged updates of each rank and scale, and for each weight that is not as merged."""
+    groups: dict[str, list[Change]] = {}
+    wrong = [change for change in changes if _has_exceptions(change)]
+    for change in changes:
+        if change.transformation is not None and change not in wrong:
+            groups.setdefault(_describe_merged(change.transformation), []).append(change)
+    for text, rows in groups.items():
+        modules = ", ".join(dict.fromkeys(format_fqn(row.fqn.split(".")[-2 if "." in row.fqn else -1]) for row in rows))
+        largest = max(row.transformation.max_abs or 0.0 for row in rows if row.transformation is not None)
+        within = f", within {format_number(largest, 1)}" if largest else ", exactly"
+        yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{within}")
+    yield from _build_named_lines(wrong, (), False)
+
+
+def _describe_merged(done: Transformation) -> str:
+    rank = "" if done.rank is None else f" (r {done.rank})"
+    return f"= {name_merged(done)}{rank}"
+
+
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
     """Return the tensors before, if the checkpoint after is an adapter and has nothing else."""
     done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
@@ -573,6 +599,7 @@ _LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], b
     TransformationKind.MOVED: _build_move_lines,
     TransformationKind.SWAPPED: _build_swap_lines,
     TransformationKind.ADAPTER: _build_adapter_lines,
+    TransformationKind.MERGED: _build_merged_lines,
     TransformationKind.QUANTIZED: _build_quantized_lines,
     TransformationKind.UNRELATED: _build_unrelated_lines,
 }

@@ -61,6 +61,10 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
         (without_values, _name_value_option(options)),
         (_name_if(options.cast, "--cast"), _name_tolerance(options) or _name_ignored_dtype(options)),
+        (
+            option("--adapter", options.adapter) if options.adapter is not None else "",
+            _name_if(options.cast, "--cast") or _name_tolerance(options) or _name_ignored_dtype(options),
+        ),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (_name_if(options.tree, "--tree"), unchanged),
@@ -88,6 +92,7 @@ def _name_value_option(options: DiffOptions) -> str:
     executor = "" if options.executor is None else option("--executor", executors.executor_name(options.executor))
     shard = "" if options.shard is None else option("--shard", options.shard)
     named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
+    named = named or ("" if options.adapter is None else option("--adapter", options.adapter))
     return named or executor or shard
 
 
@@ -150,6 +155,7 @@ def build_request(options: DiffOptions) -> Request:
         frozen=options.frozen,
         changed=options.changed,
         cast=options.cast,
+        adapter=options.adapter,
         selection=options.selection,
         init_device=options.init_device,
         jobs=options.jobs,

@@ -445,6 +445,14 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     cast: Annotated[
         bool, Option(("--cast",), "Fail if a tensor that differs is more than an exactly rounded cast of the old one.")
     ] = False
+    adapter: Annotated[
+        str | None,
+        Option(
+            ("--adapter",),
+            "Fail if AFTER is not BEFORE with this LoRA adapter merged into it, up to rounding.",
+            "ADAPTER",
+        ),
+    ] = None
     sort: Annotated[
         ChangeOrder | None,
         Option(("--sort",), "Sort tensors by name or, largest first, by size or change.", group=Group.ROWS),

@@ -12,6 +12,7 @@ from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult
 from statecli.values.elements import find_element
+from statecli.values.merged_update import MergeResult
 from statecli.values.quantized_error import QuantizedError
 from statecli.values.read import FREE_OVERLAP_ELEMENTS
 from statecli.values.summary import Facts
@@ -46,6 +47,10 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
     elif isinstance(result, QuantizedError):
         yield "relative", result.relative >= 0
         yield "by_channel", result.by_channel >= 0
+    elif isinstance(result, MergeResult):
+        yield "elements", result.elements == math.prod(task.after.shape)
+        yield "exceptions", 0 <= result.exceptions <= result.elements
+        yield "max_abs", result.max_abs >= 0
     elif isinstance(result, str):
         yield "result", _DIGEST.fullmatch(result) is not None
     elif isinstance(result, tuple):

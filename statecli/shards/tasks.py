@@ -12,6 +12,7 @@ from statecli.core.errors import StateError
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import Comparison
 from statecli.values.element_checks import CheckResult
+from statecli.values.merged_update import MergeResult
 from statecli.values.quantized_error import QuantizedError
 from statecli.values.summary import Facts
 from statecli.workers.pool import Work
@@ -23,6 +24,7 @@ RESULTS: dict[str, Any] = {
     "check_elements_batch": CheckResult,
     "low_rank_batch": float | None,
     "quantized_batch": QuantizedError | None,
+    "merge_batch": MergeResult | None,
     "row_digest_batch": tuple[int, ...],
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,

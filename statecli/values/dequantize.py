@@ -24,7 +24,7 @@ from statecli.core.model_state import TensorData
 from statecli.core.quantized_weights import Layout, Part
 from statecli.values.elements import Array
 from statecli.values.ranges import resolve_data
-from statecli.values.read import read_all_values
+from statecli.values.read import read_all_values, read_rows
 
 #: Values of a row block [start, stop) of a weight, float64 [stop - start, in].
 Rows = Callable[[int, int], Array]
@@ -73,11 +73,11 @@ def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     columns = np.arange(rule.shape[1]) // width
     codes = _locate(parts[Part.CODES], name, rule.shape)
 
-    def read_rows(start: int, stop: int) -> Array:
+    def dequantize_rows(start: int, stop: int) -> Array:
         groups = np.arange(start, stop)[:, None] // height
-        return (_read_rows(codes, name, start, stop) - zeros[groups, columns]) * scales[groups, columns]
+        return (read_rows(codes, name, start, stop) - zeros[groups, columns]) * scales[groups, columns]
 
-    return read_rows
+    return dequantize_rows
 
 
 def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
@@ -95,13 +95,13 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         raise MalformedError(f"{name}: {scales.size} scales of {state.blocksize} values for {total} values")
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 
-    def read_rows(start: int, stop: int) -> Array:
+    def dequantize_rows(start: int, stop: int) -> Array:
         first, last = start * width, stop * width
-        packed = _read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
+        packed = read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
         nibbles = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)[first % 2 :][: last - first]
         return (values[nibbles] * scales[np.arange(first, last) // state.blocksize]).reshape(-1, width)
 
-    return read_rows
+    return dequantize_rows
 
 
 def _read_state(data: TensorData | None, name: str) -> _NestedState:
@@ -127,11 +127,11 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
         raise MalformedError(f"{name}: zero points of {list(zeros.shape)} for scales of {list(scales.shape)}")
     zeros = zeros.astype(np.float64) + rule.zero_offset
 
-    def read_rows(start: int, stop: int) -> Array:
+    def dequantize_rows(start: int, stop: int) -> Array:
         codes = _unpack(words[:, start:stop].T, bits, width)
         return (codes - zeros[groups, start:stop].T) * scales[groups, start:stop].T
 
-    return read_rows
+    return dequantize_rows
 
 
 def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
@@ -141,12 +141,12 @@ def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str)
     zeros = _unpack_awq(_read_words(parts[Part.ZEROS], name, (scales.shape[0], height // 8)))
     groups = _read_groups(None, name, scales.shape[0], width)
 
-    def read_rows(start: int, stop: int) -> Array:
+    def dequantize_rows(start: int, stop: int) -> Array:
         first, last = start // 8, -(-stop // 8)
         codes = _unpack_awq(words[:, first:last])[:, start - first * 8 : stop - first * 8]
         return ((codes - zeros[groups, start:stop].astype(np.float64)) * scales[groups, start:stop]).T
 
-    return read_rows
+    return dequantize_rows
 
 
 def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
@@ -162,11 +162,11 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
         zeros = _unpack(_read_words(parts[Part.ZEROS], name).T, bits, height).T.reshape(scales.shape)
     codes = _locate(parts[Part.CODES], name, (height, count))
 
-    def read_rows(start: int, stop: int) -> Array:
-        words = _read_rows(codes, name, start, stop).astype(np.int32).view(np.uint32)
+    def dequantize_rows(start: int, stop: int) -> Array:
+        words = read_rows(codes, name, start, stop).astype(np.int32).view(np.uint32)
         return (_unpack(words, bits, width) - zeros[start:stop, groups].astype(np.float64)) * scales[start:stop, groups]
 
-    return read_rows
+    return dequantize_rows
 
 
 def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
@@ -176,12 +176,12 @@ def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: st
     scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
     codes = _locate(parts[Part.CODES], name, (height, width // 2))
 
-    def read_rows(start: int, stop: int) -> Array:
-        packed = _read_rows(codes, name, start, stop).astype(np.uint8)
+    def dequantize_rows(start: int, stop: int) -> Array:
+        packed = read_rows(codes, name, start, stop).astype(np.uint8)
         nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(stop - start, -1)
         return _E2M1[nibbles] * scales[start:stop, groups]
 
-    return read_rows
+    return dequantize_rows
 
 
 _OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], Rows]] = {
@@ -225,13 +225,6 @@ def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
         shape=shape,
         strides=contiguous_strides(shape) if data.strides is None or data.shape != shape else data.strides,
     )
-
-
-def _read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
-    """Return rows [start, stop) as a matrix. `data` has strides."""
-    assert data.strides is not None  # noqa: S101 - `_locate` sets them
-    rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
-    return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
 
 
 def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> Array:

@@ -16,9 +16,9 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.core.quantized_weights import Part
 from statecli.values.dequantize import DequantizeRule, open_rows
-from statecli.values.elements import Array, require_element
+from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch, resolve_data
-from statecli.values.read import read_all_values
+from statecli.values.read import read_rows
 from statecli.workers import pool
 
 #: Elements that are dequantized at a time: eight arrays of float64 take 32 MB.
@@ -93,14 +93,14 @@ def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None
     error = 0.0
     step = max(1, _BLOCK_ELEMENTS // width)
     try:
-        read_rows = open_rows(task.rule, {part.part: part.data for part in task.parts}, task.name)
+        dequantize_rows = open_rows(task.rule, {part.part: part.data for part in task.parts}, task.name)
         weight = resolve_data(task.weight, task.name)
         weight = replace(weight, strides=weight.strides or contiguous_strides(weight.shape))
         for start in range(0, height, step):
             stop = min(start + step, height)
-            wanted = _read_weight_rows(weight, task.name, start, stop)
+            wanted = read_rows(weight, task.name, start, stop).astype(np.float64)
             with np.errstate(all="ignore"):
-                codes = read_rows(start, stop)
+                codes = dequantize_rows(start, stop)
                 difference = wanted - codes
                 error += float(np.einsum("ij,ij->", difference, difference))
                 products += np.einsum("ij,ij->j", wanted, codes)
@@ -115,10 +115,3 @@ def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None
     if not total or not math.isfinite(error / total) or not math.isfinite(left):
         return None
     return QuantizedError(math.sqrt(error / total), math.sqrt(left / total))
-
-
-def _read_weight_rows(weight: TensorData, name: str, start: int, stop: int) -> Array:
-    """Return rows [start, stop) as float64. `weight` has strides."""
-    assert weight.strides is not None  # noqa: S101 - set by the caller
-    rows = replace(weight, shape=(stop - start, weight.shape[1]), offset=weight.offset + start * weight.strides[0])
-    return np.asarray(read_all_values(rows, name)).astype(np.float64).reshape(rows.shape)

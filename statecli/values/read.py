@@ -415,6 +415,13 @@ def read_all_values(data: TensorData, name: str = "tensor") -> Any:
     return np.concatenate(chunks) if chunks else np.empty(0)
 
 
+def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
+    """Return rows [start, stop) of a matrix. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - narrows the type
+    rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
+    return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
+
+
 def is_plain(data: TensorData) -> bool:
     """Return True if the elements are the storage's elements, in its order and as stored."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape

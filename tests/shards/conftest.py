@@ -50,7 +50,14 @@ def computed(monkeypatch):
 
 
 #: What only the merge can do, because it follows from the results of all shares: what was done to which tensor.
-OF_MERGE = ("fingerprint_batch", "check_elements_batch", "low_rank_batch", "row_digest_batch", "quantized_batch")
+OF_MERGE = (
+    "fingerprint_batch",
+    "check_elements_batch",
+    "low_rank_batch",
+    "row_digest_batch",
+    "quantized_batch",
+    "merge_batch",
+)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from statecli.shards import shard_file, tasks
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison
 from statecli.values.element_checks import CheckResult
+from statecli.values.merged_update import MergeResult
 from statecli.values.quantized_error import QuantizedError
 from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
@@ -663,6 +664,7 @@ RESULTS = {
     "check_batch": st.none(),
     "low_rank_batch": st.none() | floats,
     "quantized_batch": st.none() | st.builds(QuantizedError, floats, floats),
+    "merge_batch": st.none() | st.builds(MergeResult, counts, counts, floats, floats, st.none() | floats),
     "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),
     "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple), counts),
 }

@@ -7,6 +7,7 @@ expectation:
 - `--frozen GLOB`: a tensor or setting inside the globs differs.
 - `--changed GLOB`: no tensor or setting inside the glob changed.
 - `--cast`: a tensor differs by more than an exactly rounded cast.
+- `--adapter`: a tensor is not, up to rounding, that before with the adapter merged into it.
 
 A glob whose answer depends on values not compared is inconclusive: neither passed nor failed, exit status 2.
 """
@@ -25,6 +26,7 @@ from statecli.commands.diff.result import (
     Rounding,
     ScalarChange,
     Status,
+    Transformation,
     TransformationKind,
 )
 from statecli.core.errors import NothingMatched, option
@@ -38,16 +40,17 @@ MAX_NAMES_IN_MESSAGE = 3
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """The globs of `--only`, `--frozen` and `--changed`, of which several are a union, and `--cast`."""
+    """The globs of `--only`, `--frozen` and `--changed`, of which several are a union, `--cast`, and `--adapter`."""
 
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     cast: bool = False
+    adapter: str | None = None
 
     def __bool__(self) -> bool:
         """Return True if there are any."""
-        return bool(self.only or self.frozen or self.changed or self.cast)
+        return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ class Entry(msgspec.Struct, frozen=True):
         trained: True if the value or shape changed or the entry was added, None if the values were not compared.
         renamed: True if the two sides use different names for the same bytes.
         beyond_cast: Why a tensor that differs is not an exactly rounded cast; empty if it is, and for equal sides.
+        beyond_merge: The same for a merge of an adapter; an unchanged tensor may lack its update.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Entry(msgspec.Struct, frozen=True):
     trained: bool | None = False
     renamed: bool = False
     beyond_cast: str = ""
+    beyond_merge: str = ""
 
     def matches(self, globs: Sequence[str]) -> bool:
         """Return True if a glob matches the name on either side."""
@@ -92,6 +97,11 @@ class Entry(msgspec.Struct, frozen=True):
         message = f"{self.name}: {reason}{self.difference}"
         return rule.finding(message, target=self.target, fqn=self.name, section=self.section)
 
+    def report(self, rule: Rule, reason: str) -> Finding:
+        """Report `reason` under `rule`, with the difference only if the reason ends in a colon."""
+        kept = self if reason.endswith(": ") else msgspec.structs.replace(self, difference="")
+        return kept.finding(rule, reason)
+
 
 def tensor_entries(
     changes: Iterable[Change], broken: Iterable[Broken], targets: tuple[str, str], *, sectioned: bool, values: bool
@@ -100,6 +110,8 @@ def tensor_entries(
 
     `sectioned`: globs may name a tensor together with its section. `values`: False if values were not compared.
     """
+    broken = tuple(broken)
+    unchecked = {(tensor.fqn, tensor.section) for tensor in broken}
     for change in changes:
         removed = change.status is Status.REMOVED
         sides = [glob_names(change.fqn, change.section, by_section=sectioned)]
@@ -116,6 +128,7 @@ def tensor_entries(
             _was_trained(change, values),
             change.status is Status.RENAMED,
             _explain_beyond_cast(change),
+            "" if (change.fqn, change.section) in unchecked else explain_beyond_merge(change),
         )
     for tensor in broken:
         names = glob_names(tensor.fqn, tensor.section, by_section=sectioned)
@@ -142,6 +155,29 @@ def _explain_beyond_cast(change: Change) -> str:
     if not _CAST_FIELDS.issuperset(change.fields):
         return "differs by more than a cast: "
     return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values"
+
+
+def explain_beyond_merge(change: Change) -> str:
+    """Return why the change is not only a merged update, before the description of the change."""
+    done = change.transformation
+    if done is None or done.kind is not TransformationKind.MERGED:
+        is_cast = _explain_beyond_cast(change) == ""
+        return "" if is_cast else "differs, but the adapter does not change it: "
+    if change.status is Status.IDENTICAL:
+        return "is unchanged: the update of the adapter is not merged"
+    if not _CAST_FIELDS.issuperset(change.fields):
+        return "differs by more than a merge: "
+    if not done.exceptions:
+        return ""
+    fitting = "" if done.fitting_factor is None else f"; {done.fitting_factor:.6g} × B·A fits"
+    verb = "differs" if done.exceptions == 1 else "differ"
+    count = f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding"
+    return f"{count} from {name_merged(done)}{fitting}"
+
+
+def name_merged(done: Transformation) -> str:
+    """`before + 2 × B·A`, or the tensor of the adapter that replaces the one before."""
+    return f"{done.sources[0]} of the adapter" if done.rank is None else f"before + {done.factor or 0:.6g} × B·A"
 
 
 def _name_dtype(change: Change) -> str:
@@ -192,6 +228,8 @@ def check_expectations(
     _require_matches(expected, entries, targets)
     findings: list[Finding] = []
     for entry in entries:
+        if expected.adapter is not None and entry.beyond_merge:
+            findings.append(entry.report(rules.NOT_MERGED, entry.beyond_merge))
         if not entry.difference:
             continue
         if expected.only and not entry.stays_within(expected.only):
@@ -200,10 +238,7 @@ def check_expectations(
             forbidden = f"changed, but --frozen {_quote(expected.frozen)} forbids it: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
         if expected.cast and entry.beyond_cast:
-            difference = entry.difference if entry.beyond_cast.endswith(": ") else ""
-            findings.append(
-                msgspec.structs.replace(entry, difference=difference).finding(rules.INEXACT_CAST, entry.beyond_cast)
-            )
+            findings.append(entry.report(rules.INEXACT_CAST, entry.beyond_cast))
     inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
     for glob in expected.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]

@@ -39,8 +39,9 @@ class TransformationKind(str, Enum):
 
     `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
     a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
-    rank to a weight before; `quantized` codes are compared with the weight before after they are dequantized; `codes`
-    are not compared, because their scales are not known; `unrelated` values are independent of those before.
+    rank to a weight before; a `merged` weight is the weight before with such an update, or a tensor of the adapter;
+    `quantized` codes are compared with the weight before after they are dequantized; `codes` are not compared, because
+    their scales are not known; `unrelated` values are independent of those before.
     """
 
     CAST = "cast"
@@ -54,6 +55,7 @@ class TransformationKind(str, Enum):
     STACKED = "stacked"
     UNSTACKED = "unstacked"
     ADAPTER = "adapter"
+    MERGED = "merged"
     QUANTIZED = "quantized"
     CODES = "codes"
     UNRELATED = "unrelated"
@@ -95,11 +97,14 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         elements: Number of elements that were checked.
         exceptions: Number of these that do not fit.
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
-            after; of `adapter`, the weight before and A; of `quantized`, the weight before and the tensors other than
-            the codes.
+            after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized`, the
+            weight before and the tensors other than the codes.
         differing: Of the sources, those with exceptions.
-        factor: Of `scaled`, after is factor × before; of `adapter`, the scale of the update, None if unknown.
-        rank: Of `adapter`, the rank of the update.
+        factor: Of `scaled`, after is factor × before; of `adapter` and `merged`, the scale of the update, None if
+            unknown.
+        fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
+        rank: Of `adapter` and `merged`, the rank of the update.
+        max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
         relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known; of
             `quantized`, that of the error after dequantizing.
         cosine: Of moved values that changed since, the cosine of before and after.
@@ -118,7 +123,9 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sources: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     factor: float | None = None
+    fitting_factor: float | None = None
     rank: int | None = None
+    max_abs: float | None = None
     relative_l2: float | None = None
     cosine: float | None = None
     rounding: Rounding | None = None

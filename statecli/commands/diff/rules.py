@@ -1,5 +1,5 @@
 """Rules of `diff`: differences, and failed expectations (`--only`, `--frozen`, `--changed`,
-`--cast`).
+`--cast`, `--adapter`).
 
 Without expectations each difference is a finding. What a class refuses to load is in `core/load_rules.py`.
 """
@@ -81,6 +81,13 @@ INEXACT_CAST = _rule(
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
     fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
 )
+NOT_MERGED = _rule(
+    "not-merged",
+    summary="A tensor is not the one before with the adapter of `--adapter` merged into it.",
+    why="the merge left out a layer, used another scale, or began with other weights than the adapter's training.",
+    example="the merged checkpoint has the update of `q_proj` in three of four layers.",
+    fix="merge again with peft's `merge_and_unload()`, from the base model that `adapter_config.json` names.",
+)
 LOAD_REFUSED = _rule(
     "load-refused",
     summary="The class refuses to load the checkpoint.",
@@ -91,4 +98,4 @@ LOAD_REFUSED = _rule(
 
 #: The rule of a tensor that differs, by how.
 BY_STATUS = {Status.ADDED: ADDED, Status.REMOVED: REMOVED, Status.CHANGED: CHANGED, Status.RENAMED: RENAMED}
-RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, INEXACT_CAST, LOAD_REFUSED)
+RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, INEXACT_CAST, NOT_MERGED, LOAD_REFUSED)

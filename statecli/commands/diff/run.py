@@ -64,6 +64,7 @@ class Request(msgspec.Struct, frozen=True):
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     cast: bool = False
+    adapter: str | None = None
     selection: Selection = Selection()
     init_device: str = "cpu"
     jobs: int = 0
@@ -72,7 +73,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def expected(self) -> expectations.Expectations:
         """The expectations for the exit status, if there are any."""
-        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast)
+        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast, self.adapter)
 
 
 def compare_targets(request: Request, progress: Progress | None = None) -> Diff:
@@ -201,6 +202,8 @@ class _Comparison:
         self.inconclusive: dict[int, StateError] = {}
         #: True if names are prefixed by sections, because there are several.
         self.sectioned = False
+        #: The adapter that should be merged into before.
+        self.adapter = load.read_checkpoint(request.adapter) if request.adapter is not None else None
 
     def diff(self, progress: Progress | None) -> Diff:
         self._note_values()
@@ -215,9 +218,9 @@ class _Comparison:
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
-        changes = self._explain(changes)
-        changes, undecided = self._settle_codes(changes)
-        broken += undecided
+        changes, unmerged = self._check_merge(changes)
+        changes, undecided = self._settle_codes(self._explain(changes))
+        broken += [*unmerged, *undecided]
         load_result = self._check_load(all_matches, states, changes)
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
@@ -466,6 +469,18 @@ class _Comparison:
             outcome.delta,
             outcome.not_compared,
         )
+
+    def _check_merge(self, changes: list[Change]) -> tuple[list[Change], list[Broken]]:
+        """Return the changes, with what a merge of the adapter did, and what could not be checked."""
+        if self.adapter is None or pool.is_partial():
+            return changes, []
+        with require_numpy():
+            from statecli.commands.diff.transformations.merges import check_adapter
+
+        merge = check_adapter(changes, self.before, self.adapter, jobs=self.request.jobs)
+        for n, transformation in merge.transformations.items():
+            changes[n] = replace(changes[n], transformation=transformation)
+        return changes, merge.broken
 
     def _explain(self, changes: list[Change]) -> list[Change]:
         """Return the changes with what was done to their tensors."""

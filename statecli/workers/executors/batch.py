@@ -34,6 +34,7 @@ FUNCTIONS = {
     "check_elements_batch": "statecli.values.element_checks",
     "low_rank_batch": "statecli.values.low_rank",
     "quantized_batch": "statecli.values.quantized_error",
+    "merge_batch": "statecli.values.merged_update",
     "row_digest_batch": "statecli.values.row_digests",
     "fingerprint_batch": "statecli.values.compare",
     "facts_of_batch": "statecli.values.facts",

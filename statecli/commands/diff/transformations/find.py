@@ -30,9 +30,9 @@ def find_transformations(
 ) -> list[Change]:
     """Return the changes, each with what was done to its tensor, if that was recognised.
 
-    Later hypotheses see only what earlier ones left. `sections` are the paired sections, before → after, and `settings`
-    those of the checkpoint after. A tensor that cannot be read has no transformation: the diff has its error. A shard
-    only does its part of the planned checks.
+    Later hypotheses see only what earlier ones left, and what was found before is kept. `sections` are the paired
+    sections, before → after, and `settings` those of the checkpoint after. A tensor that cannot be read has no
+    transformation: the diff has its error. A shard only does its part of the planned checks.
     """
     explained = list(changes)
     casts, resizes = find_casts(changes, jobs=jobs), find_resizes(changes, jobs=jobs)
@@ -40,7 +40,8 @@ def find_transformations(
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)
     for n, transformation in {**casts, **resizes, **quantized}.items():
-        explained[n] = replace(explained[n], transformation=transformation)
+        if explained[n].transformation is None:
+            explained[n] = replace(explained[n], transformation=transformation)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),

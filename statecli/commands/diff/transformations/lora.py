@@ -1,0 +1,93 @@
+"""Read the updates of a LoRA adapter, as peft writes them.
+
+peft adds scale * B @ A to a weight of [out, in]: A is [rank, in], B is [out, rank], and scale is lora_alpha / rank, or
+lora_alpha / sqrt(rank) with `use_rslora` (peft, tuners/lora/layer.py). The update of an embedding of [entries, width]
+is the transpose: `lora_embedding_A` is [rank, entries], `lora_embedding_B` is [width, rank].
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from statecli.core.model_state import Scalar, TensorInfo
+
+_PREFIX = "base_model.model."
+#: `q_proj.lora_A.weight`, with the name of the adapter in a whole model: `q_proj.lora_A.default.weight`.
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!bias)[^.]+)??(?:\.weight)?")
+_CONFIG = "adapter_config"
+_PLAIN_KEY = re.compile(r"[\w.]+")
+
+
+class LoraUpdate(NamedTuple):
+    """The update of the weight of `module`; `scale` is None if the configuration does not say it."""
+
+    module: str
+    a: TensorInfo
+    b: TensorInfo
+    rank: int
+    is_embedding: bool
+    scale: float | None
+
+
+class LoraAdapter(NamedTuple):
+    """The tensors of an adapter.
+
+    Attributes:
+        updates: Updates of weights.
+        replaced: Tensors that replace one of the model, by its name.
+        unknown: Parts of other methods (DoRA), by module; these modules are not among the updates.
+    """
+
+    updates: tuple[LoraUpdate, ...]
+    replaced: Mapping[str, TensorInfo]
+    unknown: Mapping[str, TensorInfo]
+
+
+def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) -> LoraAdapter:
+    """Return the updates of an adapter. `settings` has `adapter_config.json`, with its name in front of each key."""
+    factors: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
+    rest: list[TensorInfo] = []
+    for row in rows:
+        match = _FACTOR.fullmatch(row.fqn)
+        if match is None:
+            rest.append(row)
+        else:
+            key = match["module"].removeprefix(_PREFIX), bool(match["embedding"])
+            factors.setdefault(key, {})[match["side"]] = row
+    unknown = {row.fqn.removeprefix(_PREFIX).rpartition(".lora_")[0]: row for row in rest if ".lora_" in row.fqn}
+    updates = []
+    for (module, is_embedding), sides in factors.items():
+        if sides.keys() < {"A", "B"}:
+            unknown.setdefault(module, *sides.values())
+        if module in unknown:
+            continue
+        rank = sides["A"].shape[0] if sides["A"].shape else 0
+        scale = _find_scale(settings, module, rank)
+        updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale))
+    # The rest replaces tensors of the model (`modules_to_save`, biases); a base layer is the one before the update.
+    own = [row for row in rest if ".lora_" not in row.fqn and ".base_layer." not in row.fqn]
+    replaced = {_name_replaced(row.fqn): row for row in own}
+    return LoraAdapter(tuple(updates), replaced, unknown)
+
+
+def _name_replaced(name: str) -> str:
+    return re.sub(r"\.modules_to_save(\.default)?(?=\.)", "", name.removeprefix(_PREFIX))
+
+
+def _find_scale(settings: Mapping[str, Scalar], module: str, rank: int) -> float | None:
+    alpha = _find_pattern(settings, "alpha_pattern", module, settings.get(f"{_CONFIG}.lora_alpha"))
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or rank < 1:
+        return None
+    return alpha / (math.sqrt(rank) if settings.get(f"{_CONFIG}.use_rslora") is True else rank)
+
+
+def _find_pattern(settings: Mapping[str, Scalar], name: str, module: str, default: Scalar) -> Scalar:
+    """Return the value of the first key that is the end of the module's name, as peft searches; None if unsure."""
+    start = f"{_CONFIG}.{name}."
+    patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
+    if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):
+        return None  # a regular expression of the file is not run
+    return next((value for key, value in patterns.items() if f".{module}".endswith(f".{key}")), default)

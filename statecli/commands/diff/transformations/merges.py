@@ -1,0 +1,151 @@
+"""Check whether the weights after are those before with a given LoRA adapter merged into them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from statecli.commands.diff.result import Broken, Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
+from statecli.commands.diff.transformations.views import get_data, locate, permute
+from statecli.core.dtypes import contiguous_strides
+from statecli.core.errors import StateError
+from statecli.core.model_state import ModelState, TensorData, TensorInfo
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
+from statecli.values.merged_update import MergeResult, MergeTask, can_merge, check_merges
+
+
+class MergeCheck(NamedTuple):
+    """What a merge did to the changes, by number, and what could not be checked.
+
+    Unchanged tensors have a transformation only if the adapter has an update that is more than rounding.
+    """
+
+    transformations: dict[int, Transformation]
+    broken: list[Broken]
+
+
+def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelState, *, jobs: int) -> MergeCheck:
+    """Compare each weight after with the weight before and the update of the adapter.
+
+    Updates of tensors of the base that are not among the changes are left out: they were not selected.
+
+    Raises:
+        StateError: The adapter has no update.
+    """
+    parsed = parse_adapter(adapter.tensors, adapter.metadata.values)
+    if not parsed.updates and not parsed.unknown:
+        raise StateError(f"{adapter.target}: contains no weights of a LoRA adapter (lora_A, lora_B)")
+    numbers = {row.fqn: n for n, change in enumerate(changes) if (row := change.before) is not None}
+    places = {row.fqn: n for n, row in enumerate(base.tensors)}
+    found: dict[int, Transformation] = {}
+    broken: list[Broken] = []
+
+    def report(number: int | None, row: TensorInfo, problem: str) -> None:
+        fqn, section = (row.fqn, row.section) if number is None else (changes[number].fqn, changes[number].section)
+        message = f"cannot check whether it was merged: {problem}"
+        broken.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
+
+    for module, row in parsed.unknown.items():
+        number = _find_number(numbers, f"{module}.weight")
+        report(number, row, "this is not plain LoRA (DoRA and other variants)")
+
+    tasks: list[tuple[int, LoraUpdate, MergeTask]] = []
+    for update in parsed.updates:
+        number = _find_number(numbers, f"{update.module}.weight")
+        if number is None and _find_number(places, f"{update.module}.weight") is not None:
+            continue
+        built = "the base has no weight of this name" if number is None else _build_tasks(changes[number], update)
+        if number is None or isinstance(built, str):
+            report(number, update.b, str(built))
+        else:
+            tasks += [(number, update, task) for task in built]
+    for (number, update, _), result in zip(tasks, check_merges([task for *_, task in tasks], jobs=jobs), strict=True):
+        if isinstance(result, MergeResult):
+            done = _build_transformation(update, result)
+            if number not in found or done.exceptions < found[number].exceptions:
+                found[number] = done
+        else:
+            report(number, update.b, str(result or "it has values that are not finite"))
+
+    copies = [
+        (number, CheckTask(name, operation, *sides))
+        for name, row in parsed.replaced.items()
+        if (number := _find_number(numbers, name)) is not None and (sides := _pair(row, changes[number].after))
+        for operation in (Operation.CAST if can_cast(sides[0].dtype, sides[1].dtype) else Operation.COPY,)
+    ]
+    for (number, copy), copied in zip(copies, check_elements([task for _, task in copies], jobs=jobs), strict=True):
+        if isinstance(copied, CheckResult):
+            source = parsed.replaced[copy.name].fqn
+            found[number] = Transformation(
+                TransformationKind.MERGED, copied.elements, copied.exceptions, sources=(source,)
+            )
+        else:
+            broken.append(Broken(copy.name, "", str(copied)))
+    kept = {n: done for n, done in found.items() if done.exceptions or changes[n].status is not Status.IDENTICAL}
+    return MergeCheck(kept, list(dict.fromkeys(broken)))  # a square weight is checked both ways
+
+
+def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
+    """Return the tensor of this name, or else the only one whose name ends in it or is its end."""
+    if name in numbers:
+        return numbers[name]
+    similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]
+    return similar[0] if len(similar) == 1 else None
+
+
+def _pair(before: TensorInfo | None, after: TensorInfo | None) -> tuple[TensorData, TensorData] | None:
+    old, new = get_data(before), get_data(after)
+    if before is None or after is None or old is None or new is None or old.shape != new.shape:
+        return None
+    return locate(old, before.fqn), locate(new, after.fqn)
+
+
+def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
+    """Return the checks of one weight, or why it cannot be checked.
+
+    The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not tell reliably
+    which layers are meant, so a square weight is checked both ways.
+    """
+    pair = _pair(change.before, change.after)
+    a, b = get_data(update.a), get_data(update.b)
+    if pair is None or a is None or b is None:
+        return f"{change.fqn} is not a pair of float tensors of one shape"
+    sides = [_flatten(side) for side in (*pair, locate(a, update.a.fqn), locate(b, update.b.fqn))]
+    if not all(can_merge(data.dtype) for data in (*pair, a, b)):
+        return f"the dtypes are {', '.join(dict.fromkeys(data.dtype for data in (*pair, a, b)))}"
+    before, after, a, b = sides
+    if None in sides or before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
+        return "the shapes of lora_A and lora_B do not fit"
+    shape = b.shape[0], a.shape[1]
+    ways = [] if update.is_embedding or before.shape != shape else [(b, a)]
+    ways += [(permute(a, (1, 0)), permute(b, (1, 0)))] if before.shape == shape[::-1] else []
+    if not ways:
+        return f"the update is {list(shape)}, but {change.fqn} is {list(before.shape)}"
+    return [MergeTask(change.fqn, before, after, *way, update.scale) for way in ways]
+
+
+def _flatten(data: TensorData) -> TensorData | None:
+    """Return a matrix with the first dimension of the tensor; None for other strides or fewer dimensions."""
+    if len(data.shape) == 2:
+        return data
+    if len(data.shape) < 2 or data.strides != contiguous_strides(data.shape):
+        return None
+    shape = data.shape[0], math.prod(data.shape[1:])
+    return replace(data, shape=shape, strides=contiguous_strides(shape))
+
+
+def _build_transformation(update: LoraUpdate, result: MergeResult) -> Transformation:
+    return Transformation(
+        TransformationKind.MERGED,
+        result.elements,
+        result.exceptions,
+        sources=(update.a.fqn, update.b.fqn),
+        factor=result.factor,
+        rank=update.rank,
+        max_abs=result.max_abs,
+        fitting_factor=result.fitting_factor,
+    )

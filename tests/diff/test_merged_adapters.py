@@ -1,0 +1,202 @@
+"""`--adapter`: a checkpoint is the base with a LoRA adapter merged into it. peft writes the files and merges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from statecli.commands.diff.result import TransformationKind
+from statecli.commands.diff.run import Request, compare_targets
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 64, "num_attention_heads": 4}
+Q_AND_V = ("q_proj", "v_proj")
+
+
+def build_llama() -> Any:
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **SIZES)
+    return transformers.LlamaForCausalLM(config)
+
+
+def build_gpt2() -> Any:
+    """A model of Conv1D layers, whose weights are transposed; one of them is square."""
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
+
+
+@pytest.fixture
+def merge(tmp_path):
+    """Write a base, an adapter with random updates, and the merged model."""
+
+    def write(model: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Path, Path, Path]:
+        torch.manual_seed(0)
+        paths = tmp_path / "base", tmp_path / "merged", tmp_path / "adapter"
+        model = model.to(dtype)
+        model.save_pretrained(paths[0])
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **options))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                torch.nn.init.normal_(parameter, std=0.02)
+        adapted.save_pretrained(paths[2])
+        adapted.merge_and_unload().save_pretrained(paths[1])
+        return paths
+
+    return write
+
+
+def check(base: Path, merged: Path, adapter: Path, **options: Any):
+    return compare_targets(Request(str(base), str(merged), adapter=str(adapter), jobs=1, **options))
+
+
+def edit(folder: Path, change) -> None:
+    """Rewrite the checkpoint of a folder."""
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def merged_of(result) -> dict[str, Any]:
+    done = {change.fqn: change.transformation for change in result.changes}
+    return {name: one for name, one in done.items() if one and one.kind is TransformationKind.MERGED}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_merge_is_recognised(merge, dtype, rslora):
+    """Each weight is the one before with the update, up to the rounding of its dtype."""
+    paths = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V), use_rslora=rslora)
+    result = check(*paths)
+    done = merged_of(result)
+    assert len(done) == 4
+    assert {(one.exceptions, one.rank, one.factor) for one in done.values()} == {(0, 4, 4.0 if rslora else 2.0)}
+    assert (result.findings, result.broken) == ((), ())
+    before, after = load_file(paths[0] / "model.safetensors"), load_file(paths[1] / "model.safetensors")
+    factors = load_file(paths[2] / "adapter_model.safetensors")
+    for name, one in done.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        a, b = factors[f"{stem}A.weight"].double(), factors[f"{stem}B.weight"].double()
+        error = (after[name].double() - before[name].double() - one.factor * (b @ a)).abs().max().item()
+        assert one.max_abs == pytest.approx(error, rel=1e-6)
+
+
+def test_weights_of_conv1d_are_transposed(merge):
+    result = check(*merge(build_gpt2(), target_modules=["c_attn", "c_proj"], fan_in_fan_out=True))
+    assert len(merged_of(result)) == 6
+    assert (result.findings, result.broken) == ((), ())
+
+
+def test_patterns_embeddings_and_saved_modules(merge):
+    """The configuration may give a layer its own rank and alpha; an embedding has its factors transposed."""
+    patterns = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}
+    targets = [*Q_AND_V, "embed_tokens"]
+    result = check(*merge(build_llama(), target_modules=targets, modules_to_save=["lm_head"], **patterns))
+    done = merged_of(result)
+    assert (done["model.layers.1.self_attn.q_proj.weight"].rank, len(done)) == (2, 6)
+    assert done["model.layers.1.self_attn.q_proj.weight"].factor == 4
+    assert done["model.layers.1.self_attn.v_proj.weight"].factor == 0.75
+    assert done["model.embed_tokens.weight"].factor == 2
+    assert done["lm_head.weight"].rank is None
+    assert (result.findings, result.broken) == ((), ())
+
+
+def test_the_factor_is_found_without_a_configuration(merge):
+    base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
+    (adapter / "adapter_config.json").unlink()
+    result = check(base, merged, adapter)
+    assert {one.factor for one in merged_of(result).values()} == {2.0}
+    assert result.findings == ()
+
+
+def _corrupt(tensors, name: str) -> None:
+    tensors[name][3, 5] += 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_is_found(merge, dtype):
+    base, merged, adapter = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    edit(merged, lambda tensors: _corrupt(tensors, name))
+    result = check(base, merged, adapter)
+    assert merged_of(result)[name].exceptions == 1
+    (finding,) = result.findings
+    assert (finding.rule, finding.fqn) == ("not-merged", name)
+    assert "1 of 1,024 elements differs by more than rounding from before + 2 × B·A" in finding.message
+
+
+def test_a_weight_without_its_update_is_found(merge):
+    """It is identical, which no other comparison reports."""
+    base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
+    name = "model.layers.1.self_attn.v_proj.weight"
+    original = load_file(base / "model.safetensors")[name]
+    edit(merged, lambda tensors: tensors.update({name: original}))
+    (finding,) = check(base, merged, adapter).findings
+    assert finding.message == f"{name}: is unchanged: the update of the adapter is not merged"
+
+
+def test_a_weight_outside_of_the_adapter_is_found(merge):
+    base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
+    name = "model.layers.0.self_attn.k_proj.weight"
+    edit(merged, lambda tensors: _corrupt(tensors, name))
+    (finding,) = check(base, merged, adapter).findings
+    assert finding.fqn == name
+    assert "the adapter does not change it" in finding.message
+
+
+def test_another_scale_is_named(merge):
+    """The update was merged with alpha / rank 1 instead of 2."""
+    base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
+    before = load_file(base / "model.safetensors")
+
+    def halve(tensors):
+        for name, old in before.items():
+            tensors[name] = old + (tensors[name] - old) / 2
+
+    edit(merged, halve)
+    findings = check(base, merged, adapter).findings
+    assert len(findings) == 2
+    assert all(finding.message.endswith("; 1 × B·A fits") for finding in findings)
+
+
+def test_an_untrained_adapter_changes_nothing(merge):
+    """B is zero: the merged model is the base."""
+    base, _, adapter = merge(build_llama(), target_modules=["q_proj"])
+    edit(adapter, lambda tensors: [tensor.zero_() for name, tensor in tensors.items() if "lora_B" in name])
+    result = check(base, base, adapter)
+    assert (result.findings, merged_of(result)) == ((), {})
+    (adapter / "adapter_config.json").unlink()
+    assert check(base, base, adapter).findings == ()
+
+
+def test_dora_cannot_be_checked(merge):
+    """The norms of DoRA change the weights in another way: neither a pass nor a failure."""
+    result = check(*merge(build_llama(), target_modules=["q_proj"], use_dora=True))
+    assert result.findings == ()
+    assert len(result.broken) == 2
+    assert all("not plain LoRA" in item.message for item in result.broken)
+
+
+def test_values_that_are_not_finite(merge):
+    base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
+    edit(adapter, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
+    result = check(base, merged, adapter)
+    assert [item.message.endswith("it has values that are not finite") for item in result.broken] == [True]
+    edit(merged, lambda tensors: tensors["model.layers.1.self_attn.q_proj.weight"].fill_(float("inf")))
+    assert [finding.rule for finding in check(base, merged, adapter).findings] == ["not-merged"]
+
+
+def test_the_command(merge, statecli):
+    base, merged, adapter = map(str, merge(build_llama(), target_modules=list(Q_AND_V)))
+    shown = statecli("diff", base, merged, "--adapter", adapter)
+    assert shown.code == 0
+    assert "q_proj, v_proj (4 weights): = before + 2 × B·A (r 4), within " in shown.out
+    assert statecli("diff", base, base, "--adapter", adapter).code == 1
+    wrong = statecli("diff", base, merged, "--adapter", base)
+    assert (wrong.code, wrong.err) == (2, f"statecli: {base}: contains no weights of a LoRA adapter (lora_A, lora_B)\n")
+    assert statecli("diff", base, merged, "--adapter", adapter, "--metadata-only").code == 2
+    assert statecli("diff", base, merged, "--adapter", adapter, "-i", "*q_proj*").code == 0
