@@ -19,7 +19,7 @@ from statecli.core.units import (
 )
 from statecli.report import Column, Group, Line, tree
 from statecli.report.bars import BAR_DECADES, draw_bar
-from statecli.values.delta import Delta
+from statecli.values.delta import MAX_RANK, Delta
 
 #: The letters of git.
 STATUS_LETTERS = {
@@ -41,6 +41,7 @@ DELTA_COLUMNS = (
     "mean_abs",
     "l2",
     "cosine",
+    "rank",
     "nan_before",
     "nan_after",
     "inf_before",
@@ -177,7 +178,7 @@ def _has_nonfinite(delta: Delta) -> bool:
 
 
 def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
-    """Describe NaN and infinities, values not compared, and ties."""
+    """Describe NaN and infinities, values not compared, ties, and the rank of the difference."""
     deltas = _list_deltas(rows)
     parts: list[str] = []
     for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
@@ -189,9 +190,18 @@ def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]
     parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in reasons))
     ties = {tuple(_describe_tying(row)) for row in rows}
     parts.extend(ties.pop() if len(ties) == 1 else ())
+    parts.extend(_describe_ranks(deltas))
     if len(rows) == 1 and verbose:
         parts.extend(_describe_details(rows[0]))
     return parts
+
+
+def _describe_ranks(deltas: Sequence[Delta]) -> list[str]:
+    ranks = sorted(delta.rank for delta in deltas if delta.rank is not None)
+    if not ranks:
+        return []
+    ends = "..".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1])))
+    return [f"rank of Δ {ends}{' or more' if ranks[-1] == MAX_RANK else ''}"]
 
 
 def _describe_tying(change: Change) -> list[str]:

@@ -608,7 +608,7 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
 
 #: The measures of `DELTA_COLUMNS` in plain text, and with -v.
 _MAIN_MEASURES = ("elements", "changed", "relative_l2", "max_abs")
-_VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine")
+_VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine", "rank")
 
 
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:

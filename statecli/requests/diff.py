@@ -159,6 +159,7 @@ def build_request(options: DiffOptions) -> Request:
         selection=options.selection,
         init_device=options.init_device,
         jobs=options.jobs,
+        ranks=options.verbose or _has_page(options),
         histograms=HISTOGRAMS if _has_page(options) else 0,
     )
 

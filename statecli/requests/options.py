@@ -464,7 +464,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--verbose", "-v"),
-            "Also show of each change: the first index that differs, the mean difference, L2 norms and cosine.",
+            "Also show of each change: the first index that differs, the mean difference, L2 norm, cosine and rank.",
             group=Group.ROWS,
         ),
     ] = False

@@ -10,6 +10,7 @@ from typing import Any
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
+from statecli.values.delta import MAX_RANK
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult
 from statecli.values.elements import find_element
 from statecli.values.merged_update import MergeResult
@@ -58,7 +59,8 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
     elif isinstance(result, float):
         yield "result", function == "low_rank_batch" and result >= 0
     elif isinstance(result, int):
-        yield "result", function == "fingerprint_batch" and 0 <= result < 1 << 32
+        is_rank = function == "rank_batch" and 0 <= result <= MAX_RANK
+        yield "result", is_rank or (function == "fingerprint_batch" and 0 <= result < 1 << 32)
 
 
 def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult) -> Checks:

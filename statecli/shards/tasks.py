@@ -25,6 +25,7 @@ RESULTS: dict[str, Any] = {
     "low_rank_batch": float | None,
     "quantized_batch": QuantizedError | None,
     "merge_batch": MergeResult | None,
+    "rank_batch": int | None,
     "row_digest_batch": tuple[int, ...],
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,

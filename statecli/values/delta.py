@@ -6,6 +6,8 @@ import msgspec
 
 #: Reason of a change without a relative change.
 ZERO_BEFORE = "all values before are zero"
+#: Largest estimated rank: 128 means 128 or more.
+MAX_RANK = 128
 
 
 class CompareOptions(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
         cosine: Cosine similarity of before and after over the same positions.
         nan_before, nan_after, inf_before, inf_after: Counts of each side.
         left_out: Number of positions not finite on both sides.
+        rank: Numerical rank of Δ of a matrix, of which 128 means 128 or more; None if not estimated.
         first: Index of the first element that differs, in C order.
     """
 
@@ -54,5 +57,6 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     inf_before: int = 0
     inf_after: int = 0
     left_out: int = 0
+    rank: int | None = None
     first: tuple[int, ...] | None = None
     reason: str | None = None

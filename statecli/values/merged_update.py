@@ -11,27 +11,15 @@ import numpy as np
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.elements import Array, require_element
+from statecli.values.elements import SPACING, Array, require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.values.read import read_all_values, read_rows
 from statecli.workers import pool
 
-#: Relative distance of neighbouring values, and distance of the smallest ones, by dtype.
-_SPACING = {
-    "float64": (2.0**-52, 2.0**-1074),
-    "float32": (2.0**-23, 2.0**-149),
-    "float16": (2.0**-10, 2.0**-24),
-    "bfloat16": (2.0**-7, 2.0**-133),
-}
 #: Elements that are checked at a time: ten arrays of float64 take 40 MB.
 _BLOCK_ELEMENTS = 1 << 19
 #: Part of a change, by its norm, that another factor may leave and still fit.
 _MAX_RESIDUAL = 0.05
-
-
-def can_merge(dtype: str) -> bool:
-    """Return True if the rounding of a merge into weights of this dtype is known."""
-    return dtype in _SPACING
 
 
 class MergeTask(msgspec.Struct, frozen=True, gc=False):
@@ -102,12 +90,13 @@ def merge_batch(_: None, tasks: Sequence[MergeTask]) -> list[MergeResult | State
 
 def _check_or_error(task: MergeTask) -> MergeResult | StateError | None:
     try:
-        left, right = (
-            read_all_values(data, task.name).astype(np.float64).reshape(data.shape) for data in (task.left, task.right)
-        )
-        if not (np.isfinite(left).all() and np.isfinite(right).all()):
-            return None
         with np.errstate(all="ignore"):
+            left, right = (
+                read_all_values(data, task.name).astype(np.float64).reshape(data.shape)
+                for data in (task.left, task.right)
+            )
+            if not (np.isfinite(left).all() and np.isfinite(right).all()):
+                return None
             factor = _fit_factor(task, left, right) if task.factor is None else task.factor
             if factor is None:
                 return MergeResult(math.prod(task.after.shape), math.prod(task.after.shape), 0.0, 0.0)
@@ -117,8 +106,8 @@ def _check_or_error(task: MergeTask) -> MergeResult | StateError | None:
 
 
 def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeResult:
-    relative, smallest = _SPACING[task.after.dtype]
-    of_update = max(relative, *(_SPACING[data.dtype][0] for data in (task.left, task.right)))
+    relative, smallest = SPACING[task.after.dtype]
+    of_update = max(relative, *(SPACING[data.dtype][0] for data in (task.left, task.right)))
     rank = left.shape[1]
     exceptions, largest = 0, 0.0
     for start, stop, before, after in _read_blocks(task):

@@ -36,12 +36,14 @@ def test_nothing_asked_is_the_default():
         ({"device": "cuda:1"}, {"how": CompareOptions(device="cuda:1")}),
         ({"metadata_only": True}, {"values": False}),
         ({"no_renames": True}, {"renames": False}),
-        ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS}),
+        ({"verbose": True}, {"ranks": True}),
+        ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS, "ranks": True}),
         *(
             (same, same)
             for same in (
                 {"map": ("a=b",)},
                 {"ignore": (Field.DTYPE,)},
+                {"adapter": "lora"},
                 {"only": ("x",)},
                 {"frozen": ("x",)},
                 {"changed": ("x",)},

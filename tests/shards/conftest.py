@@ -57,6 +57,7 @@ OF_MERGE = (
     "row_digest_batch",
     "quantized_batch",
     "merge_batch",
+    "rank_batch",
 )
 
 

@@ -665,6 +665,7 @@ RESULTS = {
     "low_rank_batch": st.none() | floats,
     "quantized_batch": st.none() | st.builds(QuantizedError, floats, floats),
     "merge_batch": st.none() | st.builds(MergeResult, counts, counts, floats, floats, st.none() | floats),
+    "rank_batch": st.none() | st.integers(0, 128),
     "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),
     "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple), counts),
 }

@@ -68,6 +68,7 @@ class Request(msgspec.Struct, frozen=True):
     selection: Selection = Selection()
     init_device: str = "cpu"
     jobs: int = 0
+    ranks: bool = False
     histograms: int = 0
 
     @property
@@ -221,6 +222,7 @@ class _Comparison:
         changes, unmerged = self._check_merge(changes)
         changes, undecided = self._settle_codes(self._explain(changes))
         broken += [*unmerged, *undecided]
+        changes = self._estimate_ranks(changes)
         load_result = self._check_load(all_matches, states, changes)
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
@@ -490,6 +492,21 @@ class _Comparison:
             from statecli.commands.diff.transformations.find import find_transformations
 
         return find_transformations(changes, self.sections, self.after.metadata.values, jobs=self.request.jobs)
+
+    def _estimate_ranks(self, changes: list[Change]) -> list[Change]:
+        """Return the changes with the rank of the difference of each matrix, if it was asked for."""
+        if not self.request.ranks or pool.is_partial() or all(change.values is None for change in changes):
+            return changes
+        with require_numpy():
+            from statecli.commands.diff.change_ranks import estimate_change_ranks
+
+        ranks = estimate_change_ranks(changes, jobs=self.request.jobs)
+        return [
+            change
+            if n not in ranks or change.values is None
+            else replace(change, values=replace(change.values, rank=ranks[n]))
+            for n, change in enumerate(changes)
+        ]
 
     def _settle_codes(self, changes: Sequence[Change]) -> tuple[list[Change], list[Broken]]:
         """Return the changes, and an error for each pair of a weight and codes that could not be dequantized."""

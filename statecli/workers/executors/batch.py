@@ -35,6 +35,7 @@ FUNCTIONS = {
     "low_rank_batch": "statecli.values.low_rank",
     "quantized_batch": "statecli.values.quantized_error",
     "merge_batch": "statecli.values.merged_update",
+    "rank_batch": "statecli.values.change_rank",
     "row_digest_batch": "statecli.values.row_digests",
     "fingerprint_batch": "statecli.values.compare",
     "facts_of_batch": "statecli.values.facts",

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from statecli.commands.diff.result import Broken, Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
-from statecli.commands.diff.transformations.views import get_data, locate, permute
-from statecli.core.dtypes import contiguous_strides
+from statecli.commands.diff.transformations.views import flatten, get_data, locate, permute
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState, TensorData, TensorInfo
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
-from statecli.values.merged_update import MergeResult, MergeTask, can_merge, check_merges
+from statecli.values.elements import SPACING
+from statecli.values.merged_update import MergeResult, MergeTask, check_merges
 
 
 class MergeCheck(NamedTuple):
@@ -114,8 +111,8 @@ def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     a, b = get_data(update.a), get_data(update.b)
     if pair is None or a is None or b is None:
         return f"{change.fqn} is not a pair of float tensors of one shape"
-    sides = [_flatten(side) for side in (*pair, locate(a, update.a.fqn), locate(b, update.b.fqn))]
-    if not all(can_merge(data.dtype) for data in (*pair, a, b)):
+    sides = [flatten(side) for side in (*pair, locate(a, update.a.fqn), locate(b, update.b.fqn))]
+    if not all(data.dtype in SPACING for data in (*pair, a, b)):
         return f"the dtypes are {', '.join(dict.fromkeys(data.dtype for data in (*pair, a, b)))}"
     before, after, a, b = sides
     if None in sides or before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
@@ -126,16 +123,6 @@ def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     if not ways:
         return f"the update is {list(shape)}, but {change.fqn} is {list(before.shape)}"
     return [MergeTask(change.fqn, before, after, *way, update.scale) for way in ways]
-
-
-def _flatten(data: TensorData) -> TensorData | None:
-    """Return a matrix with the first dimension of the tensor; None for other strides or fewer dimensions."""
-    if len(data.shape) == 2:
-        return data
-    if len(data.shape) < 2 or data.strides != contiguous_strides(data.shape):
-        return None
-    shape = data.shape[0], math.prod(data.shape[1:])
-    return replace(data, shape=shape, strides=contiguous_strides(shape))
 
 
 def _build_transformation(update: LoraUpdate, result: MergeResult) -> Transformation:

@@ -75,6 +75,19 @@ def select(data: TensorData, index: int) -> TensorData:
     return replace(first, shape=first.shape[1:], strides=first.strides[1:])
 
 
+def flatten(data: TensorData) -> TensorData | None:
+    """Return a matrix with the first dimension of the tensor; None for other strides or fewer dimensions.
+
+    `data` has strides.
+    """
+    if len(data.shape) == 2:
+        return data
+    if len(data.shape) < 2 or data.strides != contiguous_strides(data.shape):
+        return None
+    shape = data.shape[0], prod(data.shape[1:])
+    return replace(data, shape=shape, strides=contiguous_strides(shape))
+
+
 def take_rows(data: TensorData) -> TensorData:
     """Return the first elements, about a thousand: as few indexes along each axis as that needs. `data` has strides."""
     for axis, size in enumerate(data.shape):

@@ -1,0 +1,27 @@
+"""Estimate the rank of the difference of each changed matrix: an adapter or a pruned update has a low one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statecli.commands.diff.result import Change
+from statecli.commands.diff.transformations.views import flatten, get_data, locate
+from statecli.values.change_rank import MAX_COLUMNS, RankTask, estimate_ranks
+from statecli.values.elements import SPACING
+
+
+def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, int]:
+    """Return the ranks by the number of the change; of float matrices with other values, and of kernels as matrices."""
+    tasks = {n: task for n, change in enumerate(changes) if (task := _build_task(change)) is not None}
+    ranks = zip(tasks, estimate_ranks(list(tasks.values()), jobs=jobs), strict=True)
+    return {n: rank for n, rank in ranks if isinstance(rank, int)}
+
+
+def _build_task(change: Change) -> RankTask | None:
+    before, after = get_data(change.before), get_data(change.after)
+    if change.values is None or before is None or after is None or before.shape != after.shape:
+        return None
+    old, new = flatten(locate(before, change.fqn)), flatten(locate(after, change.fqn))
+    if old is None or new is None or min(new.shape) < 2 or new.shape[1] > MAX_COLUMNS:
+        return None
+    return RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None
