@@ -553,7 +553,7 @@ def _describe_join(change: Change, done: Transformation) -> str:
     names = _shorten(change.fqn, done.sources)
     is_stack = done.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
     of = "the transposes of " if done.is_transposed else ""
-    listed = f"stack of {of}{_format_stack(done.sources)}" if is_stack else f"[{'; '.join(names)}]"
+    listed = f"stack of {of}{_format_stack(change, done.sources)}" if is_stack else f"[{'; '.join(names)}]"
     verb = "=" if change.status is Status.ADDED else "was split into"
     if done.blocks:
         listed += f" alternating, {_format_blocks(done.blocks)} rows each"
@@ -588,7 +588,16 @@ def _shorten(whole: str, names: Sequence[str]) -> list[str]:
     return [format_fqn(".".join(path[start : len(path) - end])) for path in paths]
 
 
-def _format_stack(names: Sequence[str]) -> str:
+def _format_stack(change: Change, names: Sequence[str]) -> str:
+    """`experts.{0..7}.w2.weight`, or `[experts.{0..7}.w1.weight; experts.{0..7}.w3.weight]`"""
+    whole = change.after or change.before
+    parts = len(names) // whole.shape[0] if whole is not None and whole.shape else 1
+    if parts > 1:
+        return f"[{'; '.join(_format_stack_of(names[n::parts]) for n in range(parts))}]"
+    return _format_stack_of(names)
+
+
+def _format_stack_of(names: Sequence[str]) -> str:
     lines = fold.fold_lines([Line((format_fqn(name),)) for name in names])
     return lines[0].cells[0] if len(lines) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
 

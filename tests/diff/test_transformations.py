@@ -343,6 +343,56 @@ def test_a_stack_of_experts(diff, turned):
     assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
+    """As transformers stores the experts of Mixtral and, transposed, of Llama 4; its modules have another name too."""
+    torch.manual_seed(0)
+    shapes = {"w1": (6, 4), "w2": (4, 6), "w3": (6, 4)}
+    names = [(n, e, w) for n in range(2) for e in range(5) for w in shapes]
+    experts = {f"layers.{n}.moe.experts.{e}.{w}.weight": torch.randn(shapes[w]) for n, e, w in names}
+    stacks = {}
+    for n in range(2):
+        items = [[experts[f"layers.{n}.moe.experts.{e}.{w}.weight"] for w in ("w1", "w3")] for e in range(5)]
+        both = torch.stack([torch.cat(item) for item in items])
+        stacks[f"layers.{n}.mlp.experts.gate_up_proj"] = both.mT.contiguous() if turned else both
+        down = torch.stack([experts[f"layers.{n}.moe.experts.{e}.w2.weight"] for e in range(5)])
+        stacks[f"layers.{n}.mlp.experts.down_proj"] = down.mT.contiguous() if turned else down
+    for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
+        result = found(diff(before, after))
+        assert {name: one[:2] for name, one in result.items()} == dict.fromkeys(stacks, (kind, 0))
+        sources = [f"layers.1.moe.experts.{e}.{w}.weight" for e in range(5) for w in ("w1", "w3")]
+        assert result["layers.1.mlp.experts.gate_up_proj"][2] == tuple(sources)
+    shown = lines_of(statecli, save(experts, "c.pt"), save(stacks, "d.pt"))
+    of = "the transposes of " if turned else ""
+    start = "layers.{0,1}.mlp.experts.gate_up_proj: = stack of "
+    listed = "[layers.{0,1}.moe.experts.{0..4}.w1.weight; layers.{0,1}.moe.experts.{0..4}.w3.weight]"
+    assert f"{start}{of}{listed}, exactly" in shown
+    wrong = stacks["layers.1.mlp.experts.gate_up_proj"].clone()
+    wrong[3, 2, 2] += 1
+    done = changed(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
+    one = done["layers.1.mlp.experts.gate_up_proj"].transformation
+    assert (one.exceptions, one.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
+
+
+def test_the_input_projection_of_attention(diff):
+    """`nn.MultiheadAttention` has one parameter for the weights of the three, without a module of its own."""
+    torch.manual_seed(0)
+    attention = torch.nn.MultiheadAttention(16, 4)
+    torch.nn.init.normal_(attention.in_proj_bias)
+    fused = {f"layers.{n}.attn.{name}": t.clone() for n in range(2) for name, t in attention.state_dict().items()}
+    split = {}
+    for n in range(2):
+        for leaf in ("weight", "bias"):
+            for part, rows in zip("qkv", fused.pop(f"layers.{n}.attn.in_proj_{leaf}").chunk(3), strict=True):
+                split[f"layers.{n}.attn.{part}_proj.{leaf}"] = rows.clone()
+    whole = {f"layers.{n}.attn.{name}": t.clone() for n in range(2) for name, t in attention.state_dict().items()}
+    for before, after, kind in ((whole, fused | split, KIND.SPLIT), (fused | split, whole, KIND.JOINED)):
+        result = found(diff(before, after))
+        assert {name: one[:2] for name, one in result.items()} == {
+            f"layers.{n}.attn.in_proj_{leaf}": (kind, 0) for n in range(2) for leaf in ("weight", "bias")
+        }
+
+
 def quantize(weight: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
     """The codes and scales, as the writers of these formats make them."""
     if scheme == "SCB":  # bitsandbytes: functional.int8_vectorwise_quant

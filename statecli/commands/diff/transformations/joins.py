@@ -1,10 +1,10 @@
-"""Recognise fused tensors: rows of several tensors one after the other, and stacks of equal tensors."""
+"""Recognise fused tensors: rows of several tensors one after the other, and stacks of tensors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
 
@@ -125,9 +125,11 @@ def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]
 def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
     """Return the tensors of the module, or of the one above, whose rows may be rows of the whole."""
     *modules, leaf = whole.fqn.split(".")
+    leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
     fitting: dict[int, _Row] = {}
-    for depth in (len(modules) - 1, len(modules) - 2) if whole.data.shape else ():
-        for row in by_module.get((".".join(modules[:depth]), leaf), ()) if depth >= 0 else ():
+    depths = (len(modules) - 1, len(modules) - 2) if whole.data.shape else ()
+    for depth, name in [(depth, name) for depth in depths for name in leaves if depth >= 0]:
+        for row in by_module.get((".".join(modules[:depth]), name), ()):
             is_same_kind = row.data.dtype == whole.data.dtype and row.data.shape[1:] == whole.data.shape[1:]
             if is_same_kind and row.data.shape and row.data.shape[0] < whole.data.shape[0]:
                 fitting.setdefault(row.number, row)
@@ -236,38 +238,72 @@ def _judge(
 def _find_stacks(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
+    """Return the stacks of numbered tensors, or of pairs of them, whose names have the same other numbers."""
     groups: dict[tuple[str, str], dict[int, _Row]] = {}
     for row in parts:
         for number in _NUMBER.finditer(row.fqn):
             template = row.fqn[: number.start()], row.fqn[number.end() :]
             groups.setdefault(template, {})[int(number[0])] = row
+    lists: dict[tuple[str, ...], list[list[_Row]]] = {}
+    for (start, end), items in groups.items():
+        if 1 < len(items) <= _MAX_STACKED and sorted(items) == list(range(len(items))):
+            lists.setdefault(_list_numbers(start + end), []).append([items[n] for n in range(len(items))])
     stacks: dict[int, Transformation] = {}
     for whole in wholes:
         count = whole.data.shape[0] if whole.data.shape else 0
-        for (start, _), items in groups.items() if 1 < count <= _MAX_STACKED else ():
-            if len(items) != count or not whole.fqn.startswith(start) or sorted(items) != list(range(count)):
-                continue
-            transformation = _check_stack(whole, [items[n] for n in range(count)], kind, jobs)
+        items_of = [items for items in lists.get(_list_numbers(whole.fqn), ()) if len(items) == count]
+        pairs = permutations(items_of, 2) if len(items_of) <= _MAX_CANDIDATES else ()
+        for chosen in (*((items,) for items in items_of), *pairs):
+            transformation = _check_stack(whole, list(zip(*chosen, strict=True)), kind, jobs)
             if transformation is not None:
                 stacks[whole.number] = transformation
                 break
     return stacks
 
 
-def _check_stack(whole: _Row, items: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
+def _list_numbers(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split(".") if part.isdecimal())
+
+
+def _check_stack(
+    whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
+) -> Transformation | None:
+    """Return the claim that each item of the whole has the rows of one tensor, or of two, one after the other."""
+    rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
-    if not select_varied([row.row for row in items], jobs):
+    if any(row.data.dtype != whole.data.dtype or len(row.data.shape) != len(shape) for row in rows) or not prod(shape):
         return None
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
     for order in orders:
-        if any(row.data.dtype != whole.data.dtype or len(row.data.shape) != len(shape) for row in items):
-            return None
-        views = [permute(row.data, order) for row in items]
-        if any(view.shape != shape or not prod(shape) for view in views):
+        tasks = list(_build_stack_tasks(whole, items, order))
+        if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):
             continue
-        tasks = [CheckTask(whole.fqn, Operation.COPY, view, select(whole.data, n)) for n, view in enumerate(views)]
-        transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in items], kind)
+        ends = tasks[: len(items[0])] + tasks[-len(items[0]) :]
+        if not any(map(is_exact, check_elements(ends, jobs=jobs))):
+            continue
+        transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in rows], kind)
         if transformation is not None:
             return replace(transformation, is_transposed=order != axes)
     return None
+
+
+def _build_stack_tasks(whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int]) -> Iterator[CheckTask]:
+    """Yield a check for each tensor; fewer if the shapes do not fit."""
+    axis = order.index(0) if order else 0
+    for n, item in enumerate(items):
+        target, start = select(whole.data, n), 0
+        for row in item:
+            view = permute(row.data, order)
+            place = target
+            if len(item) > 1:
+                size = view.shape[axis] if view.shape else 0
+                if not size or start + size > target.shape[axis]:
+                    return
+                place = narrow(target, axis, start, size)
+                start += size
+            if view.shape != place.shape:
+                return
+            yield CheckTask(whole.fqn, Operation.COPY, view, place)
+        if len(item) > 1 and start != target.shape[axis]:
+            return
