@@ -13,7 +13,7 @@ from statecli.commands.diff.expectations import explain_beyond_merge, name_merge
 from statecli.commands.diff.result import Change, Quantization, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.quantized_weights import Layout
-from statecli.core.units import format_fqn, format_number, plural
+from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
 
 #: Heading of the group.
@@ -136,13 +136,13 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.MOVED:
         if done.cosine is not None:
             return f"similar to {format_fqn(done.sources[0])} before (cosine {done.cosine:.4f})"
-        return f"= {format_fqn(done.sources[0])} before"
+        return f"= {format_fqn(done.sources[0])} before{_format_rounding(done)}"
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}"
     if kind is TransformationKind.SCALED:
         return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
     if kind is TransformationKind.TRANSPOSED:
-        return f"transposed{_format_exceptions(done)}"
+        return f"transposed{_format_exceptions(done) or _format_rounding(done)}"
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.MERGED:
@@ -155,6 +155,10 @@ def _describe(change: Change) -> str:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f}): drawn again, or in another order"
     return _describe_join(change, done)
+
+
+def _format_rounding(done: Transformation) -> str:
+    return "" if done.rounding is None else f", {_ROUNDINGS[done.rounding]}"
 
 
 def _format_exceptions(done: Transformation) -> str:
@@ -207,7 +211,8 @@ def _describe_resize(change: Change, done: Transformation) -> str:
     common = min(before[axis], after[axis])
     counted = _count_indexes(axis, common, "common ")
     if not done.exceptions:
-        return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} equal"
+        state = "equal" if done.rounding is None else _ROUNDINGS[done.rounding]
+        return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} {state}"
     return f"{', '.join(texts)}; of the {counted} {_format_rows(done, _name_index(axis))}"
 
 
@@ -240,6 +245,7 @@ class _MovedLayer(NamedTuple):
         start: Name of the module, with a dot at its end.
         new, old: Numbers of the layer after and before.
         cosines: One for each moved tensor, None if it is equal bit for bit.
+        rounding: How the values of equal tensors were rounded; None if they were not.
         others: The tensors of the layer that differ and did not come from there.
     """
 
@@ -247,6 +253,7 @@ class _MovedLayer(NamedTuple):
     new: int
     old: int
     cosines: list[float | None]
+    rounding: Rounding | None
     others: list[Change]
 
 
@@ -277,9 +284,11 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
         (old, count), *_ = olds.most_common(1)
         if 2 * count > len(whole):
             inside = [change for change in tensors if _comes_from(change, start, old)]
-            others = [change for change in tensors if not _comes_from(change, start, old)]
-            cosines = [c.transformation.cosine for c in inside if c.transformation is not None]
-            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, others))
+            others = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
+            moved = [c.transformation for c in inside if c.transformation is not None]
+            cosines = [done.cosine for done in moved]
+            rounding = next((done.rounding for done in moved if done.rounding is not None), None)
+            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, rounding, others))
     return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
 
 
@@ -304,6 +313,12 @@ def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Cha
             if dot and number.isascii() and number.isdecimal() and len(number) < 10:
                 tensors.setdefault(int(number), []).append(change)
     return tensors
+
+
+def _is_exact_cast(change: Change) -> bool:
+    """Return True for a norm whose values are all rounded to 1, in the old layer and in the new one."""
+    done = change.transformation
+    return done is not None and done.kind is TransformationKind.CAST and not done.exceptions
 
 
 def _comes_from(change: Change, start: str, old: int) -> bool:
@@ -337,7 +352,7 @@ def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
 def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
     others = [change for layer in run for change in layer.others]
     cosines = [cosine for layer in run for cosine in layer.cosines]
-    remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines)}"
+    remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines, run[0].rounding)}"
     if others:
         remark += f"; not {format_fqn(others[0].fqn)}" + (f" and {len(others) - 1:,} more" if len(others) > 1 else "")
     olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
@@ -370,14 +385,15 @@ def _name_layers(start: str, numbers: Sequence[int]) -> str:
     return (format_fqn(start) if start else "") + fold.format_numbers(numbers)
 
 
-def _format_likeness(cosines: Sequence[float | None]) -> str:
-    """`bit for bit`, or `similar (cosine 0.9794 or more)`"""
+def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None) -> str:
+    """`bit for bit`, `exactly rounded`, or `similar (cosine 0.9794 or more)`"""
+    exactly = "bit for bit" if rounding is None else _ROUNDINGS[rounding]
     similar = [cosine for cosine in cosines if cosine is not None]
     if not similar:
-        return "bit for bit"
+        return exactly
     equal = len(cosines) - len(similar)
     least = math.floor(min(similar) * 10_000) / 10_000  # not rounded up
-    return f"similar (cosine {least:.4f} or more)" + (f", {equal:,} of them bit for bit" if equal else "")
+    return f"similar (cosine {least:.4f} or more)" + (f", {equal:,} of them {exactly}" if equal else "")
 
 
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
@@ -536,10 +552,18 @@ def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
 def _build_named_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor, or for equal changes of repeated layers."""
     lines = [
-        Line((format_fqn(change.fqn),), _describe(change), "bad" if _has_exceptions(change) else "")
+        Line((format_fqn(change.fqn),), _describe_alone(change), "bad" if _has_exceptions(change) else "")
         for change in changes
     ]
     yield from lines if unfold else fold.fold_lines(lines)
+
+
+def _describe_alone(change: Change) -> str:
+    """Describe a change outside of its row, which has the shapes."""
+    done = change.transformation
+    if done is None or done.kind is not TransformationKind.RESIZED or change.before is None or change.after is None:
+        return _describe(change)
+    return f"{format_shape(change.before.shape)} → {format_shape(change.after.shape)}: {_describe(change)}"
 
 
 def _has_exceptions(change: Change) -> bool:
@@ -558,7 +582,7 @@ def _describe_join(change: Change, done: Transformation) -> str:
     if done.blocks:
         listed += f" alternating, {_format_blocks(done.blocks)} rows each"
     if not done.exceptions:
-        return f"{verb} {listed}, exactly"
+        return f"{verb} {listed}{_format_rounding(done) or ', exactly'}"
     if len(done.differing) == 1:
         name = names[done.sources.index(done.differing[0])]
         listed_rows = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")

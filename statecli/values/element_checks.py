@@ -45,7 +45,10 @@ class Operation(str, Enum):
 
 
 class CheckTask(msgspec.Struct, frozen=True, gc=False):
-    """Check whether `after` is the result of an operation on `before`. `factor` is of `Operation.SCALE`."""
+    """Check whether `after` is the result of an operation on `before`. `factor` is of `Operation.SCALE`.
+
+    A copy to another float type has the nearest values of it.
+    """
 
     name: str
     operation: Operation
@@ -91,6 +94,11 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
     changed: int = 0
 
 
+def can_copy(before: str, after: str) -> bool:
+    """Return True if a tensor of one type may be a copy of one of the other: two float types, or one type."""
+    return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
+
+
 def can_cast(before: str, after: str) -> bool:
     """Return True if values of a float type are rounded when they are stored in the other."""
     wide, narrow = _FLOAT_BITS.get(before), _FLOAT_BITS.get(after)
@@ -130,7 +138,7 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
     """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
     elements = exceptions = changed = 0
     for old, new in _pair_blocks(read_values(before), read_values(after)):
-        nearest = _round(old, task.after.dtype)
+        nearest = round_to(old, task.after.dtype)
         elements += old.size
         changed += int(np.count_nonzero(new != old))
         if not np.array_equal(new, nearest):
@@ -139,7 +147,7 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
         return CheckResult(elements, changed=changed)
     truncated = neighbours = 0
     for old, new in _pair_blocks(read_values(before), read_values(after)):
-        nearest = _round(old, task.after.dtype)
+        nearest = round_to(old, task.after.dtype)
         inner, outer = _find_neighbours(old, nearest, task.after.dtype)
         is_nan = np.isnan(nearest) & np.isnan(new)
         is_inner = (new == inner) | is_nan
@@ -170,20 +178,20 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
         for n, (operation, number) in enumerate(operations):
             with np.errstate(all="ignore"):
                 scaled = operation(old, np.asarray(number, wide))
-            result = scaled if task.after.dtype in ("float64", "float32") else _round(scaled, task.after.dtype)
+            result = scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
             fitting[n] += int(np.count_nonzero((new == result) | (np.isnan(new) & np.isnan(result))))
     return CheckResult(elements, elements - max(fitting))
 
 
 def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     inner = max(1, math.prod(task.after.shape[1:]))
-    items = require_element(task.after.dtype).items
+    is_same = task.before.dtype == task.after.dtype
+    items = require_element(task.after.dtype).items if is_same else 1
     at = exceptions = rows = 0
     last, first_rows = -1, list[int]()
-    for old, new in _pair_blocks(read_items(before), read_items(after), items):
-        differs = old.view(f"u{old.itemsize}") != new.view(f"u{new.itemsize}")
+    for differs in _compare_bits(before, after, items) if is_same else _compare_rounded(task, before, after):
         places = np.flatnonzero(differs.reshape(-1, items).any(axis=1)) + at
-        at += old.size // items
+        at += differs.size // items
         exceptions += places.size
         numbers = np.unique(places // inner)
         numbers = numbers[numbers > last]  # a row may go on in the next block
@@ -191,6 +199,17 @@ def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult
             last, rows = int(numbers[-1]), rows + numbers.size
             first_rows += numbers[: MAX_LISTED_ROWS - len(first_rows)].tolist()
     return CheckResult(at, exceptions, rows=rows, first_rows=tuple(first_rows))
+
+
+def _compare_bits(before: Strided, after: Strided, items: int) -> Iterator[Array]:
+    for old, new in _pair_blocks(read_items(before), read_items(after), items):
+        yield old.view(f"u{old.itemsize}") != new.view(f"u{new.itemsize}")
+
+
+def _compare_rounded(task: CheckTask, before: Strided, after: Strided) -> Iterator[Array]:
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        nearest = round_to(old, task.after.dtype)
+        yield _is_not_nearest(old, new, nearest, task.after.dtype)
 
 
 _CHECKS = {Operation.CAST: _check_cast, Operation.SCALE: _check_scale, Operation.COPY: _check_copy}
@@ -203,7 +222,7 @@ def _pair_blocks(before: Iterable[Array], after: Iterable[Array], items: int = 1
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
-def _round(values: Array, dtype: str) -> Array:
+def round_to(values: Array, dtype: str) -> Array:
     """Return values rounded to the nearest of a float type, ties to even, as floats.
 
     float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; of
@@ -211,6 +230,8 @@ def _round(values: Array, dtype: str) -> Array:
     """
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32, copy=False)
+        if dtype == "float64":
+            return values
         if dtype == "float32":
             return narrow
         if dtype == "float16":

@@ -7,22 +7,28 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
-from statecli.values.elements import require_element
+from statecli.values.element_checks import round_to
+from statecli.values.elements import Array, require_element
 from statecli.values.ranges import iter_paths, prefetch
-from statecli.values.read import open_view, read_items
+from statecli.values.read import open_view, read_items, read_values
 from statecli.workers import pool
 
 
 class RowTask(msgspec.Struct, frozen=True, gc=False):
-    """Compute the CRC-32 of each index along the first dimension."""
+    """Compute the CRC-32 of each index along the first dimension.
+
+    With a dtype, of the nearest values of this float type, which are equal for all types that can hold them.
+    """
 
     name: str
     data: TensorData
+    dtype: str | None = None
 
     @property
     def size(self) -> int:
@@ -55,9 +61,19 @@ def row_digest_batch(_: None, tasks: Sequence[RowTask]) -> list[tuple[int, ...] 
 
 
 def _digest_or_error(task: RowTask) -> tuple[int, ...] | StateError:
-    items = math.prod(task.data.shape[1:]) * require_element(task.data.dtype).items
+    elements = math.prod(task.data.shape[1:])
     try:
         with open_view(task.data, task.name) as view:
-            return tuple(zlib.crc32(row.data) for row in rechunk(read_items(view), items))
+            if task.dtype is None:
+                rows = rechunk(read_items(view), elements * require_element(task.data.dtype).items)
+            else:
+                rows = rechunk((_round(block, task.dtype) for block in read_values(view)), elements)
+            return tuple(zlib.crc32(row.data) for row in rows)
     except StateError as error:
         return error
+
+
+def _round(values: Array, dtype: str) -> Array:
+    with np.errstate(all="ignore"):
+        rounded = round_to(values, dtype).astype(np.float64)
+    return np.where(np.isnan(rounded), np.nan, rounded)  # NaN has many bit patterns

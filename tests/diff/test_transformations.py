@@ -393,6 +393,101 @@ def test_the_input_projection_of_attention(diff):
         }
 
 
+# --- a cast together with another change -----------------------------------------------------------------------------
+
+NARROWER = [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.float8_e4m3fn)]
+
+
+def cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
+def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, before, after):
+    """An export of a pruned model: each tensor of the moved layers is the rounded one of the old layer."""
+    whole = cast(llama, before)
+    pruned = cast(renumber(whole, lambda n: n if n < 1 else n - 1 if n > 1 else None), after)
+    result = diff(whole, pruned)
+    assert kinds(result) == {KIND.CAST, KIND.MOVED}
+    done = [change.transformation for change in result.changes if change.transformation is not None]
+    assert {one.exceptions for one in done} == {0}
+    assert {one.rounding for one in done} <= {Rounding.NEAREST, None}
+    assert sum(one.kind is KIND.MOVED for one in done) >= 14  # norms may all be rounded to 1
+    assert {change.status for change in result.changes if change.transformation is None} == {Status.REMOVED}
+    shown = lines_of(statecli, save(whole, "c.pt"), save(pruned, "d.pt"))
+    (line,) = [line for line in shown if line.startswith("model.layers.{2,3} → model.layers.{1,2}: ")]
+    assert line.endswith(" tensors, exactly rounded; model.layers.1 is removed")
+    name = "model.layers.1.mlp.up_proj.weight"
+    pruned[name] = pruned[name].float().neg().to(after)
+    kind, exceptions, _ = found(diff(whole, pruned))[name]
+    assert (kind, exceptions > 48 * 32 / 2) == (KIND.CAST, True)
+
+
+@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
+def test_projections_that_were_fused_and_cast(diff, llama, before, after):
+    whole = cast(llama, before)
+    fused = cast(fuse(whole), after)
+    joined = {name for name in fused if "qkv_proj" in name}
+    result = found(diff(whole, fused))
+    assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.JOINED, 0))
+    fused["model.layers.1.self_attn.qkv_proj.weight"][32 + 6] = 0  # a key
+    done = changed(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    assert (done.differing, done.rows) == (("model.layers.1.self_attn.k_proj.weight",), 1)
+
+
+@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
+def test_projections_that_were_split_and_cast(diff, llama, before, after):
+    whole = cast(fuse(cast(llama, before)), before)
+    split = cast(cast(llama, before), after)
+    joined = {name for name in whole if "qkv_proj" in name}
+    result = found(diff(whole, split))
+    assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.SPLIT, 0))
+
+
+@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
+def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, before, after):
+    torch.manual_seed(0)
+    old = {name: torch.randn(24, 40).to(before) for name in "abcdefgh"}
+    new = cast(old, after)
+    new["a"] = new["a"].t().contiguous()
+    new["b"] = torch.cat([new["b"].float(), torch.zeros(8, 40)]).to(after)
+    new["c"], new["d"] = new["d"], new["c"]
+    new["other"] = new.pop("e")
+    result = found(diff(old, new))
+    assert {name: one[:2] for name, one in result.items() if name in ("a", "b", "c", "d", "other")} == {
+        "a": (KIND.TRANSPOSED, 0),
+        "b": (KIND.RESIZED, 0),
+        "c": (KIND.SWAPPED, 0),
+        "d": (KIND.SWAPPED, 0),
+        "other": (KIND.MOVED, 0),
+    }
+    assert {result[name][0] for name in "fgh"} == {KIND.CAST}
+    assert {fqn for _, fqn in rules(diff(old, new, cast=True))} == {"a", "b", "c", "d", "other", "e"}
+    for name in ("a", "c", "other"):
+        new[name] = new[name].float().roll(1).to(after)
+    assert found(diff(old, new)).keys().isdisjoint({"other"})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.lists(st.integers(2, 12), max_size=3), min_size=10, max_size=10))
+def test_other_values_of_another_dtype_are_no_transformation(tmp_path_factory, seed, shapes):
+    """Names and dtypes differ, and the values are similar or independent: nothing is claimed to be exact."""
+    generator = torch.Generator().manual_seed(seed)
+    folder = tmp_path_factory.mktemp("pairs")
+    before = {f"layers.{n}.w": torch.randn(shape, generator=generator) for n, shape in enumerate(shapes)}
+    step = (0.1, 1.0, 30.0)[seed % 3]
+    start = ("layers", "blocks")[seed % 2]
+    after = {
+        name.replace("layers", start): (tensor + step * torch.randn(tensor.shape, generator=generator)).bfloat16()
+        for name, tensor in before.items()
+    }
+    torch.save(before, folder / "a.pt")
+    torch.save(after, folder / "b.pt")
+    result = compare_targets(Request(str(folder / "a.pt"), str(folder / "b.pt"), jobs=1))
+    done = [change.transformation for change in result.changes if change.transformation is not None]
+    assert all(one.kind is KIND.UNRELATED or one.cosine is not None for one in done)
+
+
 def quantize(weight: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
     """The codes and scales, as the writers of these formats make them."""
     if scheme == "SCB":  # bitsandbytes: functional.int8_vectorwise_quant

@@ -108,7 +108,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known; of
             `quantized`, that of the error after dequantizing.
         cosine: Of moved values that changed since, the cosine of before and after.
-        rounding: Of a cast whose values were rounded without exception.
+        rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
         axis: Of `resized`, the first dimension of another size.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes.

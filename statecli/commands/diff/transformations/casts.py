@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Field, Rounding, Transformation, TransformationKind
+from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import get_data
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
+
+#: Rounded values, at least, if other tensors were replaced: a few are rounded by chance.
+_MIN_ROUNDED = 8
 
 
 def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -14,7 +18,7 @@ def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
 
     Between two types there was a cast if half of the tensors whose values were rounded follow one rule: to the nearest,
     or towards zero. The others are casts with exceptions. If all follow neither but are the nearest value above or
-    below, that is the rule.
+    below, that is the rule. Tensors that were replaced do not count: they may have moved.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):
@@ -26,19 +30,22 @@ def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
         tasks[n] = CheckTask(change.fqn, Operation.CAST, before, after)
     results = check_elements(list(tasks.values()), jobs=jobs, derived=False)
     by_types: dict[tuple[str, str], dict[int, CheckResult]] = {}
+    replaced = {n for n in tasks if was_replaced(changes[n])}
     for (n, task), result in zip(tasks.items(), results, strict=True):
         if isinstance(result, CheckResult) and result.elements:
             by_types.setdefault((task.before.dtype, task.after.dtype), {})[n] = result
-    return {n: cast for group in by_types.values() for n, cast in _judge_group(group).items()}
+    return {n: cast for group in by_types.values() for n, cast in _judge_group(group, replaced).items()}
 
 
-def _judge_group(results: Mapping[int, CheckResult]) -> dict[int, Transformation]:
+def _judge_group(results: Mapping[int, CheckResult], replaced: Container[int]) -> dict[int, Transformation]:
     rounded = [result for result in results.values() if result.changed]
     if not rounded:  # every value is one of the narrower type
         return {n: _build_cast(result, None) for n, result in results.items()}
+    voters = [r for n, r in results.items() if r.changed and not (n in replaced and r.not_neighbours)]
     for rounding in (Rounding.NEAREST, Rounding.TRUNCATED):
-        fitting = sum(not _count_exceptions(result, rounding) for result in rounded)
-        if 2 * fitting >= len(rounded):
+        fitting = [result for result in voters if not _count_exceptions(result, rounding)]
+        is_evidence = len(voters) == len(rounded) or sum(result.changed for result in fitting) >= _MIN_ROUNDED
+        if 2 * len(fitting) >= len(voters) > 0 and is_evidence:
             return {n: _build_cast(result, rounding) for n, result in results.items()}
     if any(result.not_neighbours for result in rounded):
         return {}

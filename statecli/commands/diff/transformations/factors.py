@@ -12,12 +12,13 @@ from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,
     locate,
+    name_rounding,
     permute,
     take_rows,
 )
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.delta import Delta
-from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 
 #: A multiple is parallel to the tensor before, up to the rounding of its elements; training changes the direction.
 _MIN_COSINE = 1 - 1e-4
@@ -55,7 +56,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = _get_sampled(change.before), _get_sampled(change.after)
-        if before is None or after is None or before.dtype != after.dtype or len(before.shape) != 2:
+        if before is None or after is None or not can_copy(before.dtype, after.dtype) or len(before.shape) != 2:
             continue
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
             continue
@@ -65,7 +66,12 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
-        n: Transformation(TransformationKind.TRANSPOSED, result.elements, result.exceptions)
+        n: Transformation(
+            TransformationKind.TRANSPOSED,
+            result.elements,
+            result.exceptions,
+            rounding=name_rounding(task.before.dtype, task.after.dtype),
+        )
         for (n, task), result in zip(fitting, results, strict=True)
         if isinstance(result, CheckResult) and _fits(result, _MAX_EXCEPTIONS)
     }

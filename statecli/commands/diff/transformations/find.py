@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
+from statecli.commands.diff.result import Change, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.adapters import find_adapters
 from statecli.commands.diff.transformations.casts import find_casts
 from statecli.commands.diff.transformations.factors import find_factors, find_transposes
@@ -39,7 +39,10 @@ def find_transformations(
     if pool.is_partial():  # the other hypotheses follow from results of all shards
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)
-    for n, transformation in {**casts, **resizes, **quantized}.items():
+    # A cast with exceptions may be another tensor of a layer that moved: its norms differ little between layers.
+    exact = {n: cast for n, cast in casts.items() if not _is_tentative(cast)}
+    inexact = {id(changes[n]): cast for n, cast in casts.items() if n not in exact}
+    for n, transformation in {**exact, **resizes, **quantized}.items():
         if explained[n].transformation is None:
             explained[n] = replace(explained[n], transformation=transformation)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
@@ -49,6 +52,7 @@ def find_transformations(
         partial(find_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),
         partial(find_adapters, everything=changes, settings=settings, jobs=jobs),
+        lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
         _find_unrelated,
     )
     for search in searches:
@@ -58,6 +62,10 @@ def find_transformations(
         for n, transformation in search([explained[n] for n in open_numbers]).items():
             explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
     return explained
+
+
+def _is_tentative(cast: Transformation) -> bool:
+    return bool(cast.exceptions) or cast.rounding is Rounding.STOCHASTIC
 
 
 def _is_open(change: Change) -> bool:

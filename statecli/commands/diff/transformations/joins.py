@@ -17,13 +17,14 @@ from statecli.commands.diff.transformations.views import (
     get_data,
     is_exact,
     locate,
+    name_rounding,
     narrow,
     permute,
     select,
     split_rows,
 )
 from statecli.core.model_state import TensorData, TensorInfo
-from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, check_elements
+from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Tensors of one module that may have been joined, and tensors of one join.
@@ -52,8 +53,8 @@ class _Row(NamedTuple):
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return joins and splits, by the number of the change of the joined tensor.
 
-    A join has parts of the same dtype in the same module or one above, under names that only one side has. At least
-    one part is exact, and of no part differ more than half of the rows.
+    A join has parts in the same module or one above, under names that only one side has. Their values may have been
+    rounded to another dtype. At least one part is exact, and of no part differ more than half of the rows.
     """
     added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
@@ -81,29 +82,58 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
+    """Return the joins of parts of one dtype."""
     by_module = _group_by_module(parts)
-    fitting_of = [(whole, fitting) for whole in wholes if len(fitting := _list_fitting(whole, by_module)) > 1]
-    digests = _read_digests({row.number: row for whole, fitting in fitting_of for row in (whole, *fitting)}, jobs)
+    fitting_of = [
+        (whole, same) for whole in wholes for same in _group_by_dtype(_list_fitting(whole, by_module)) if len(same) > 1
+    ]
+    wanted: dict[_DigestKey, _Row] = {}
+    for whole, fitting in fitting_of:
+        wanted |= {_build_digest_key(row, whole, fitting[0], kind): row for row in (whole, *fitting)}
+    digests = _read_digests(wanted, jobs)
     joins: dict[int, Transformation] = {}
     for whole, fitting in fitting_of:
-        own = set(digests.get(whole.number, ()))
-        related = [row for row in fitting if _share_of(digests.get(row.number, ()), own) >= _MIN_SHARE]
+        of_rows = {
+            row.number: rows
+            for row in (whole, *fitting)
+            if (rows := digests.get(_build_digest_key(row, whole, fitting[0], kind))) is not None
+        }
+        own = set(of_rows.get(whole.number, ()))
+        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), own) >= _MIN_SHARE]
         for chosen in _list_combinations(whole, related):
-            ordered = _order_parts(whole, chosen, jobs)
+            ordered = _order_parts(whole, chosen, kind, jobs)
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
-            transformation = transformation or _check_interleaving(whole, chosen, digests, kind, jobs)
+            transformation = transformation or _check_interleaving(whole, chosen, of_rows, kind, jobs)
             if transformation is not None:
                 joins[whole.number] = transformation
                 break
     return joins
 
 
-def _read_digests(rows: Mapping[int, _Row], jobs: int) -> dict[int, tuple[int, ...]]:
-    """Return the checksums of the rows of each tensor that is not the same value throughout, by its number."""
+def _group_by_dtype(rows: Sequence[_Row]) -> list[list[_Row]]:
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.data.dtype, []).append(row)
+    return list(groups.values())
+
+
+#: Number of a tensor, and the dtype to which its values are rounded for its digests.
+_DigestKey = tuple[int, str | None]
+
+
+def _build_digest_key(row: _Row, whole: _Row, part: _Row, kind: TransformationKind) -> _DigestKey:
+    if whole.data.dtype == part.data.dtype:
+        return row.number, None
+    return row.number, (part if kind in _REVERSED else whole).data.dtype
+
+
+def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey, tuple[int, ...]]:
+    """Return the checksums of the rows of each tensor that is not the same value throughout."""
     places = select_varied([row.row for row in rows.values()], jobs)
-    varied = {number: row for place, (number, row) in enumerate(rows.items()) if place in places}
-    results = compute_row_digests([RowTask(row.fqn, row.data) for row in varied.values()], jobs=jobs)
-    return {number: result for number, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
+    varied = {key: row for place, (key, row) in enumerate(rows.items()) if place in places}
+    tasks = [RowTask(row.fqn, row.data, dtype) for (_, dtype), row in varied.items()]
+    results = compute_row_digests(tasks, jobs=jobs)
+    return {key: result for key, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
 
 
 def _share_of(digests: Sequence[int], whole: Container[int]) -> float:
@@ -130,7 +160,7 @@ def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row
     depths = (len(modules) - 1, len(modules) - 2) if whole.data.shape else ()
     for depth, name in [(depth, name) for depth in depths for name in leaves if depth >= 0]:
         for row in by_module.get((".".join(modules[:depth]), name), ()):
-            is_same_kind = row.data.dtype == whole.data.dtype and row.data.shape[1:] == whole.data.shape[1:]
+            is_same_kind = can_copy(row.data.dtype, whole.data.dtype) and row.data.shape[1:] == whole.data.shape[1:]
             if is_same_kind and row.data.shape and row.data.shape[0] < whole.data.shape[0]:
                 fitting.setdefault(row.number, row)
     return list(fitting.values())
@@ -144,7 +174,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
                 yield chosen
 
 
-def _order_parts(whole: _Row, parts: Sequence[_Row], jobs: int) -> list[_Row] | None:
+def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
     """Return the parts in the order of their rows in the whole, found by the first row of each.
 
     The one part whose first row is nowhere takes the place that is left. None if more are nowhere.
@@ -152,7 +182,7 @@ def _order_parts(whole: _Row, parts: Sequence[_Row], jobs: int) -> list[_Row] | 
     sizes = [row.data.shape[0] for row in parts]
     starts = sorted({sum(some) for count in range(len(parts)) for some in combinations(sizes, count)})
     places = [(row, start) for row in parts for start in starts if start + row.data.shape[0] <= whole.data.shape[0]]
-    tasks = [_build_copy_task(whole, row, start, rows=1) for row, start in places]
+    tasks = [_build_rows_task(whole, row, start, kind, rows=1) for row, start in places]
     start_of: dict[int, int] = {}
     for (row, start), result in zip(places, check_elements(tasks, jobs=jobs), strict=True):
         if is_exact(result):
@@ -171,15 +201,27 @@ def _order_parts(whole: _Row, parts: Sequence[_Row], jobs: int) -> list[_Row] | 
     return ordered
 
 
-def _build_copy_task(whole: _Row, part: _Row, start: int, rows: int | None = None) -> CheckTask:
+def _build_rows_task(
+    whole: _Row, part: _Row, start: int, kind: TransformationKind, rows: int | None = None
+) -> CheckTask:
     size = part.data.shape[0] if rows is None else rows
-    return CheckTask(whole.fqn, Operation.COPY, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size))
+    return _build_copy_task(whole.fqn, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size), kind)
+
+
+#: Kinds with the whole before and the parts after.
+_REVERSED = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTACKED))
+
+
+def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: TransformationKind) -> CheckTask:
+    """Return the check of a part: values are rounded from the side before to the side after."""
+    sides = (of_whole, part) if kind in _REVERSED else (part, of_whole)
+    return CheckTask(name, Operation.COPY, *sides)
 
 
 def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
     tasks, start = [], 0
     for part in parts:
-        tasks.append(_build_copy_task(whole, part, start))
+        tasks.append(_build_rows_task(whole, part, start, kind))
         start += part.data.shape[0]
     return _judge(check_elements(tasks, jobs=jobs), tasks, [part.fqn for part in parts], kind)
 
@@ -194,7 +236,7 @@ def _check_interleaving(
     period, at, checks = sum(rows for _, rows in order.blocks), 0, []
     for owner, rows in order.blocks:
         of_whole, part = split_rows(whole.data, period), split_rows(parts[owner].data, rows)
-        checks.append(CheckTask(whole.fqn, Operation.COPY, part, narrow(of_whole, 1, at, rows)))
+        checks.append(_build_copy_task(whole.fqn, part, narrow(of_whole, 1, at, rows), kind))
         at += rows
     results = check_elements(checks, jobs=jobs)
     checked = [result for result in results if isinstance(result, CheckResult)]
@@ -207,6 +249,7 @@ def _check_interleaving(
         differing=tuple(parts[owner].fqn for owner in wrong),
         rows=sum(len(order.wrong_rows[owner]) for owner in wrong),
         first_rows=tuple(order.wrong_rows[wrong[0]][:MAX_LISTED_ROWS]) if len(wrong) == 1 else (),
+        rounding=name_rounding(checks[0].before.dtype, checks[0].after.dtype),
         blocks=tuple(rows for _, rows in order.blocks),
     )
 
@@ -229,6 +272,7 @@ def _judge(
         differing=tuple(name for name, _ in wrong),
         rows=sum(result.rows for _, result in wrong),
         first_rows=wrong[0][1].first_rows if len(wrong) == 1 else (),
+        rounding=name_rounding(tasks[0].before.dtype, tasks[0].after.dtype),
     )
 
 
@@ -272,11 +316,13 @@ def _check_stack(
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
-    if any(row.data.dtype != whole.data.dtype or len(row.data.shape) != len(shape) for row in rows) or not prod(shape):
+    if len({row.data.dtype for row in rows}) > 1 or not can_copy(rows[0].data.dtype, whole.data.dtype):
+        return None
+    if any(len(row.data.shape) != len(shape) for row in rows) or not prod(shape):
         return None
     orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
     for order in orders:
-        tasks = list(_build_stack_tasks(whole, items, order))
+        tasks = list(_build_stack_tasks(whole, items, order, kind))
         if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):
             continue
         ends = tasks[: len(items[0])] + tasks[-len(items[0]) :]
@@ -288,7 +334,9 @@ def _check_stack(
     return None
 
 
-def _build_stack_tasks(whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int]) -> Iterator[CheckTask]:
+def _build_stack_tasks(
+    whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind
+) -> Iterator[CheckTask]:
     """Yield a check for each tensor; fewer if the shapes do not fit."""
     axis = order.index(0) if order else 0
     for n, item in enumerate(items):
@@ -304,6 +352,6 @@ def _build_stack_tasks(whole: _Row, items: Sequence[tuple[_Row, ...]], order: Se
                 start += size
             if view.shape != place.shape:
                 return
-            yield CheckTask(whole.fqn, Operation.COPY, view, place)
+            yield _build_copy_task(whole.fqn, view, place, kind)
         if len(item) > 1 and start != target.shape[axis]:
             return

@@ -8,10 +8,19 @@ from collections.abc import Mapping, Sequence
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.constants import select_varied
 from statecli.commands.diff.transformations.layers import split_moved_layer
-from statecli.commands.diff.transformations.views import get_data, is_cheap_to_sample, take_sample
+from statecli.commands.diff.transformations.views import (
+    get_data,
+    is_cheap_to_sample,
+    is_exact,
+    locate,
+    name_rounding,
+    take_sample,
+)
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.element_checks import CheckTask, Operation, can_copy, check_elements
+from statecli.values.row_digests import RowTask, compute_row_digests
 
 _LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 #: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
@@ -31,25 +40,34 @@ def find_moves(
 ) -> dict[int, Transformation]:
     """Return the moves by the number of the change; `sections` are the paired sections, before → after.
 
-    Values equal bit for bit under another name are a move, and a swap if the other has the values of this one. Their
-    first elements decide which tensors are compared. Several sources with equal values, or equal values throughout, are
-    not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
+    Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the other has
+    the values of this one. Their first elements decide which tensors are compared. Several sources with equal values,
+    or equal values throughout, are not evidence. `everything` are all changes, explained or identical too: a layer's
+    norms may have been in one.
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, everything, sections):
         samples = [take_sample(row) for _, row in (*before, *after)]
-        fingerprints = compute_fingerprints(samples, jobs=jobs, derived=True)
+        fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
         sources: dict[object, list[tuple[int, TensorInfo]]] = {}
         for entry, fingerprint in zip(before, fingerprints, strict=False):
             sources.setdefault(fingerprint, []).append(entry)
         for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
-            equal = sources.get(fingerprint, []) if isinstance(fingerprint, int) else []
+            equal = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
             if len(equal) == 1 and equal[0][0] != n:
                 candidates[n] = equal[0][1]
     source_of = _confirm(changes, candidates, jobs)
     if source_of:
         source_of |= _confirm(changes, follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
     return _build_moves(changes, source_of)
+
+
+def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
+    """Return equal fingerprints of equal samples; with several dtypes, of equal values of `dtype`."""
+    if all(sample.dtype == dtype for sample in samples):
+        return compute_fingerprints(samples, jobs=jobs, derived=True)
+    tasks = [RowTask(sample.fqn, data, dtype) for sample in samples if (data := sample.data) is not None]
+    return compute_row_digests(tasks, jobs=jobs)
 
 
 def follow_layers(
@@ -90,28 +108,32 @@ def group_rows(
 ) -> list[tuple[Rows, Rows]]:
     """Return rows before and after that may hold each other's values, with the numbers of their changes.
 
-    A row after is one that was replaced or added, a row before any: layers are also copied. The number of a change that
-    is not in `changes` is -1.
+    Those after have one dtype, and those before one that can be cast to it. A row after is one that was replaced or
+    added, a row before any: layers are also copied. The number of a change that is not in `changes` is -1.
     """
-    groups: dict[object, tuple[Rows, Rows]] = {}
+    groups: dict[object, dict[str, tuple[Rows, Rows]]] = {}
     for n, change in enumerate(changes):
         row = change.after
         if row is not None and _may_move(row) and (change.before is None or was_replaced(change)):
-            groups.setdefault((row.section, row.dtype, row.layout, row.shape), ([], []))[1].append((n, row))
+            by_dtype = groups.setdefault((row.section, row.layout, row.shape), {})
+            by_dtype.setdefault(row.dtype, ([], []))[1].append((n, row))
     numbers = {id(change): n for n, change in enumerate(changes)}
     for change in everything if groups else ():
         row = change.before
         if row is not None and _may_move(row):
-            group = groups.get((sections.get(row.section, row.section), row.dtype, row.layout, row.shape))
-            if group is not None:
-                group[0].append((numbers.get(id(change), -1), row))
+            by_dtype = groups.get((sections.get(row.section, row.section), row.layout, row.shape), {})
+            for dtype, group in by_dtype.items():
+                if can_copy(row.dtype, dtype):
+                    group[0].append((numbers.get(id(change), -1), row))
     # Rows that are only added and only removed were compared when renames were looked for.
     return [
         (before, after)
-        for before, after in groups.values()
+        for by_dtype in groups.values()
+        for before, after in by_dtype.values()
         if before
         and (
-            any(changes[n].before is not None for n, _ in after)
+            any(row.dtype != after[0][1].dtype for _, row in before)
+            or any(changes[n].before is not None for n, _ in after)
             or any(n < 0 or changes[n].after is not None for n, _ in before)
         )
     ]
@@ -130,14 +152,26 @@ def _confirm(
     Constants are evidence only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
-    outcomes = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
+    same = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}
+    outcomes = compare_pairs(list(same.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
     equal = {
         n: pair.before
-        for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True)
+        for (n, pair), outcome in zip(same.items(), outcomes, strict=True)
         if isinstance(outcome, Delta) and not outcome.changed
     }
+    casts = {n: task for n, pair in pairs.items() if n not in same and (task := _build_cast_task(pair)) is not None}
+    results = check_elements(list(casts.values()), jobs=jobs)
+    equal |= {n: pairs[n].before for n, result in zip(casts, results, strict=True) if is_exact(result)}
     varied = range(len(equal)) if is_layer else select_varied(list(equal.values()), jobs)
     return {n: row for place, (n, row) in enumerate(equal.items()) if place in varied}
+
+
+def _build_cast_task(pair: Pair) -> CheckTask | None:
+    before, after = get_data(pair.before), get_data(pair.after)
+    if before is None or after is None or before.shape != after.shape or not can_copy(before.dtype, after.dtype):
+        return None
+    sides = locate(before, pair.before.fqn), locate(after, pair.after.fqn)
+    return CheckTask(pair.after.fqn, Operation.COPY, *sides)
 
 
 def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo]) -> dict[int, Transformation]:
@@ -148,5 +182,7 @@ def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo])
         kind = (
             TransformationKind.SWAPPED if back is not None and back is changes[n].before else TransformationKind.MOVED
         )
-        moves[n] = Transformation(kind, source.elements, sources=(source.fqn,))
+        after = changes[n].after
+        rounding = name_rounding(source.dtype, after.dtype) if after is not None else None
+        moves[n] = Transformation(kind, source.elements, sources=(source.fqn,), rounding=rounding)
     return moves

@@ -7,8 +7,8 @@ from math import prod
 
 from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
-from statecli.commands.diff.transformations.views import get_data, locate, narrow, permute
-from statecli.values.element_checks import CheckResult, CheckTask, Operation, check_elements
+from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 
 
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -30,6 +30,7 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
                 TransformationKind.RESIZED,
                 result.elements,
                 result.exceptions,
+                rounding=name_rounding(task.before.dtype, task.after.dtype),
                 axis=_find_axis(changes[n]),
                 rows=result.rows,
                 first_rows=result.first_rows,
@@ -46,10 +47,10 @@ def _find_axis(change: Change) -> int | None:
 
 
 def _build_task(change: Change) -> CheckTask | None:
-    if Field.SHAPE not in change.fields or Field.DTYPE in change.fields or (axis := _find_axis(change)) is None:
+    if Field.SHAPE not in change.fields or (axis := _find_axis(change)) is None:
         return None
     before, after = get_data(change.before), get_data(change.after)
-    if before is None or after is None or before.dtype != after.dtype:
+    if before is None or after is None or not can_copy(before.dtype, after.dtype):
         return None
     common = prod(map(min, before.shape, after.shape))
     if 2 * common < min(prod(before.shape), prod(after.shape)):

@@ -7,6 +7,7 @@ from math import prod
 
 from msgspec.structs import replace
 
+from statecli.commands.diff.result import Rounding
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData, TensorInfo
@@ -101,6 +102,11 @@ def take_sample(row: TensorInfo) -> TensorInfo:
     assert row.data is not None  # noqa: S101 - `get_data` says so
     sample = take_rows(locate(row.data, row.fqn))
     return replace(row, shape=sample.shape, elements=prod(sample.shape), data=sample)
+
+
+def name_rounding(before: str, after: str) -> Rounding | None:
+    """Return how values were rounded in a copy that was verified; None for a copy of one dtype."""
+    return None if before == after else Rounding.NEAREST
 
 
 def is_exact(result: CheckResult | StateError) -> bool:
