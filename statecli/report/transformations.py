@@ -68,6 +68,7 @@ _SUMMARIZED = frozenset(
         TransformationKind.ADAPTER,
         TransformationKind.MERGED,
         TransformationKind.QUANTIZED,
+        TransformationKind.DEQUANTIZED,
     ]
 )
 
@@ -147,10 +148,11 @@ def _describe(change: Change) -> str:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.MERGED:
         return explain_beyond_merge(change) or _describe_merged(done)
-    if kind is TransformationKind.QUANTIZED:
+    if kind in (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED):
         return _describe_quantized(done)
     if kind is TransformationKind.CODES:
-        return f"{change.after.dtype if change.after else 'integer'} codes, not compared as numbers"
+        sides = [side.dtype for side in (change.after, change.before) if side is not None]
+        return f"{next((dtype for dtype in sides if 'int' in dtype), 'integer')} codes, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f}): drawn again, or in another order"
@@ -475,15 +477,18 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: b
         done = change.transformation
         if done is not None and (how := done.quantization) is not None:
             groups.setdefault((how.dtype, how.codes, _describe_rule(how)), []).append(change)
-    for (before, codes, rule), rows in groups.items():
+    for (dense, codes, rule), rows in groups.items():
         done = rows[0].transformation
         assert done is not None and done.quantization is not None  # noqa: S101, PT018 - so are they grouped
         wrong = [row for row in rows if _has_exceptions(row)]
         errors = [_error_of(row) for row in rows if row not in wrong]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
         library = _LIBRARIES[done.quantization.layout]
-        text = f"{len(rows):,} quantized {before} → {codes}{f' ({library})' if library else ''}"
-        parts = [f"{rule}: rel. error {ends}" if errors else rule, f"{len(wrong):,} not near the weight before"]
+        coded = f"{codes}{f' ({library})' if library else ''}"
+        types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
+        text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
+        far = f"{len(wrong):,} not near the weight {_name_dense_side(done)}"
+        parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         for row in wrong[:_MAX_NAMED]:
             yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", "bad")
@@ -509,8 +514,12 @@ def _error_of(change: Change) -> float:
 
 def _describe_quantized(done: Transformation) -> str:
     assert done.quantization is not None  # noqa: S101 - so are they built
-    far = "not near the weight before: " if done.exceptions else ""
+    far = f"not near the weight {_name_dense_side(done)}: " if done.exceptions else ""
     return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
+
+
+def _name_dense_side(done: Transformation) -> str:
+    return "before" if done.kind is TransformationKind.QUANTIZED else "after"
 
 
 def _describe_rule(quantization: Quantization) -> str:
@@ -634,5 +643,6 @@ _LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], b
     TransformationKind.ADAPTER: _build_adapter_lines,
     TransformationKind.MERGED: _build_merged_lines,
     TransformationKind.QUANTIZED: _build_quantized_lines,
+    TransformationKind.DEQUANTIZED: _build_quantized_lines,
     TransformationKind.UNRELATED: _build_unrelated_lines,
 }

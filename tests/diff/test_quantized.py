@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import numpy as np
@@ -52,10 +54,11 @@ def relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> float:
     return ((weight.double() - dequantized.double()).norm() / weight.double().norm()).item()
 
 
-def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor]):
+def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, back: bool = False):
     """The diff of a module with the weight and of one with its parts; next to it, a tensor that did not change."""
     norm = {"norm.weight": torch.ones(8)}
-    return diff({"proj.weight": weight} | norm, {f"proj.{name}": part for name, part in parts.items()} | norm)
+    sides = {"proj.weight": weight} | norm, {f"proj.{name}": part for name, part in parts.items()} | norm
+    return diff(*(reversed(sides) if back else sides))
 
 
 def only_transformation(result):
@@ -99,6 +102,8 @@ def test_the_error_is_that_of_the_dequantized_weight(diff, stored, weight, name,
     assert done.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
     assert 0 < error < 0.25
     assert len(done.sources) == len(parts)
+    back = only_transformation(compare(diff, weight, parts, back=True))
+    assert back == replace(done, kind=KIND.DEQUANTIZED)
 
 
 def test_factors_of_input_channels_are_taken_out(diff, stored, weight):
@@ -117,6 +122,19 @@ def test_codes_of_other_rows_are_not_near(diff, stored, weight, name):
     assert done.kind is KIND.QUANTIZED
     assert done.exceptions == weight.numel()
     assert done.relative_l2 > 1
+    back = only_transformation(compare(diff, weight.flip(0), parts_of(stored, name), back=True))
+    assert (back.kind, back.exceptions) == (KIND.DEQUANTIZED, weight.numel())
+
+
+def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, stored):
+    """The way back is one line: only the rounding of the dtype is left of the error."""
+    parts = {f"layers.{n}.proj.{key}": part for n in range(3) for key, part in parts_of(stored, "gptq").items()}
+    dense = {f"layers.{n}.proj.weight": stored["gptq.dequantized"].bfloat16() for n in range(3)}
+    before, after = save(parts, "a.safetensors"), save(dense, "b.safetensors")
+    shown = statecli("diff", before, after).out.splitlines()
+    start = "3 dequantized int4 (GPTQ) → bfloat16: dequantized with scales (a scale for each 32 values of a row): "
+    (line,) = [line for line in shown if line.startswith(start)]
+    assert float(line.removeprefix(start + "rel. error ")) < 0.003
 
 
 @pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
@@ -203,3 +221,47 @@ def test_only_whole_weights_are_found(diff, stored, weight):
 def test_the_result_survives_json(diff, stored, weight):
     done = only_transformation(compare(diff, weight, parts_of(stored, "awq")))
     assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
+
+
+@pytest.fixture
+def subclass(monkeypatch):
+    """A tensor subclass with the name, the inner tensors and the attributes of torchao's; torchao has no wheel here."""
+
+    class Int8Tensor(torch.Tensor):
+        @staticmethod
+        def __new__(cls, qdata, scale):
+            return torch.Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=scale.dtype)
+
+        def __init__(self, qdata, scale):
+            self.qdata, self.scale, self.block_size, self.act_pre_scale = qdata, scale, [1, qdata.shape[1]], None
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.detach.default:
+                return cls(args[0].qdata, args[0].scale)
+            raise NotImplementedError(function)
+
+    module = ModuleType("torchao.quantization")
+    module.Int8Tensor = Int8Tensor
+    Int8Tensor.__module__, Int8Tensor.__qualname__ = module.__name__, "Int8Tensor"
+    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Int8Tensor
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
+    """Its attributes are no settings of the checkpoint, and its codes are dequantized."""
+    scale = dense.abs().amax(1, keepdim=True) / 127
+    codes = (dense / scale).round().to(torch.int8)
+    paths = [
+        save({"model": {"proj.weight": dense, "norm": torch.ones(3)}, "step": 1}, "a.pt"),
+        save({"model": {"proj.weight": subclass(codes, scale), "norm": torch.ones(3)}, "step": 2}, "b.pt"),
+    ]
+    shown = statecli("diff", *(reversed(paths) if back else paths)).out
+    types = "dequantized int8 → float32" if back else "quantized float32 → int8"
+    error = relative_error(dense, codes.float() * scale)
+    assert f"1 {types}: dequantized with scale (a scale for each row): rel. error {error:.2g}" in shown
+    assert "attributes of quantized tensors" in shown
+    assert "block_size" not in shown
+    assert "step" in shown

@@ -40,8 +40,8 @@ class TransformationKind(str, Enum):
     `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
     a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
     rank to a weight before; a `merged` weight is the weight before with such an update, or a tensor of the adapter;
-    `quantized` codes are compared with the weight before after they are dequantized; `codes` are not compared, because
-    their scales are not known; `unrelated` values are independent of those before.
+    `quantized` codes are dequantized and compared with the weight before, `dequantized` ones with the weight after;
+    `codes` are not compared, because their scales are not known; `unrelated` values are independent of those before.
     """
 
     CAST = "cast"
@@ -57,6 +57,7 @@ class TransformationKind(str, Enum):
     ADAPTER = "adapter"
     MERGED = "merged"
     QUANTIZED = "quantized"
+    DEQUANTIZED = "dequantized"
     CODES = "codes"
     UNRELATED = "unrelated"
 
@@ -73,7 +74,7 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How a weight was quantized.
 
     Attributes:
-        dtype: Type of the weight before.
+        dtype: Type of the weight.
         shape: Shape of the weight, [out, in].
         codes: Type of the codes (`int4`, `nf4`, `float8_e4m3fn`).
         scales: Last name of the scales.
@@ -97,8 +98,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         elements: Number of elements that were checked.
         exceptions: Number of these that do not fit.
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
-            after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized`, the
-            weight before and the tensors other than the codes.
+            after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized` and
+            `dequantized`, the weight and the tensors other than the codes.
         differing: Of the sources, those with exceptions.
         factor: Of `scaled`, after is factor × before; of `adapter` and `merged`, the scale of the update, None if
             unknown.
@@ -106,7 +107,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
         relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known; of
-            `quantized`, that of the error after dequantizing.
+            `quantized` and `dequantized`, that of the error after dequantizing.
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
         axis: Of `resized`, the first dimension of another size.
@@ -114,7 +115,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         is_transposed: Of stacked tensors, the stack has the transposes.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
-        quantization: Of `quantized`, the layout of the codes.
+        quantization: Of `quantized` and `dequantized`, the layout of the codes.
     """
 
     kind: TransformationKind

@@ -21,7 +21,16 @@ from statecli.commands.diff.optimizer_names import (
     unify_settings,
 )
 from statecli.commands.diff.pairing import Match, MatchedBy
-from statecli.commands.diff.result import Broken, Change, Diff, Field, Histogram, ScalarChange, Status
+from statecli.commands.diff.result import (
+    Broken,
+    Change,
+    Diff,
+    Field,
+    Histogram,
+    ScalarChange,
+    Status,
+    TransformationKind,
+)
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
@@ -32,6 +41,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.quantized_weights import split_codes
 from statecli.core.selection import Selection, glob_names
+from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
@@ -223,6 +233,7 @@ class _Comparison:
         changes, undecided = self._settle_codes(self._explain(changes))
         broken += [*unmerged, *undecided]
         changes = self._estimate_ranks(changes)
+        setting_changes = self._drop_codes_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
@@ -526,6 +537,17 @@ class _Comparison:
                     settled.append(replace(change, fields=fields))
         return settled, undecided
 
+    def _drop_codes_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
+        """Return the settings that differ without the attributes of quantized tensors, which are one difference."""
+        kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
+        done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
+        quantized = {name for c in done for name in (c.fqn, f"{c.section}.{c.fqn}")}
+        kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
+        if len(kept) < len(settings):
+            count = plural(len(settings) - len(kept), "attribute")
+            self._note("quantized-attributes", f"{count} of quantized tensors (torch subclasses) are not listed")
+        return kept
+
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""
         if self.any_class:
@@ -613,6 +635,12 @@ class _Comparison:
         # The load check reports added and removed tensors and other shapes.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
         return [msgspec.structs.replace(c, fields=fields) for c, fields in rest if fields]
+
+
+def _list_stems(key: str) -> list[str]:
+    """`a.b` and `a` of `a.b.c`"""
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 @lru_cache(maxsize=128)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -55,8 +55,9 @@ def find_transformations(
         lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
         _find_unrelated,
     )
+    parts = {(changes[n].section, name) for n, done in quantized.items() for name in done.sources}
     for search in searches:
-        open_numbers = [n for n, change in enumerate(explained) if _is_open(change)]
+        open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
         if not open_numbers:
             break
         for n, transformation in search([explained[n] for n in open_numbers]).items():
@@ -66,6 +67,11 @@ def find_transformations(
 
 def _is_tentative(cast: Transformation) -> bool:
     return bool(cast.exceptions) or cast.rounding is Rounding.STOCHASTIC
+
+
+def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:
+    """Return True for a scale, or for the weight of which the codes are."""
+    return change.status in (Status.ADDED, Status.REMOVED) and (change.section, change.fqn) in parts
 
 
 def _is_open(change: Change) -> bool:

@@ -1,4 +1,4 @@
-"""Recognise quantized weights, and measure the error after dequantizing against the weight before."""
+"""Recognise quantized weights, and measure the error after dequantizing against the weight on the other side."""
 
 from __future__ import annotations
 
@@ -27,32 +27,47 @@ _CODES = ("int8", "uint8", "int4", "uint4")
 
 
 class _Pair(NamedTuple):
-    """A quantized weight, the weight before, and the change with the codes."""
+    """A quantized weight, the weight on the other side (`dense`), and the change with the codes."""
 
     number: int
     weight: QuantizedWeight
-    before: TensorInfo
+    dense: TensorInfo
     quantization: Quantization
     tasks: list[QuantizedTask]
 
 
 def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, Transformation]:
-    """Return the quantized weights by the number of the change of the codes, each with its error.
+    """Return the quantized and dequantized weights by the number of the change of the codes, each with its error.
 
-    `sections` are the paired sections, before → after. Codes far from the weight before have only exceptions. Codes of
-    an unknown layout are not compared as numbers.
+    `sections` are the paired sections, before → after. Codes far from the weight of the other side have only
+    exceptions. Codes of an unknown layout are not compared as numbers.
     """
+    back = {new: old for old, new in sections.items()}
+    reversed_changes = [_reverse(change) for change in changes]
+    found = _find_in_one_direction(changes, sections, TransformationKind.QUANTIZED, jobs)
+    return found | _find_in_one_direction(reversed_changes, back, TransformationKind.DEQUANTIZED, jobs)
+
+
+def _reverse(change: Change) -> Change:
+    """Return the change from after to before."""
+    status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
+    return replace(change, status=status, before=change.after, after=change.before)
+
+
+def _find_in_one_direction(
+    changes: Sequence[Change], sections: Mapping[str, str], kind: TransformationKind, jobs: int
+) -> dict[int, Transformation]:
     pairs = _find_pairs(changes, sections)
     errors = iter(measure_errors([task for pair in pairs for task in pair.tasks], jobs=jobs))
     found: dict[int, Transformation] = {}
     for pair in pairs:
         measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
         if measured:
-            found[pair.number] = _build_transformation(pair, min(measured, key=lambda error: error.relative))
+            found[pair.number] = _build_transformation(pair, min(measured, key=lambda error: error.relative), kind)
     for n, change in enumerate(changes):
         if n in found:
             continue
-        if (blocks := _describe_blocks(change)) is not None:
+        if (blocks := _describe_blocks(change, kind)) is not None:
             found[n] = blocks
         elif _has_unknown_codes(change):
             found[n] = Transformation(TransformationKind.CODES, 0)
@@ -149,23 +164,23 @@ def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
     return f"int{math.prod(codes) * 32 // math.prod(shape)}"
 
 
-def _build_transformation(pair: _Pair, error: QuantizedError) -> Transformation:
+def _build_transformation(pair: _Pair, error: QuantizedError, kind: TransformationKind) -> Transformation:
     by_channel = error.relative > _MAX_ERROR and error.by_channel * _CHANNEL_GAIN < error.relative
     relative = error.by_channel if by_channel else error.relative
-    elements = math.prod(pair.before.shape or ())
+    elements = math.prod(pair.dense.shape or ())
     names = () if pair.weight.in_one_row else pair.weight.parts.items()
     others = [row.fqn for part, row in names if part is not Part.CODES]
     return Transformation(
-        TransformationKind.QUANTIZED,
+        kind,
         elements,
         exceptions=0 if relative <= _MAX_ERROR else elements,
-        sources=(pair.before.fqn, *others),
+        sources=(pair.dense.fqn, *others),
         relative_l2=relative,
         quantization=replace(pair.quantization, has_channel_factors=by_channel),
     )
 
 
-def _describe_blocks(change: Change) -> Transformation | None:
+def _describe_blocks(change: Change, kind: TransformationKind) -> Transformation | None:
     """Return the quantization into blocks of GGUF, whose error the plain diff has measured."""
     before, after, values = change.before, change.after, change.values
     if before is None or after is None or values is None or values.relative_l2 is None or values.left_out:
@@ -176,7 +191,7 @@ def _describe_blocks(change: Change) -> Transformation | None:
     quantization = Quantization(Layout.GGUF, before.dtype, before.shape or (), after.dtype, "its scales", (block,))
     exceptions = 0 if values.relative_l2 <= _MAX_ERROR else values.elements
     return Transformation(
-        TransformationKind.QUANTIZED,
+        kind,
         values.elements,
         exceptions=exceptions,
         sources=(before.fqn,),
