@@ -571,7 +571,9 @@ class FileScan:
         try:
             archive = Archive(piece.region, looked_at=BEGINNING)
         except UnreadableError as error:
-            parts = _split_consecutive_archives(piece.region)
+            # A loader that takes these bytes as one archive reads the last end records, and counts from the first byte.
+            is_loaded_by_place = piece.region is self.whole and self.whole.path.endswith(dcp.SUFFIX)
+            parts = _split_consecutive_archives(piece.region) if is_loaded_by_place else []
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
@@ -584,7 +586,9 @@ class FileScan:
         if piece.region is self.whole and len(archive.records) == 1 and not self._is_npz(archive):
             hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
             self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
-        use_of = classify_records(archive)
+        use_of, unread = classify_records(archive)
+        if unread is not None:
+            self._add_unread(piece, f"{unread}; any record may be an object")
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
         scripts: list[tuple[Region, str]] = []

@@ -70,13 +70,20 @@ _NOT_PACKAGED = ".data/"
 _TENSOR_CONSTANT = "tensor_"
 
 
-def classify_records(archive: Archive) -> Callable[[Record], Use]:
-    """Return a function from a record of the archive to its use by torch's loaders."""
+class RecordUses(NamedTuple):
+    """The use of each record by torch's loaders, and the configuration that cannot be read, with the reason."""
+
+    use_of: Callable[[Record], Use]
+    unread: str | None
+
+
+def classify_records(archive: Archive) -> RecordUses:
+    """Return the uses of the records. Without a readable configuration, any record may be an object."""
     folder = _normalize_name(f"{archive.folder}/")
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
-    declared = _read_declared(archive, names) if exported else _Declared(set(), set())
+    declared, unread = _read_declared(archive, names) if exported else (_Declared(set(), set()), None)
 
     def use_of(record: Record) -> Use:
         name = names[record.name]
@@ -89,15 +96,18 @@ def classify_records(archive: Archive) -> Callable[[Record], Use]:
             return (
                 Use.MODULE if name.endswith(".py") else _classify_script_record(name) if read_otherwise else Use.PICKLE
             )
-        if declared is None or name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
+        script = _classify_script_record(name)
+        if declared is None:  # the lite interpreter takes no notice of the configuration
+            return Use.PICKLE if script is Use.OTHER else script
+        if name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
             return Use.PICKLE
         if exported and _ALL_TENSORS.fullmatch(name):
             return Use.PICKLE
         if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
             return Use.STORAGE if name in declared.storages else Use.PICKLE
-        return _classify_script_record(name)
+        return script
 
-    return use_of
+    return RecordUses(use_of, unread)
 
 
 def _classify_script_record(name: str) -> Use:
@@ -132,8 +142,8 @@ class _Declared(NamedTuple):
     objects: set[str]
 
 
-def _read_declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
-    """Return the declared records; None if a configuration cannot be read, so that any record may be an object.
+def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declared | None, str | None]:
+    """Return the declared records; None and the reason if a configuration cannot be read.
 
     `names`: the records' names below the archive's folder, as torch compares names.
     """
@@ -145,14 +155,14 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> _Declared | No
         try:
             document, repeats = json_object.parse_object(archive.read(record, MAX_CONFIG_BYTES), record.name)
             json_object.refuse_repeats(repeats, record.name)
-        except UnreadableError:
-            return None
+        except UnreadableError as error:
+            return None, str(error)
         entries = document.get("config")
         for entry in entries.values() if type(entries) is dict else ():
             name = _resolve_payload(config[1], entry)
             if name is not None:
                 (declared.storages if _is_storage(config[1], entry) else declared.objects).add(name)
-    return declared
+    return declared, None
 
 
 def _resolve_payload(folder: str, entry: Any) -> str | None:

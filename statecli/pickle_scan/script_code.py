@@ -24,12 +24,14 @@ _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
 _RENAMED_HARM = "gets another name in the code, so that calls by this name cannot be checked"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
+_SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
 _MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
-    rf"|\.{_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
+    # Behind white space, a root of a path is no method: the point ends a number (`1.`).
+    rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
     rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)",
     re.ASCII,
 )

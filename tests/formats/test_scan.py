@@ -775,3 +775,74 @@ def test_what_is_too_long_to_be_known_again_is_read(scanned, monkeypatch):
     evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
     assert "os.system" in names(scanned(build(records()) + long + evil))
     assert "os.system" in names(scanned(build(records()) + build(records(state_dict(w=tensor(), x=SYSTEM)))))
+
+
+def _write_archive(data_pkl: bytes, storage: bytes) -> bytes:
+    """An archive of torch's writer with the storage as its first record, at byte 64."""
+    stream = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(stream)
+    for name, data in (("data/0", storage), ("data.pkl", data_pkl), ("byteorder", b"little")):
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    return stream.getvalue()
+
+
+def _write_two_archives(harm: object) -> bytes:
+    """Two harmless archives: read as one, their last records are those of a third one in a storage of the first."""
+    harmful = pickle.dumps(((harm,), {}), 2)
+    harmless = pickle.dumps(("x" * (len(harmful) - len(pickle.dumps(("", {}), 2))), {}), 2)
+    last, hidden = _write_archive(harmless, bytes(64)), _write_archive(harmful, bytes(64))
+    return _write_archive(harmless, hidden[64:-98] + bytes(4096)) + last  # 98 bytes: the end records
+
+
+class _Touch:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return exec, (f"open({self.path!r}, 'w')",)
+
+
+@pytest.mark.parametrize("record", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0"])
+def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
+    """torch.load takes the last end record and counts from the first byte; the oracle is torch.load."""
+    mark = tmp_path / "ran"
+    both = _write_two_archives(_Touch(str(mark)))
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        archive.writestr("a/archive_format", "pt2")
+        archive.writestr(f"a/{record}", both)
+    assert any(one.unread for one in scan_pickles(str(tmp_path / "a.pt2")))
+    assert statecli("audit", str(tmp_path / "a.pt2")).code != 0
+    assert not mark.exists()
+    torch.load(io.BytesIO(both), weights_only=False)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.bin", "a"])
+def test_two_archives_in_a_file_are_one_archive(tmp_path, name, statecli):
+    (tmp_path / name).write_bytes(_write_two_archives(_Touch(str(tmp_path / "ran"))))
+    assert any(one.unread for one in scan_pickles(str(tmp_path / name)))
+    assert statecli("audit", str(tmp_path / name)).code != 0
+
+
+def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
+    """The item is beyond those that the reader of tensors opens."""
+    from torch.distributed.checkpoint import metadata as dcp_metadata
+    from torch.distributed.checkpoint import save as save_dcp
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    folder = tmp_path / "ckpt"
+    save_dcp({"w": torch.ones(4), "k": "text"}, checkpoint_id=folder, no_dist=True)
+    both = _write_two_archives(_Touch(str(tmp_path / "ran")))
+    (folder / "__1_0.distcp").write_bytes(both)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    text = next(place for index, place in metadata.storage_data.items() if index.fqn == "k")
+    for n in range(2000):
+        item = f"k{n:04}"
+        metadata.state_dict_metadata[item] = dcp_metadata.BytesStorageMetadata()
+        metadata.planner_data[item] = (item,)
+        place = _StorageInfo("__1_0.distcp", 0, len(both)) if n == 1999 else text
+        metadata.storage_data[dcp_metadata.MetadataIndex(item)] = place
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert any(one.unread for one in scan_pickles(str(folder)))
+    assert statecli("audit", str(folder)).code != 0

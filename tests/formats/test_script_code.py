@@ -35,6 +35,7 @@ WRITES = {
     "behind a string": f"x = '\\\\\"'\n    t = torch.from_file({FILE})",
     "behind a long string": f"x = '''\n\"'''\n    t = torch.from_file({FILE})",
     "torch.save": 't = torch.ones([4])\n    torch.save(t, "HARM")',
+    "behind a number that ends in a point": f"x = 1.\n    t = torch.from_file({FILE})",
     "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
 }
 MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
@@ -118,6 +119,19 @@ def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
     assert ", line " in message
     torch.jit.load(str(path))
     assert (tmp_path / "HARM").exists()
+
+
+@pytest.mark.parametrize("number", ["1.", "0x1.", ".5", "1.e5", "2.j"], ids=str)
+@pytest.mark.parametrize("between", ["\n    ", " # torch\n    "], ids=repr)
+@pytest.mark.parametrize("root", ["torch", "ops.aten"])
+def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, archive, tmp_path):
+    """The function of the archive has the name of the operator, so that a method of this name is no operator."""
+    statements = f't = torch.ones([4])\n    x = {number}{between}{root}.save(t, "HARM")'
+    path = archive(statements, "def save(x: Tensor) -> Tensor:\n  return x\n")
+    assert any("save" in message for message in told(path, "unsafe-global"))
+    with contextlib.suppress(RuntimeError):  # a number that torch does not read
+        torch.jit.load(str(path))
+        assert (tmp_path / "HARM").exists()
 
 
 @pytest.mark.parametrize("name", SPARES)
@@ -333,6 +347,31 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
     assert "bytecode.pkl" in where
     torch.jit.script(nn.Linear(2, 2))._save_for_lite_interpreter(str(tmp_path / "b.ptl"))
     assert not [one for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
+
+
+@pytest.mark.parametrize("config", [b"", b"[", b"{}{}"], ids=repr)
+def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config, statecli):
+    """Any record of a torch.export archive may be an object then, and a record of bytecode is bytecode nevertheless."""
+
+    class Writer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.from_file("HARM", False, 4)
+
+    torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
+    with zipfile.ZipFile(tmp_path / "a.ptl") as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "b.ptl", "w") as archive:
+        for name, data in records.items():
+            # The lite interpreter does not read the code.
+            archive.writestr(name, b"N.\n" if name.endswith(".py") else data)
+        folder = next(iter(records)).partition("/")[0]
+        archive.writestr(f"{folder}/Archive_format", b"")
+        archive.writestr(f"{folder}/data/weights/m_weights_config.json", config)
+    where = [one.where.rpartition("/")[2] for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
+    assert "bytecode.pkl" in where
+    unread = [one.unread for one in scan_pickles(str(tmp_path / "b.ptl")) if one.unread]
+    assert any("m_weights_config.json" in why for why in unread)
+    assert statecli("audit", str(tmp_path / "b.ptl")).code != 0
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d\x0f\0\0\0\0\0\0\0", b"\x8c\x0f", b"\n"], ids=repr)

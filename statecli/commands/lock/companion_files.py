@@ -197,7 +197,7 @@ def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
         if not source.head.startswith(b"PK"):
             return {}
         archive = Archive(source)
-        use_of = classify_records(archive)
+        use_of = classify_records(archive).use_of
         records = [record for record in archive.records.values() if use_of(record) in programs]
         # The top folder of an archive has the name of the file that it was first saved to.
         return {
