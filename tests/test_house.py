@@ -235,11 +235,12 @@ def test_nothing_unpickles_or_evaluates():
 
 
 def test_only_main_catches_our_errors():
-    """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, or of one target of
-    an audit, is what became of this one, and git gets it as a line of its own.
+    """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, of one target of an
+    audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own.
     """
     places = """
-        api/errors cli/command_runner cli/git_driver commands/audit/run commands/diff/renames workers/executors/batch
+        api/errors cli/command_runner cli/git_driver commands/audit/run commands/diff/renames
+        commands/log/checkpoints commands/log/follow workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts
         values/digest values/low_rank values/quantized_error values/merged_update
         values/change_rank

@@ -279,17 +279,7 @@ _VALUES: dict[str, Callable[[str], Candidates]] = {
 #: Values that are names of files.
 _FILES = frozenset(
     (
-        "TARGET",
-        "BEFORE",
-        "AFTER",
-        "MODEL",
-        "SPEC",
-        "CHECKPOINT",
-        "ADAPTER",
-        "FILE",
-        "FILE.PY:MAKE",
-        "PART",
-        "LOCAL",
-        "REMOTE",
+        *("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "FILE", "FILE.PY:MAKE", "PART", "RUN"),
+        *("LOCAL", "REMOTE"),
     )
 )

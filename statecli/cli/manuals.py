@@ -149,6 +149,19 @@ MANUALS: dict[str, Manual] = {
             2: f"A target could not be read, the lock file could not be written, {_WRONG_LINE}",
         },
     ),
+    "log": Manual(
+        (
+            Example("statecli log checkpoints/", "Show a line for each checkpoint of a run."),
+            Example("statecli log 'checkpoints/*.pt' --top 5", "Show the five modules that changed most."),
+            Example("statecli log checkpoints/ -f html -o run.html", "Write a page with plots over the steps."),
+            Example("statecli log checkpoints/ --fail-on warning", "Fail if a tensor became NaN."),
+        ),
+        {
+            0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
+            1: "A finding reaches that severity, such as a tensor that became NaN.",
+            2: f"A checkpoint or a tensor could not be read, there is no checkpoint, {_WRONG_LINE}",
+        },
+    ),
     "merge": Manual(
         (
             Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),

@@ -16,6 +16,7 @@ from statecli.commands.audit.result import Audit
 from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status, Transformation
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
+from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.commands.verify.result import WORST_FIRST, Check, Name, Verdict, Verification
 from statecli.core.errors import UsageError
 from statecli.core.finding import Finding, Severity
@@ -331,6 +332,23 @@ class ConfigDocument(msgspec.Struct, frozen=True):
     settings: tuple[SettingRow, ...]
 
 
+class LogDocument(msgspec.Struct, frozen=True):
+    """`statecli log -f json`.
+
+    `checkpoints` are in the order of their steps; the lists `norms` and `relative_changes` of a module have an entry
+    for each. `last_moved` is an index of that list too. `changing_settings` changed in every checkpoint.
+    """
+
+    schema: str
+    statecli: str
+    target: str
+    checkpoints: tuple[CheckpointRow, ...]
+    modules: tuple[ModuleRow, ...]
+    changing_settings: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...]
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
@@ -340,6 +358,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rules": RulesDocument,
     "config": ConfigDocument,
     "lock": Lock,
+    "log": LogDocument,
 }
 
 
@@ -350,6 +369,20 @@ def encode_schema(command: str) -> bytes:
     schema = msgspec.json.schema(DOCUMENTS[command])
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+
+
+def build_log_document(log: Log) -> LogDocument:
+    """Return the document of a log."""
+    return LogDocument(
+        "statecli.log/1",
+        __version__,
+        log.target,
+        log.rows,
+        log.modules,
+        log.changing,
+        log.findings,
+        log.notes,
+    )
 
 
 def build_config_document(settings: Sequence[tuple[str, object, str]], path: str | None) -> ConfigDocument:

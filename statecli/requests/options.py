@@ -658,6 +658,31 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Selection(self.include, self.exclude, self.kind)
 
 
+NoCache = Annotated[
+    bool,
+    Option(("--no-cache",), "Read all values, and neither use nor write the cache of figures.", group=Group.VALUES),
+]
+RunTargets = Annotated[
+    tuple[str, ...], Target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
+]
+
+
+class LogOptions(OutputOptions, frozen=True, kw_only=True):
+    """Show each checkpoint of a training run. Exit with status 2 if a checkpoint cannot be read."""
+
+    targets: RunTargets
+    fail_on: FailOn = Severity.ERROR
+    no_cache: NoCache = False
+    top: Annotated[
+        int | None,
+        Option(("--top",), "Show only the N modules that changed most.", "N", Group.ROWS),
+    ] = None
+    verbose: Annotated[
+        bool,
+        Option(("--verbose", "-v"), "Also show the settings that changed in every checkpoint.", group=Group.ROWS),
+    ] = False
+
+
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
@@ -725,7 +750,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print the JSON Schema of a command's JSON output."""
 
     command: Annotated[
-        str, Target("COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config or lock.")
+        str, Target("COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config, lock or log.")
     ]
     debug: Debug = False
 
@@ -773,6 +798,7 @@ Options = (
     | VerifyOptions
     | AuditOptions
     | LockOptions
+    | LogOptions
     | MergeOptions
     | RulesOptions
     | ConfigOptions
@@ -790,6 +816,7 @@ COMMANDS: dict[str, type[Options]] = {
     "verify": VerifyOptions,
     "audit": AuditOptions,
     "lock": LockOptions,
+    "log": LogOptions,
     "merge": MergeOptions,
     "git setup": GitSetupOptions,
     "git textconv": GitTextconvOptions,

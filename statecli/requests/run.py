@@ -22,6 +22,7 @@ from statecli.requests.options import (
     DiffOptions,
     InspectOptions,
     LockOptions,
+    LogOptions,
     MergeOptions,
     Options,
     RulesOptions,
@@ -77,6 +78,7 @@ _COMMAND_OF: dict[type, str] = {
     VerifyOptions: "verify",
     AuditOptions: "audit",
     LockOptions: "lock",
+    LogOptions: "log",
 }
 
 

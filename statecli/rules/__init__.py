@@ -9,6 +9,7 @@ from __future__ import annotations
 from statecli.commands.diff import rules as diff
 from statecli.commands.inspect import rules as inspect
 from statecli.commands.lock import rules as locking
+from statecli.commands.log import rules as logging
 from statecli.commands.verify import rules as verify
 from statecli.core import load_rules, move_rules, output_rules
 from statecli.core.rule import Rule
@@ -53,7 +54,7 @@ RULES: tuple[AuditRule, ...] = (
 )
 
 _OTHERS = (
-    *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES),
+    *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES, *logging.RULES),
     *(*audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}

@@ -1,0 +1,175 @@
+"""Keep figures of checkpoints in the user's cache folder, so that the next run does not read the values again.
+
+An entry is a file of plain JSON, found by a hash of the versions of all files of a checkpoint (path, size, device,
+inode, time of the last write and of the last inode change) and of the places of its tensors. A hint, never a proof:
+`audit` and `lock` do not use it. A damaged entry, an entry of another version, and a folder that is not the user's own
+are ignored. Entries are replaced as a whole, so that several commands may write at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from statecli.core.model_state import ModelState
+from statecli.storage.store import FileVersion
+
+_Item = TypeVar("_Item")
+
+#: Version of the entries; part of each key.
+FORMAT = "statecli.log-cache/1"
+#: Bytes of an entry that is read, and of all entries together.
+MAX_ENTRY_BYTES = 64 << 20
+MAX_CACHE_BYTES = 256 << 20
+#: Fraction of MAX_CACHE_BYTES that remains after the oldest entries were removed.
+KEPT_FRACTION = 0.75
+#: Entries written between two looks at the size of the folder.
+WRITES_PER_CHECK = 64
+#: Files that changed less than so many seconds ago are not cached, because a second write within the resolution of the
+#: file system's clock would leave the same version. FAT counts in steps of two seconds.
+MIN_AGE_S = 2.0
+
+
+def find_cache_folder() -> str:
+    """Return the folder for caches of this user, whether it exists or not."""
+    if os.name == "nt":
+        base = os.environ.get("LOCALAPPDATA") or os.path.join(os.path.expanduser("~"), "AppData", "Local")
+        return os.path.join(base, "statecli", "Cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the specification of XDG demands
+        base = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return os.path.join(os.path.expanduser(base), "statecli")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Content of an entry: `items` are decoded with the type that the reader expects."""
+
+    key: str
+    items: msgspec.Raw
+
+
+class Cache:
+    """Cache of figures. With `enabled` False nothing is read or written."""
+
+    def __init__(self, *, enabled: bool = True, folder: str | None = None) -> None:
+        self._folder = os.path.join(folder or find_cache_folder(), "log")
+        self._enabled = enabled
+        self._writes = 0
+
+    def make_key(self, states: Sequence[ModelState], versions: Mapping[str, FileVersion | None]) -> str | None:
+        """Return the key of these states; None if they cannot be cached: a remote file, or a file just written."""
+        if not self._enabled or not versions:
+            return None
+        paths = {where.path for state in states for tensor in state.tensors for where in tensor.ranges if where.path}
+        if not paths.issubset(versions) or None in versions.values():
+            return None
+        found = {os.path.realpath(path): version for path, version in versions.items() if version is not None}
+        if any(_age(path) < MIN_AGE_S for path in found):
+            return None
+        tensors = [tensor for state in states for tensor in state.tensors]
+        layout = [[tensor.section, tensor.fqn, tensor.kind, tensor.data, tensor.parts] for tensor in tensors]
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (FORMAT, sorted(found.items()), [len(state.tensors) for state in states], layout):
+            try:
+                digest.update(msgspec.msgpack.encode(part))
+            except (OverflowError, UnicodeEncodeError):  # a 65-bit integer, a surrogate
+                return None
+        return digest.hexdigest()
+
+    def load(self, key: str | None, item_type: type[_Item], count: int) -> list[_Item] | None:
+        """Return the cached items of the key; None unless there are exactly `count` items of the type."""
+        if key is None:
+            return None
+        try:
+            raw = _read_own_file(self._path(key))
+            entry = msgspec.json.decode(raw, type=_Entry)
+            items: list[Any] = msgspec.json.decode(entry.items, type=list[item_type])  # type: ignore[valid-type]
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            return None
+        return items if entry.key == key and len(items) == count else None
+
+    def store(self, key: str | None, items: Sequence[object]) -> None:
+        """Write an entry; silently not if the folder cannot be written."""
+        if key is None:
+            return
+        with suppress(OSError, ValueError):
+            data = msgspec.json.encode({"key": key, "items": items})
+            if len(data) > MAX_ENTRY_BYTES:
+                return
+            if self._writes % WRITES_PER_CHECK == 0:
+                _remove_oldest(self._folder)
+            self._writes += 1
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            if _is_own(os.stat(self._folder)):
+                _replace_file(self._path(key), data)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._folder, f"{key}.json")
+
+
+def _age(path: str) -> float:
+    """Return the seconds since the last change of the file; 0 if the clock disagrees."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0.0
+    return time.time() - max(status.st_mtime, status.st_ctime if os.name != "nt" else 0.0)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Return True if only this user can write: an entry of somebody else could have any figures."""
+    if os.name == "nt":
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _read_own_file(path: str) -> bytes:
+    """Return the content of a regular file of this user. Raises OSError, ValueError."""
+    if not _is_own(os.stat(os.path.dirname(path))):
+        raise ValueError(path)
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or not _is_own(status) or status.st_size > MAX_ENTRY_BYTES:
+            raise ValueError(path)
+        return file.read(MAX_ENTRY_BYTES + 1)
+
+
+def _replace_file(path: str, data: bytes) -> None:
+    number, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".tmp")  # mode 0600
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _remove_oldest(folder: str) -> None:
+    """Remove the oldest entries if all together are too large."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        sizes = []
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                sizes.append((status.st_mtime, status.st_size, entry.path))
+        total = sum(size for _, size, _ in sizes)
+        if total <= MAX_CACHE_BYTES:
+            return
+        for _, size, path in sorted(sizes):
+            if total <= MAX_CACHE_BYTES * KEPT_FRACTION:
+                break
+            with suppress(OSError):
+                os.unlink(path)
+                total -= size

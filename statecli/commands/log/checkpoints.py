@@ -1,0 +1,132 @@
+"""Find the checkpoints of a run, and put them in the order of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from statecli.commands.log.result import NAME_SOURCE, Step
+from statecli.commands.log.steps import choose_steps, find_step_in_name, find_steps
+from statecli.core import quoting
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.model_state import ModelState, Oddity
+from statecli.core.natural_order import make_natural_key
+from statecli.core.units import plural
+from statecli.storage import files
+from statecli.targets import load
+from statecli.targets.expand import expand_targets
+from statecli.targets.target_result import Status, TargetResult
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint of the run: its target, its step, and the error if it cannot be read."""
+
+    path: str
+    step: Step | None = None
+    error: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Checkpoints in the order of their steps, and notes on the order and on files left out."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    notes: tuple[Oddity, ...] = ()
+
+
+def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
+    """Return the checkpoints of folders, globs and paths, in natural order, without steps.
+
+    Raises UnreadableError if there are none, because a run without checkpoints is mostly a wrong path.
+    """
+    checkpoints: list[Checkpoint] = []
+    for target in expand_targets(texts):
+        if not isinstance(target, TargetResult):
+            checkpoints.append(Checkpoint(target))
+        elif target.status is Status.FAILED:
+            checkpoints.append(Checkpoint(target.target, error=target.reason))
+    if not checkpoints:
+        where = ", ".join(map(quoting.name, texts))
+        raise UnreadableError(f"{where}: contains no checkpoint; name the folder with the checkpoints of the run")
+    return checkpoints
+
+
+def order_run(texts: Sequence[str], on_step: Callable[[], None] = lambda: None) -> Run:
+    """Return the checkpoints of a run in the order of their steps; the settings of each are read.
+
+    Raises UnreadableError if there are none.
+    """
+    listed = list_checkpoints(texts)
+    settings: list[dict[str, int] | None] = []
+    errors: list[str | None] = []
+    for checkpoint in listed:
+        steps, error = _read_steps(checkpoint)
+        settings.append(steps)
+        errors.append(error)
+        on_step()
+    chosen = choose_steps([checkpoint.path for checkpoint in listed], settings)
+    entries = [
+        Checkpoint(checkpoint.path, step, error) for checkpoint, step, error in zip(listed, chosen, errors, strict=True)
+    ]
+    return _sort(entries, texts)
+
+
+def order_run_by_names(texts: Sequence[str]) -> Run | None:
+    """Return the checkpoints in the order of the numbers in their names, and read none.
+
+    None if a name has no number, or if two names have the same number: then only the settings can decide.
+    """
+    listed = list_checkpoints(texts)
+    numbers = [find_step_in_name(checkpoint.path) for checkpoint in listed]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        return None
+    steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
+    entries = [msgspec.structs.replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)]
+    return _sort(entries, texts)
+
+
+def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | None]:
+    if checkpoint.error is not None:
+        return None, checkpoint.error
+    try:
+        return find_steps(read_state(checkpoint.path)), None
+    except StateError as error:
+        return None, str(error)
+
+
+def read_state(path: str) -> ModelState:
+    """Read the checkpoint. Raises StateError; UnreadableError for a class, because a run has only checkpoints."""
+    if load.find_class_spec(path) is not None:
+        raise UnreadableError(f"{path}: is a model class; name checkpoints of a run")
+    return load.read_checkpoint(path)
+
+
+def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
+    """Return the run without the checkpoints of a walk that have no step, if others have one."""
+    named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
+    stepped = [entry for entry in entries if entry.step is not None]
+    is_left_out = {
+        entry.path
+        for entry in (entries if stepped else ())
+        if entry.step is None and entry.path not in named and entry.error is None
+    }
+    kept = [entry for entry in entries if entry.path not in is_left_out]
+    ordered = sorted(kept, key=_sort_key)
+    notes = [Oddity("step-source", _describe_sources(ordered))]
+    if is_left_out:
+        left_out = [entry.path for entry in entries if entry.path in is_left_out]
+        message = f"{plural(len(left_out), 'checkpoint')} without a step left out: {quoting.names(left_out)}"
+        notes.append(Oddity("no-step", f"{message}; name the path in the command to include it"))
+    return Run(tuple(ordered), tuple(notes))
+
+
+def _sort_key(entry: Checkpoint) -> tuple[bool, int, str]:
+    return entry.step is None, entry.step.number if entry.step else 0, make_natural_key(entry.path)
+
+
+def _describe_sources(entries: Sequence[Checkpoint]) -> str:
+    sources = list(dict.fromkeys(entry.step.source for entry in entries if entry.step is not None))
+    if not sources:
+        return "no checkpoint has a step, so the order is the natural order of the names"
+    texts = ["the number in the name" if source == NAME_SOURCE else f"the setting {source}" for source in sources]
+    return f"the step is {' or '.join(texts)}"

@@ -1,0 +1,239 @@
+"""Follow a run: add one checkpoint after the other; only the last one is kept, and sums of each module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.diff.result import ScalarChange
+from statecli.commands.diff.settings import compare_settings
+from statecli.commands.log.cache import Cache
+from statecli.commands.log.checkpoints import Checkpoint
+from statecli.commands.log.measure import (
+    ComparedPair,
+    Measured,
+    compare_checkpoints,
+    compute_distance,
+    list_counted,
+    measure_checkpoint,
+)
+from statecli.commands.log.result import CheckpointRow, ModuleRow
+from statecli.core.errors import StateError
+from statecli.core.progress import Progress
+
+#: Settings that a row lists; a changed configuration of thousands of lines is counted.
+MAX_SETTINGS = 100
+
+
+class _Sums(msgspec.Struct):
+    """Sums over the parameters of a module in one checkpoint; None if not known."""
+
+    elements: int = 0
+    squares: float | None = 0.0
+    before: float | None = 0.0
+    change: float | None = 0.0
+    pairs: int = 0
+    any_changed: bool = False
+    any_unknown: bool = False
+    has_nan: bool = False
+
+    @property
+    def has_changed(self) -> bool | None:
+        """Whether a parameter changed since the checkpoint before; None if not known."""
+        if self.any_changed:
+            return True
+        return False if self.pairs and not self.any_unknown else None
+
+
+class _Module(msgspec.Struct):
+    """A module over the checkpoints so far: a value for each row."""
+
+    norms: list[float | None]
+    changes: list[float | None]
+    elements: int = 0
+    first_moved: int | None = None
+    last_moved: int | None = None
+    has_nan: bool = False
+    is_known: bool = True
+
+
+class Follower:
+    """Measure the checkpoints of a run in their order."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._last: Measured | None = None
+        self._last_row: CheckpointRow | None = None
+        self._count = 0
+        self._modules: dict[str, _Module] = {}
+        self._order: list[str] = []
+        #: Tensors with NaN or an infinity in an earlier checkpoint.
+        self._not_finite: set[tuple[str, str]] = set()
+
+    def add(self, checkpoint: Checkpoint, progress: Progress | None = None) -> CheckpointRow:
+        """Measure the checkpoint, compare it with the last readable one, and return its row."""
+        try:
+            if checkpoint.error is not None:
+                row = CheckpointRow(checkpoint.path, checkpoint.step, error=checkpoint.error)
+                pairs: Sequence[ComparedPair] = ()
+                measured = None
+            else:
+                measured = measure_checkpoint(checkpoint.path, self._cache, progress)
+                pairs = () if self._last is None else compare_checkpoints(self._last, measured, self._cache)
+                row = self._build_row(checkpoint, measured, pairs)
+        except StateError as error:
+            measured, pairs = None, ()
+            row = CheckpointRow(checkpoint.path, checkpoint.step, error=str(error))
+        is_repeated = self._last_row is not None and row.is_copy and row.step == self._last_row.step
+        self._add_modules(measured, pairs, is_repeated=is_repeated)
+        if measured is not None:
+            self._last, self._last_row = measured, row
+        self._count += 1
+        return row
+
+    def _build_row(self, checkpoint: Checkpoint, now: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
+        counted = [(now.model.tensors[n], now.figures[n]) for n in list_counted(now.model)]
+        squares = [figures.squares for _, figures in counted if figures.squares is not None]
+        row = CheckpointRow(
+            checkpoint.path,
+            checkpoint.step,
+            now.whole.format,
+            len(now.model.tensors),
+            sum(tensor.elements for tensor, _ in counted),
+            math.sqrt(math.fsum(squares)) if squares else None,
+            nan=sum(figures.nan for figures in now.figures),
+            inf=sum(figures.inf for figures in now.figures),
+            became_nan=self._find_new_nan(now),
+            other_sections=tuple(name for name in now.whole.sections if name not in now.model.sections),
+            not_compared=tuple(
+                f"{tensor.fqn}: {figures.reason}" for tensor, figures in counted if figures.reason is not None
+            ),
+        )
+        if self._last is None:
+            return row
+        distance = compute_distance(self._last, now, pairs)
+        reasons = (pair.change.reason for pair in pairs if pair.change.differs is None and pair.change.reason)
+        return replace(
+            row,
+            compared_with=self._last_row.path if self._last_row else None,
+            change=distance.change,
+            relative_change=distance.relative_change,
+            cosine=distance.cosine,
+            changed=sum(_has_changed(pair) is True for pair in pairs),
+            added=tuple(pair.match.shown.fqn for pair in pairs if pair.match.before is None),
+            removed=tuple(pair.match.shown.fqn for pair in pairs if pair.match.after is None),
+            settings=self._compare_settings(now),
+            not_compared=(*row.not_compared, *reasons),
+        )
+
+    def _find_new_nan(self, now: Measured) -> tuple[str, ...]:
+        names: list[str] = []
+        for tensor, figures in zip(now.model.tensors, now.figures, strict=True):
+            key = tensor.section, tensor.fqn
+            if (figures.nan or figures.inf) and key not in self._not_finite:
+                self._not_finite.add(key)
+                names.append(tensor.fqn)
+        return tuple(names)
+
+    def _compare_settings(self, now: Measured) -> tuple[ScalarChange, ...]:
+        assert self._last is not None  # noqa: S101 - narrows the type
+        changes, _, _ = compare_settings(self._last.whole, now.whole, (None, None))
+        return tuple(changes[:MAX_SETTINGS])
+
+    # --- modules ------------------------------------------------------------------------------------------------------
+
+    def _add_modules(self, now: Measured | None, pairs: Sequence[ComparedPair], *, is_repeated: bool) -> None:
+        sums = {} if now is None else _sum_modules(self._last, now, pairs)
+        if now is not None:
+            self._order = list(sums)
+        for name in sums:
+            if name not in self._modules:
+                self._modules[name] = _Module([None] * self._count, [None] * self._count)
+        for name, module in self._modules.items():
+            entry = sums.get(name)
+            norm = None if entry is None or entry.squares is None else math.sqrt(entry.squares)
+            module.norms.append(norm)
+            module.changes.append(None if entry is None or is_repeated else _compute_relative(entry))
+            if entry is None:
+                continue
+            module.elements, module.has_nan = entry.elements, entry.has_nan
+            if entry.has_changed:
+                module.first_moved = self._count if module.first_moved is None else module.first_moved
+                module.last_moved, module.is_known = self._count, True
+            elif entry.has_changed is None and pairs:
+                module.is_known = False
+
+    def list_modules(self) -> tuple[ModuleRow, ...]:
+        """Return the modules of the last readable checkpoint, in its order."""
+        last = self._find_last_comparison()
+        rows = []
+        for name in self._order:
+            module = self._modules[name]
+            has_stopped = module.last_moved is not None and module.last_moved < last and module.is_known
+            rows.append(
+                ModuleRow(
+                    name,
+                    module.elements,
+                    tuple(module.norms),
+                    tuple(module.changes),
+                    module.last_moved,
+                    has_stopped,
+                    module.has_nan,
+                )
+            )
+        return tuple(rows)
+
+    def _find_last_comparison(self) -> int:
+        """Return the index of the last checkpoint with a comparison that counts."""
+        known = (n for name in self._order for n, value in enumerate(self._modules[name].changes) if value is not None)
+        return max(known, default=0)
+
+
+def _has_changed(pair: ComparedPair) -> bool | None:
+    """Return whether the tensor changed: its values, or its dtype."""
+    old, new = pair.match.before, pair.match.after
+    if old is None or new is None:
+        return False
+    return True if old.dtype != new.dtype else pair.change.differs
+
+
+def _compute_relative(sums: _Sums) -> float | None:
+    if sums.change is None or sums.before is None or sums.has_changed is None:
+        return None
+    if not sums.change:
+        return 0.0
+    return math.sqrt(sums.change / sums.before) if sums.before else math.inf
+
+
+def _sum_modules(last: Measured | None, now: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
+    sums: dict[str, _Sums] = {}
+    counted = list_counted(now.model)
+    for n in counted:
+        tensor, figures = now.model.tensors[n], now.figures[n]
+        entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
+        entry.elements += tensor.elements
+        entry.squares = _add(entry.squares, figures.squares)
+        entry.has_nan = entry.has_nan or bool(figures.nan or figures.inf)
+    if last is None:
+        return sums
+    old_figures = {id(tensor): figures for tensor, figures in zip(last.model.tensors, last.figures, strict=True)}
+    is_counted = {id(now.model.tensors[n]) for n in counted}
+    for pair in pairs:
+        old, new = pair.match.before, pair.match.after
+        if old is None or new is None or id(new) not in is_counted:
+            continue
+        entry = sums[new.fqn.rpartition(".")[0]]
+        changed = _has_changed(pair)
+        entry.pairs += 1
+        entry.any_changed = entry.any_changed or bool(changed)
+        entry.any_unknown = entry.any_unknown or changed is None
+        entry.change = _add(entry.change, pair.change.squares)
+        entry.before = _add(entry.before, old_figures[id(old)].squares)
+    return sums
+
+
+def _add(total: float | None, value: float | None) -> float | None:
+    return None if total is None or value is None else total + value

@@ -1,0 +1,249 @@
+"""Read the values of checkpoints: the norm of each tensor, and its change since the checkpoint before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.diff.pairing import Match, pair_tensors
+from statecli.commands.log.cache import Cache
+from statecli.commands.log.checkpoints import read_state
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
+from statecli.core.progress import Progress
+from statecli.storage import files
+from statecli.storage.file_version import read_versions, refuse_changed
+from statecli.storage.store import FileVersion
+from statecli.values.delta import CompareOptions, Delta
+from statecli.values.require_numpy import require_numpy
+
+#: Bounds of cached figures.
+Square = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+
+
+class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Figures of one tensor: the sum of the squares of its finite values, and the number of all others.
+
+    `squares` is None if the values are not real numbers, or the sum is too large for a float; then `reason` says why.
+    """
+
+    squares: Square | None = None
+    nan: Count = 0
+    inf: Count = 0
+    reason: str | None = None
+
+
+class TensorChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Change of one pair of tensors.
+
+    Attributes:
+        differs: True if the values differ; None if that is not known: then `reason` says why.
+        squares: Sum of the squares of the difference, over positions finite on both sides; None if not known.
+        left_out: Number of positions that are not finite on both sides.
+    """
+
+    differs: bool | None = False
+    squares: Square | None = 0.0
+    left_out: Count = 0
+    reason: str | None = None
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A checkpoint whose values were read.
+
+    Attributes:
+        whole: All sections and settings of the checkpoint.
+        model: The tensors of the model only.
+        versions: Versions of its files when they were opened.
+        figures: Figures of each tensor of `model`, in order.
+    """
+
+    whole: ModelState
+    model: ModelState
+    versions: Mapping[str, FileVersion | None]
+    figures: tuple[Figures, ...]
+
+
+def select_model(state: ModelState) -> ModelState:
+    """Return the state with the tensors of the model only: no optimizer, no average of the weights.
+
+    Raises UnreadableError if there are none.
+    """
+    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+    loaded = select_loaded_sections(sections)
+    tensors = tuple(tensor for tensor in state.tensors if tensor.section in loaded and tensor.kind in MODEL_KINDS)
+    if not tensors:
+        raise UnreadableError(f"{state.target}: contains no tensors of a model")
+    return replace(state, tensors=tensors, sections=tuple(loaded))
+
+
+def measure_checkpoint(path: str, cache: Cache, progress: Progress | None = None) -> Measured:
+    """Read the checkpoint, and the figures of each tensor of its model.
+
+    Raises StateError if a tensor of the model cannot be read, because then the norm is not known.
+    """
+    with files.record_opened_files() as opened:
+        whole = read_state(path)
+        model = select_model(whole)
+        damage = next((tensor.damage for tensor in model.tensors if tensor.damage), None)
+        if damage is not None:
+            raise UnreadableError(damage)
+        versions = {**read_versions(_list_paths(model)), **opened}
+        key = cache.make_key([model], versions)
+        figures = cache.load(key, Figures, len(model.tensors))
+        if figures is None:
+            figures = _read_figures(model, progress)
+            refuse_changed({path: version for path, version in versions.items() if version is not None})
+            cache.store(key, figures)
+    return Measured(whole, model, versions, tuple(figures))
+
+
+def _list_paths(model: ModelState) -> set[str]:
+    return {where.path for tensor in model.tensors for where in tensor.ranges if where.path}
+
+
+def _read_figures(model: ModelState, progress: Progress | None) -> list[Figures]:
+    with require_numpy():
+        from statecli.values.stats import fill_stats
+
+    advance = progress(sum(tensor.nbytes for tensor in model.tensors)) if progress else None
+    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in fill_stats(model, advance).tensors]
+
+
+def _to_figures(tensor: TensorInfo, stats: Stats) -> Figures:
+    nan, inf = stats.nan or 0, stats.inf or 0
+    if stats.nan is None:
+        return Figures(None, reason=stats.reason or "its values are not numbers")
+    finite = tensor.elements - nan - inf
+    if finite <= 0:
+        return Figures(0.0, nan, inf)
+    if stats.mean is None or (stats.std is None and finite > 1):
+        return Figures(None, nan, inf, stats.reason or "its values have no norm")
+    try:
+        squares = (stats.std or 0.0) ** 2 * (finite - 1) + stats.mean**2 * finite
+    except OverflowError:
+        squares = math.inf
+    if not math.isfinite(squares):
+        return Figures(None, nan, inf, "its norm is too large for float64")
+    return Figures(squares, nan, inf)
+
+
+class ComparedPair(msgspec.Struct, frozen=True, gc=False):
+    """A tensor before and now, None for a side without the tensor, and its change."""
+
+    match: Match
+    change: TensorChange
+
+
+def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list[ComparedPair]:
+    """Return each pair of tensors of the two models with its change, in the order of after."""
+    paired = pair_tensors(before.model, after.model, ())
+    both = [match for match in paired.matches if match.before is not None and match.after is not None]
+    key = cache.make_key([before.model, after.model], {**before.versions, **after.versions})
+    changes = cache.load(key, TensorChange, len(both))
+    if changes is None:
+        changes = _read_changes(both, {**before.versions, **after.versions})
+        if not any(change.differs is None for change in changes):
+            cache.store(key, changes)
+    rest = iter(changes)
+    return [
+        ComparedPair(match, next(rest) if match.before is not None and match.after is not None else TensorChange())
+        for match in paired.matches
+    ]
+
+
+def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | None]) -> list[TensorChange]:
+    with require_numpy():
+        from statecli.values.compare import Pair, compare_pairs
+
+    alike = [
+        n
+        for n, match in enumerate(matches)
+        if match.before is not None and match.after is not None and match.before.shape == match.after.shape
+    ]
+    pairs = [Pair(old, new) for n in alike if (old := matches[n].before) and (new := matches[n].after)]
+    outcomes = dict(zip(alike, compare_pairs(pairs, CompareOptions(bitwise=True), seen=seen), strict=True))
+    return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
+
+
+def _to_change(outcome: object, match: Match) -> TensorChange:
+    if outcome is None:
+        return TensorChange(True, None, reason="its shape changed")
+    if isinstance(outcome, Delta):
+        if not outcome.changed:
+            return TensorChange()
+        squares = None if outcome.l2 is None else outcome.l2**2
+        is_known = squares is not None and math.isfinite(squares)
+        return TensorChange(True, squares if is_known else None, outcome.left_out, None if is_known else outcome.reason)
+    reason = str(outcome) if isinstance(outcome, StateError) else str(getattr(outcome, "reason", outcome))
+    return TensorChange(None, None, reason=f"{match.shown.fqn}: {reason}")
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def list_counted(model: ModelState) -> list[int]:
+    """Return the numbers of the parameters of the model; of tensors at the same place, the first."""
+    seen: set[object] = set()
+    numbers: list[int] = []
+    for n, tensor in enumerate(model.tensors):
+        place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
+        if tensor.kind is Kind.PARAMETER and place not in seen:
+            seen.add(place)
+            numbers.append(n)
+    return numbers
+
+
+class Distance(msgspec.Struct, frozen=True):
+    """Distance of two checkpoints over the parameters that both have with the same shape.
+
+    Attributes:
+        change: L2 norm of the difference.
+        relative_change: `change` over the norm before; None if the norm is zero.
+        cosine: Cosine of the two, over tensors that are finite on both sides; None if there are none.
+    """
+
+    change: float | None = None
+    relative_change: float | None = None
+    cosine: float | None = None
+
+
+def compute_distance(before: Measured, after: Measured, pairs: Sequence[ComparedPair]) -> Distance:
+    """Return the distance of two models, from the figures and changes of their parameters."""
+    old_figures, new_figures = _figures_by_tensor(before), _figures_by_tensor(after)
+    counted = {id(after.model.tensors[n]) for n in list_counted(after.model)}
+    change = norm_before = finite_before = finite_after = finite_change = 0.0
+    count = finite_count = 0
+    for pair in pairs:
+        old, new, difference = pair.match.before, pair.match.after, pair.change
+        if old is None or new is None or id(new) not in counted or difference.squares is None:
+            continue
+        figures = old_figures[id(old)], new_figures[id(new)]
+        if figures[0].squares is None or figures[1].squares is None:
+            continue
+        count += 1
+        change += difference.squares
+        norm_before += figures[0].squares
+        if not any(side.nan or side.inf for side in figures):
+            finite_count += 1
+            finite_before += figures[0].squares
+            finite_after += figures[1].squares
+            finite_change += difference.squares
+    if not count:
+        return Distance()
+    relative = math.sqrt(change / norm_before) if norm_before else None
+    cosine = None
+    if finite_count and finite_before and finite_after:
+        product = (finite_before + finite_after - finite_change) / 2
+        cosine = max(-1.0, min(1.0, product / math.sqrt(finite_before) / math.sqrt(finite_after)))
+    return Distance(math.sqrt(change), relative, cosine)
+
+
+def _figures_by_tensor(measured: Measured) -> dict[int, Figures]:
+    return {id(tensor): figures for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)}

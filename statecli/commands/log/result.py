@@ -1,0 +1,119 @@
+"""Result of `statecli log`: a row for each checkpoint of a run, and what each module did over the steps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.commands.diff.result import ScalarChange
+from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
+
+#: Source of a step that is the number in a name; any other source is a setting of the checkpoint.
+NAME_SOURCE = "name"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Step of a checkpoint. `source` is the setting with the step (`global_step`), or `name`."""
+
+    number: int
+    source: str
+
+
+class CheckpointRow(msgspec.Struct, frozen=True):
+    """One checkpoint of a run. Norms are over the finite values of the parameters of the model, tied tensors once.
+
+    Attributes:
+        path: The target.
+        step: Step of the checkpoint; None if neither its settings nor its name have one.
+        format: Format of the file or folder; None if the checkpoint could not be read.
+        tensors: Number of tensors of the model, buffers too.
+        elements: Number of elements of the parameters.
+        norm: L2 norm of the parameters.
+        compared_with: Path of the checkpoint before, with which this one is compared.
+        change: L2 norm of the difference from the checkpoint before, over the parameters that both have.
+        relative_change: `change` over the norm of these parameters before; None if that norm is zero.
+        cosine: Cosine of the parameters before and now, over positions that are finite in both.
+        changed: Number of parameters and buffers whose values, dtype or shape changed; None for a first checkpoint.
+        added, removed: Names that only this checkpoint has, or only the one before.
+        nan, inf: Number of elements that are NaN or infinite.
+        became_nan: Names of the tensors that have NaN or an infinity for the first time in the run.
+        stopped: Names of the modules that moved for the last time in this checkpoint.
+        settings: Settings that changed since the checkpoint before.
+        other_sections: Sections that are not part of the norm: optimizer state, averaged weights.
+        not_compared: A line for each tensor whose values could not be compared or have no norm.
+        error: Why the checkpoint could not be read; the other fields are then empty.
+    """
+
+    path: str
+    step: Step | None = None
+    format: str | None = None
+    tensors: int = 0
+    elements: int = 0
+    norm: float | None = None
+    compared_with: str | None = None
+    change: float | None = None
+    relative_change: float | None = None
+    cosine: float | None = None
+    changed: int | None = None
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    nan: int = 0
+    inf: int = 0
+    became_nan: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    settings: tuple[ScalarChange, ...] = ()
+    other_sections: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """True if no tensor differs from the checkpoint before."""
+        return self.changed == 0 and not (self.added or self.removed or self.not_compared)
+
+
+class ModuleRow(msgspec.Struct, frozen=True):
+    """One module with parameters of its own, over the checkpoints of the run, in the order of the rows.
+
+    Attributes:
+        name: FQN of the module, "" for parameters without a module.
+        elements: Number of elements of its parameters in the last checkpoint with them.
+        norms: L2 norm of its parameters in each checkpoint; None if not known.
+        relative_changes: L2 norm of the difference from the checkpoint before over the norm before; None if not known.
+        last_moved: Index of the last checkpoint that differs from the one before; None if no difference was seen.
+        stopped: True if the module moved before, and has been equal bit for bit since `last_moved`.
+        has_nan: True if its parameters have NaN or infinities in the last checkpoint.
+    """
+
+    name: str
+    elements: int
+    norms: tuple[float | None, ...]
+    relative_changes: tuple[float | None, ...]
+    last_moved: int | None
+    stopped: bool
+    has_nan: bool = False
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Result of `statecli log`.
+
+    Attributes:
+        rows: The checkpoints in the order of their steps.
+        modules: The modules in the order of the last checkpoint.
+        findings: Values that became NaN, modules that stopped.
+        notes: Source of the steps, checkpoints left out, sections that do not count.
+        changing: Settings that changed in every checkpoint, such as a counter, left out of the rows for people.
+    """
+
+    target: str
+    rows: tuple[CheckpointRow, ...]
+    modules: tuple[ModuleRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    changing: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> list[tuple[str, str]]:
+        """The path and the error of each checkpoint that could not be read or compared."""
+        errors = [(row.path, row.error) for row in self.rows if row.error is not None]
+        return errors + [(row.path, line) for row in self.rows for line in row.not_compared]

@@ -1,0 +1,94 @@
+"""Find the training step of a checkpoint: in its settings, else in its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from statecli.commands.log.result import NAME_SOURCE, Step
+from statecli.core.model_state import ModelState, Scalar
+from statecli.storage import files
+
+#: Settings with a step, the most specific first: transformers' Trainer, Lightning, DeepSpeed, training loops, Megatron.
+STEP_KEYS = ("trainer_state.global_step", "global_step", "global_steps", "step", "iteration", "iter", "steps")
+#: Settings that count epochs. Several checkpoints may have the same epoch.
+EPOCH_KEYS = ("epoch",)
+#: Largest number of digits of a step.
+MAX_DIGITS = 18
+
+_NUMBER = re.compile(r"(?<![\d.])\d{1,18}(?![\d])(?!\.\d)")
+_INTEGER = re.compile(r"-?\d{1,18}")
+#: Words before a step in a name, the most specific first: `epoch=3-step=400`, `iter_0000100`, `checkpoint-500`.
+_LABELLED = tuple(
+    re.compile(rf"(?i)(?<![a-z])(?:{words})[-_=. ]?(\d{{1,18}})(?!\d)(?!\.\d)")
+    for words in (
+        "global_?steps?|steps?|iterations?|iters?|it",
+        "checkpoints?|ckpts?|chkpt|cp",
+        "epochs?|ep",
+    )
+)
+
+
+def find_steps(state: ModelState) -> dict[str, int]:
+    """Return the settings of the checkpoint that count steps or epochs."""
+    values = state.metadata.values
+    numbers = ((key, _to_integer(values[key])) for key in (*STEP_KEYS, *EPOCH_KEYS) if key in values)
+    return {key: number for key, number in numbers if number is not None}
+
+
+def _to_integer(value: Scalar) -> int | None:
+    """Return a whole number, also as a text of safetensors."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 10**MAX_DIGITS else None
+    if isinstance(value, str):
+        return int(value) if _INTEGER.fullmatch(value) else None
+    return value
+
+
+def find_step_in_name(path: str) -> int | None:
+    """Return the step in the last part of the path that has a number: 100 of `step_100/model.pt`."""
+    parts = [part for part in path.rstrip("/").replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    for number, part in enumerate(reversed(parts[-3:])):
+        stem = files.get_name(part).rpartition(".")[0] if number == 0 and "." in part.strip(".") else part
+        if (found := _find_number(stem or part)) is not None:
+            return found
+    return None
+
+
+def _find_number(stem: str) -> int | None:
+    for pattern in _LABELLED:
+        if matches := pattern.findall(stem):
+            return int(matches[-1])
+    numbers = _NUMBER.findall(stem)
+    return int(numbers[-1]) if numbers else None
+
+
+def choose_steps(paths: Sequence[str], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
+    """Return the step of each checkpoint, from one source for all of them if possible.
+
+    `settings`: `find_steps` of each checkpoint, None for an unreadable one, whose step is the number in its name. A
+    setting serves if all readable checkpoints have it; a counter of epochs, only if no two are equal. Otherwise the
+    names serve, if all have a number and no two are equal; else each checkpoint has the first step that is found.
+    """
+    names = [find_step_in_name(path) for path in paths]
+    readable = [steps for steps in settings if steps is not None]
+    for key in (*STEP_KEYS, *EPOCH_KEYS):
+        numbers = [steps[key] for steps in readable if key in steps]
+        is_common = bool(readable) and len(numbers) == len(readable)
+        if is_common and (key in STEP_KEYS or len(set(numbers)) == len(numbers)):
+            return [
+                _by_name(name) if steps is None else Step(steps[key], key)
+                for steps, name in zip(settings, names, strict=True)
+            ]
+    if None not in names and len(set(names)) == len(names):
+        return [_by_name(name) for name in names]
+    return [
+        Step(*next((number, key) for key, number in steps.items())) if steps else _by_name(name)
+        for steps, name in zip(settings, names, strict=True)
+    ]
+
+
+def _by_name(number: int | None) -> Step | None:
+    return None if number is None else Step(number, NAME_SOURCE)

@@ -1,0 +1,352 @@
+"""The report of `statecli log`: a line for each checkpoint, then a line for each module with a sparkline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from msgspec.structs import replace
+
+from statecli.commands.diff.settings import format_values
+from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
+from statecli.core.finding import Severity
+from statecli.core.units import format_count, format_fqn, format_number, join_names, plural
+from statecli.report import (
+    Bars,
+    Case,
+    Cell,
+    Column,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Rows,
+    Table,
+    Trouble,
+    View,
+    build_problem,
+    documents,
+    fold,
+    rule_texts,
+)
+from statecli.report.bars import BAR_DECADES, draw_bar
+from statecli.report.sparkline import NAN_CELL, ZERO_CELL, draw_sparkline, find_range
+
+#: Significant digits of a norm and of a change for people.
+NORM_DIGITS, CHANGE_DIGITS = 5, 3
+#: Lines of modules without --all and --top.
+MAX_MODULE_LINES = 20
+#: Settings and names in a remark, and characters of a setting.
+MAX_REMARK_SETTINGS, MAX_REMARK_NAMES, MAX_SETTING_CHARACTERS = 3, 3, 30
+
+COLUMNS = (
+    Column("name"),
+    Column("step", right=True),
+    Column("norm", right=True),
+    Column("rel. change", right=True),
+    Column(f"1e-{BAR_DECADES}..1 log", optional=True),
+)
+TABLE_COLUMNS = (
+    Column("checkpoint"),
+    Column("step", right=True),
+    Column("norm", right=True),
+    Column("relative_change", right=True),
+    Column("cosine", right=True),
+    Column("changed", right=True),
+    Column("nan", right=True),
+    Column("inf", right=True),
+    Column("became_nan"),
+    Column("stopped"),
+    Column("settings"),
+    Column("error"),
+    Column("step_source", detail=True),
+    Column("format", detail=True),
+    Column("tensors", right=True, detail=True),
+    Column("elements", right=True, detail=True),
+    Column("change", right=True, detail=True),
+    Column("compared_with", detail=True),
+)
+
+
+class LogView(View, frozen=True):
+    """Options of the log for people. `top`: the largest number of modules."""
+
+    top: int | None = None
+
+
+def build_log_report(log: Log, view: LogView, fail_on: Severity) -> Report:
+    """Return the report of `log`."""
+    return Report(
+        title=log.target,
+        document=lambda: documents.build_log_document(log),
+        table=lambda: _build_table(log, details=True),
+        short_table=lambda: _build_table(log, details=False),
+        page=lambda: _build_page(log, view),
+        page_without_rows=lambda: _build_page_without_rows(log),
+        findings=log.findings,
+        notes=fold.limit_notes(log.notes, view.verbose),
+        charts=lambda: _build_charts(log),
+        rules_in_rows=frozenset(finding.rule for finding in log.findings),
+        rules=lambda: rule_texts.list_rule_texts(log.findings),
+        cases=lambda: tuple(_build_cases(log, fail_on)),
+        troubles=tuple(Trouble(path, message) for path, message in log.broken),
+        fail_on=fail_on,
+        show_all=view.unfold,
+        has_several_targets=True,
+    )
+
+
+def _build_table(log: Log, *, details: bool) -> Table:
+    count = sum(not column.detail for column in TABLE_COLUMNS)
+    columns = TABLE_COLUMNS if details else TABLE_COLUMNS[:count]
+    return Table(columns, Rows(lambda row: _build_cells(row)[: len(columns)], log.rows), has_findings=False)
+
+
+def _build_cells(row: CheckpointRow) -> tuple[Cell, ...]:
+    return (
+        row.path,
+        row.step.number if row.step else None,
+        row.norm,
+        row.relative_change,
+        row.cosine,
+        row.changed,
+        row.nan if row.error is None else None,
+        row.inf if row.error is None else None,
+        ", ".join(map(format_fqn, row.became_nan)) or None,
+        ", ".join(map(format_fqn, row.stopped)) or None,
+        ", ".join(f"{change.key}: {format_values(change, 200)}" for change in row.settings) or None,
+        row.error,
+        row.step.source if row.step else None,
+        row.format,
+        row.tensors,
+        row.elements,
+        row.change,
+        row.compared_with,
+    )
+
+
+# --- page -------------------------------------------------------------------------------------------------------------
+
+
+def _build_page_without_rows(log: Log) -> Page:
+    return Page(
+        subtitle=_format_subtitle(log),
+        columns=(),
+        groups=(),
+        totals=(*_list_stopped(log), verdict := _format_verdict(log)),
+        verdict=verdict,
+    )
+
+
+def _build_page(log: Log, view: LogView) -> Page:
+    names = shorten_paths([row.path for row in log.rows])
+    counters = frozenset(log.changing if not view.verbose else ())
+    lines = tuple(_build_line(row, name, counters) for row, name in zip(log.rows, names, strict=True))
+    groups = [Group("checkpoints", _format_steps(log), lines)]
+    if log.modules and len(log.rows) > 1:
+        groups.append(_build_module_group(log, view))
+    return replace(_build_page_without_rows(log), columns=COLUMNS, groups=tuple(groups))
+
+
+def shorten_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths without the folders that all of them share."""
+    parts = [path.split("/") for path in paths]
+    shared = 0 if len(parts) < 2 else sum(takewhile(bool, (len(set(step)) == 1 for step in zip(*parts, strict=False))))
+    return ["/".join(path[min(shared, len(path) - 1) :]) for path in parts]
+
+
+def _format_subtitle(log: Log) -> str:
+    read = [row for row in log.rows if row.error is None]
+    formats = join_names(list(dict.fromkeys(row.format or "" for row in read)), 3)
+    last = read[-1] if read else None
+    sizes = f", {plural(last.tensors, 'tensor')}, {format_count(last.elements)} parameters" if last else ""
+    return f"{plural(len(log.rows), 'checkpoint')}{f' ({formats})' if formats else ''}{sizes}"
+
+
+def _format_steps(log: Log) -> str:
+    steps = [row.step.number for row in log.rows if row.step is not None]
+    return f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else ""
+
+
+def _format_verdict(log: Log) -> str:
+    read = [row for row in log.rows if row.error is None]
+    parts = [f"{plural(len(read), 'checkpoint')} read"]
+    if len(read) < len(log.rows):
+        parts.append(f"{len(log.rows) - len(read):,} not read")
+    born = [row for row in read if row.became_nan]
+    if born:
+        first = born[0]
+        where = f"step {first.step.number:,}" if first.step else first.path
+        parts.append(f"NaN or infinities since {where}")
+    if not read:
+        return ", ".join(parts)
+    stopped = sum(module.stopped for module in log.modules)
+    if stopped:
+        parts.append(f"{plural(stopped, 'module')} no longer changing")
+    return ", ".join(parts)
+
+
+def _list_stopped(log: Log) -> tuple[str, ...]:
+    """Return a line for each step at which modules changed for the last time; similar names are folded."""
+    lines = []
+    for row in log.rows:
+        if row.stopped:
+            names = [line.cells[0] for line in fold.fold_lines([Line((format_fqn(name),)) for name in row.stopped])]
+            where = f"step {row.step.number:,}" if row.step else row.path
+            lines.append(f"unchanged since {where}: {join_names(names, 8)}")
+    return tuple(lines)
+
+
+def _build_line(row: CheckpointRow, name: str, counters: frozenset[str]) -> Line:
+    step = f"{row.step.number:,}" if row.step else "-"
+    if row.error is not None:
+        return Line((name, step, "", "", ""), f"not read: {_strip_path(row.error, row.path)}", "bad")
+    cells = (
+        name,
+        step,
+        format_number(row.norm, NORM_DIGITS),
+        format_relative(row.relative_change) if row.compared_with is not None else "",
+        draw_bar(row.relative_change),
+    )
+    remarks = list(describe_row(row, counters))
+    mood = "bad" if row.became_nan else "warn" if row.not_compared else "dim" if row.is_copy else ""
+    return Line(cells, "; ".join(remarks), mood)
+
+
+def format_relative(value: float | None) -> str:
+    """Return a relative change for people; 0 for equal values, `-` if not known."""
+    return "0" if value == 0 else format_number(value, CHANGE_DIGITS)
+
+
+def _strip_path(message: str, path: str) -> str:
+    return message.removeprefix(f"{path}: ")
+
+
+def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield remarks on a checkpoint: NaN, modules that stopped, tensors added or removed, settings that changed."""
+    if row.became_nan:
+        yield f"NaN or infinity in {_fold_names(row.became_nan)}"
+    elif row.nan or row.inf:
+        yield f"{plural(row.nan + row.inf, 'value')} not finite"
+    if row.is_copy:
+        yield "no tensor differs from the checkpoint before"
+    if row.stopped:
+        yield f"unchanged from here on: {_fold_names(row.stopped)}"
+    for names, word in ((row.added, "added"), (row.removed, "removed")):
+        if names:
+            yield f"{plural(len(names), 'tensor')} {word} ({_fold_names(names)})"
+    if row.not_compared:
+        yield f"{plural(len(row.not_compared), 'tensor')} not compared"
+    settings = [change for change in row.settings if change.key not in counters]
+    for change in settings[:MAX_REMARK_SETTINGS]:
+        yield f"{change.key}: {format_values(change, MAX_SETTING_CHARACTERS)}"
+    if len(settings) > MAX_REMARK_SETTINGS:
+        yield f"{plural(len(settings) - MAX_REMARK_SETTINGS, 'other setting')} changed"
+
+
+def _fold_names(names: Sequence[str]) -> str:
+    folded = [line.cells[0] for line in fold.fold_lines([Line((format_fqn(name),)) for name in names])]
+    return join_names(folded, MAX_REMARK_NAMES)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def _build_module_group(log: Log, view: LogView) -> Group:
+    modules = list(log.modules)
+    limits = find_range([module.relative_changes for module in modules])
+    if view.top is not None:
+        modules = sorted(modules, key=_measure_largest, reverse=True)[: view.top]
+        lines = [_build_module_line([module], module.name, limits, log) for module in modules]
+        heading = "modules that changed most"
+    else:
+        lines = list(_fold_modules(modules, limits, log, unfold=view.unfold))
+        heading = "modules"
+    shown = lines if view.unfold or view.top is not None else lines[:MAX_MODULE_LINES]
+    summary = "rel. change from checkpoint to checkpoint"
+    if limits is not None:
+        low, high = (format_number(value, 2) for value in limits)
+        summary += f", {low} (▁) to {high} (█) log; {ZERO_CELL} unchanged, {NAN_CELL} not finite"
+    if len(shown) < len(lines):
+        summary += f"; {len(lines) - len(shown)} more lines with --all"
+    return Group(heading, summary, tuple(shown))
+
+
+def _measure_largest(module: ModuleRow) -> float:
+    return max((value for value in module.relative_changes if value is not None), default=-1.0)
+
+
+def _fold_modules(
+    modules: Sequence[ModuleRow], limits: tuple[float, float] | None, log: Log, *, unfold: bool
+) -> Iterator[Line]:
+    if unfold:
+        yield from (_build_module_line([module], module.name, limits, log) for module in modules)
+        return
+    alike: dict[tuple[object, ...], list[ModuleRow]] = {}
+    for module in modules:
+        pattern, numbers = fold.split_numbers(module.name)
+        is_still = module.last_moved is None
+        key = (pattern, len(numbers), module.stopped, module.last_moved if module.stopped else is_still, module.has_nan)
+        alike.setdefault(key, []).append(module)
+    lines: list[Line] = []
+    for group in alike.values():
+        lines += [_build_module_line(group, module.name, limits, log) for module in group]
+    yield from fold.fold_lines(lines)
+
+
+def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[float, float] | None, log: Log) -> Line:
+    """Return the line of modules that are folded together: their joint norm, and the largest change of each step."""
+    first = modules[0]
+    norms = [module.norms[-1] for module in modules if module.norms]
+    known = [norm for norm in norms if norm is not None]
+    changes = [
+        max((value for value in step if value is not None), default=None)
+        for step in zip(*(module.relative_changes for module in modules), strict=True)
+    ]
+    last = next((value for value in reversed(changes) if value is not None), None)
+    remark = ""
+    if first.stopped and first.last_moved is not None:
+        row = log.rows[first.last_moved]
+        remark = f"unchanged since {f'step {row.step.number:,}' if row.step else row.path}"
+    elif first.last_moved is None:
+        remark = "never changed"
+    cells = (
+        format_fqn(name),
+        "",
+        format_number(math.hypot(*known), NORM_DIGITS) if known and len(known) == len(norms) else "-",
+        format_relative(last),
+        draw_sparkline(changes[1:], limits),
+    )
+    mood = "bad" if first.has_nan else "warn" if first.stopped else "dim" if first.last_moved is None else ""
+    return Line(cells, remark, mood)
+
+
+# --- charts, cases ----------------------------------------------------------------------------------------------------
+
+
+def _build_charts(log: Log) -> tuple[Bars, ...]:
+    rows = [row for row in log.rows if row.error is None]
+    labels = tuple(f"{row.step.number:,}" if row.step else row.path for row in rows)
+    norms = tuple(math.nan if row.norm is None else row.norm for row in rows)
+    changes = tuple(0.0 if row.relative_change is None else row.relative_change for row in rows[1:])
+    charts = [Bars("norm of the parameters", labels, norms, "L2 norm")]
+    if changes:
+        charts.append(Bars("change since the checkpoint before", labels[1:], changes, "relative L2 change"))
+    return tuple(charts) if rows else ()
+
+
+def _build_cases(log: Log, fail_on: Severity) -> Iterator[Case]:
+    for row in log.rows:
+        findings = [finding for finding in log.findings if finding.target == row.path]
+        failing = [finding for finding in findings if finding.severity.is_at_least(fail_on)]
+        text = tuple(build_problem(finding).message for finding in findings)
+        if row.error is not None:
+            yield Case(log.target, row.path, Outcome.ERROR, row.error)
+        elif row.not_compared:
+            yield Case(log.target, row.path, Outcome.ERROR, row.not_compared[0], row.not_compared)
+        elif failing:
+            yield Case(log.target, row.path, Outcome.FAILED, failing[0].message, text)
+        else:
+            yield Case(log.target, row.path, Outcome.PASSED, text=text)

@@ -1,0 +1,38 @@
+"""A sequence of relative changes as a line of small bars, one cell for each checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+#: Cells of the longest line; more values share cells.
+MAX_CELLS = 40
+#: Cells of a value that is zero, not known, and not finite.
+ZERO_CELL, UNKNOWN_CELL, NAN_CELL = "·", " ", "×"
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+
+
+def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
+    """Return the smallest and the largest positive finite value of all series; None without one."""
+    values = [value for line in series for value in line if value and math.isfinite(value)]
+    return (min(values), max(values)) if values else None
+
+
+def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
+    """Return a cell for each value, or for neighbours together: the largest of them, on a log scale of `limits`."""
+    size = max(1, math.ceil(len(values) / MAX_CELLS))
+    return "".join(_draw_cell(values[start : start + size], limits) for start in range(0, len(values), size))
+
+
+def _draw_cell(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return UNKNOWN_CELL
+    if not all(map(math.isfinite, known)):
+        return NAN_CELL
+    largest = max(known)
+    if not largest or limits is None:
+        return ZERO_CELL
+    low, high = map(math.log10, limits)
+    share = (math.log10(largest) - low) / (high - low) if high > low else 1.0
+    return _HEIGHTS[min(len(_HEIGHTS) - 1, max(0, int(share * len(_HEIGHTS))))]

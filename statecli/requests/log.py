@@ -1,0 +1,38 @@
+"""Run `statecli log`: options in, outcome out."""
+
+from __future__ import annotations
+
+from statecli.commands.log.run import Request, log_run
+from statecli.core.errors import UsageError, option
+from statecli.report.log import LogView, build_log_report
+from statecli.requests.options import LogOptions
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+
+
+def check(options: LogOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for invalid options, before anything is read."""
+    if options.top is not None and options.top < 1:
+        raise UsageError(f"{option('--top', options.top)}: must be 1 or more")
+
+
+def reads_values(options: LogOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return True: the norms need all values."""
+    return True
+
+
+#: Never shown, because `reads_values` is always true.
+VALUES_ARE_READ = ""
+
+
+def prepare(options: LogOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before anything is read."""
+    return Request(options.targets, cache=not options.no_cache)
+
+
+def run(options: LogOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Log the run; checkpoints that could not be read are failures."""
+    log = log_run(request, caller.steps)
+    caller.check_files([row.path for row in log.rows])
+    view = LogView(unfold=options.all, verbose=options.verbose, top=options.top)
+    report = build_log_report(log, view, options.fail_on)
+    return Outcome(log, report, failures=describe_failures(log.broken, "read"))

@@ -1,0 +1,116 @@
+"""`statecli log`: a line for each checkpoint, against figures that torch computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+LAYOUTS = ["plain", "safetensors", "trainer", "lightning", "dcp"]
+
+
+def flatten(state):
+    """All parameters in one float64 vector."""
+    return torch.cat([tensor.flatten().double() for tensor in state.values()])
+
+
+def norm_of(state):
+    return flatten(state).nan_to_num(0.0).norm().item()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_norms_and_changes_are_those_of_torch(statecli, saved_runs, training, layout):
+    """In every layout of a run, in the order of the steps."""
+    result = statecli("log", saved_runs(layout), "-f", "json")
+    assert result.code == 0, result
+    rows = result.json["checkpoints"][:12]
+    assert [row["norm"] for row in rows] == pytest.approx([norm_of(state) for state in training.states], rel=1e-12)
+    pairs = zip(training.states, training.states[1:], strict=False)
+    changes = [norm_of({name: new[name] - old[name] for name in old}) / norm_of(old) for old, new in pairs]
+    assert [row["relative_change"] for row in rows[1:]] == pytest.approx(changes, rel=1e-6)
+
+
+def test_cosines_are_those_of_torch(statecli, saved_runs, training):
+    """Of the tensors that are finite in both checkpoints."""
+    rows = statecli("log", saved_runs("plain"), "-f", "json").json["checkpoints"]
+    for row, old, new in zip(rows[1:9], training.states, training.states[1:], strict=False):
+        cosine = torch.nn.functional.cosine_similarity(flatten(old), flatten(new), dim=0).item()
+        assert row["cosine"] == pytest.approx(cosine, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layout", "source", "steps"),
+    [
+        ("plain", "name", range(1, 13)),
+        ("safetensors", "name", range(1, 13)),
+        ("trainer", "trainer_state.global_step", range(100, 1300, 100)),
+        ("lightning", "global_step", [*range(100, 1300, 100), 1200]),
+        ("dcp", "step", range(100, 1300, 100)),
+    ],
+)
+def test_the_step_comes_from_the_checkpoint_or_else_from_its_name(statecli, saved_runs, layout, source, steps):
+    """And the JSON names the source."""
+    rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
+    assert [row["step"] for row in rows] == [{"number": step, "source": source} for step in steps]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_that_becomes_nan_is_named_once(statecli, saved_runs, layout):
+    """At the first checkpoint with the NaN, not at the later ones."""
+    rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
+    born = [(n, row["became_nan"]) for n, row in enumerate(rows) if row["became_nan"]]
+    assert born == [(9, ["layers.2.0.weight"])]
+    assert [row["nan"] for row in rows[8:12]] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_frozen_layer_has_stopped_since_its_last_change(statecli, saved_runs, layout):
+    """Both modules of layers.1 changed last at step 600, a copy of the last checkpoint stops nothing else."""
+    document = statecli("log", saved_runs(layout), "-f", "json").json
+    stopped = {module["name"]: module["last_moved"] for module in document["modules"] if module["stopped"]}
+    assert stopped == {"layers.1.0": 5, "layers.1.1": 5}
+    assert document["checkpoints"][5]["stopped"] == ["layers.1.0", "layers.1.1"]
+
+
+def test_settings_that_changed_are_in_the_row(statecli, saved_runs):
+    """The halved learning rate; counters that change each time are not shown to people."""
+    result = statecli("log", saved_runs("trainer"), "-f", "json")
+    changed = {row["step"]["number"]: [entry["key"] for entry in row["settings"]] for row in result.json["checkpoints"]}
+    assert "optimizer.param_groups.0.lr" in changed[800]
+    assert not any("optimizer.param_groups.0.lr" in keys for step, keys in changed.items() if step != 800)
+    assert "trainer_state.global_step" in result.json["changing_settings"]
+    shown = statecli("log", saved_runs("trainer"), "-f", "table").out
+    assert "optimizer.param_groups.0.lr: 0.01 → 0.005" in " ".join(shown.split())
+    assert "trainer_state.epoch" not in shown
+
+
+def test_optimizer_state_is_not_part_of_the_norm(statecli, saved_runs):
+    """A note names the sections left out."""
+    document = statecli("log", saved_runs("lightning"), "-f", "json").json
+    assert {tuple(row["other_sections"]) for row in document["checkpoints"]} == {("optimizer_states.0",)}
+    assert "optimizer_states.0" in next(note["message"] for note in document["notes"] if "norm" in note["message"])
+
+
+def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
+    """The others are shown, and the next checkpoint is compared with the last readable one."""
+    folder = run_folder("safetensors")
+    path = folder / "model_4.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    result = statecli("log", folder, "-f", "json")
+    assert result.code == 2
+    rows = result.json["checkpoints"]
+    assert len(rows) == 12
+    assert "model_4.safetensors" in rows[3]["error"]
+    assert rows[3]["norm"] is None
+    assert rows[3]["step"] == {"number": 4, "source": "name"}
+    assert rows[4]["compared_with"] == str(folder / "model_3.safetensors")
+    assert math.isfinite(rows[4]["relative_change"])
+    assert "model_4.safetensors" in result.err
+
+
+def test_fail_on_warning_makes_nan_status_1(statecli, saved_runs):
+    """By default NaN is shown and the status stays 0, because a log is a list."""
+    assert statecli("log", saved_runs("plain")).code == 0
+    assert statecli("log", saved_runs("plain"), "--fail-on", "warning").code == 1
