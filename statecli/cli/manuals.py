@@ -162,6 +162,18 @@ MANUALS: dict[str, Manual] = {
             2: f"A checkpoint or a tensor could not be read, there is no checkpoint, {_WRONG_LINE}",
         },
     ),
+    "bisect": Manual(
+        (
+            Example("statecli bisect checkpoints/ --first nan", "Find the first checkpoint with NaN."),
+            Example("statecli bisect checkpoints/ --first 'changed head.*'", "Find when a layer first changed."),
+            Example("statecli bisect checkpoints/ --first 'cosine<0.9' -f json", "Find when the weights turned away."),
+        ),
+        {
+            0: "The first checkpoint where the condition holds was found.",
+            1: "The condition does not hold at the last checkpoint (as grep without a match).",
+            2: f"Unreadable checkpoints leave the answer open, the glob matches no tensor, {_WRONG_LINE}",
+        },
+    ),
     "merge": Manual(
         (
             Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli.commands.audit.result import Audit
+from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status, Transformation
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
@@ -349,6 +350,27 @@ class LogDocument(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...]
 
 
+class BisectDocument(msgspec.Struct, frozen=True):
+    """`statecli bisect -f json`.
+
+    `first` is the first checkpoint where the condition holds, `last_before` the one before it; `between` are the
+    checkpoints between the two that could not be read. `probes` are in the order of reading.
+    """
+
+    schema: str
+    statecli: str
+    target: str
+    condition: str
+    answer: Answer
+    checkpoints: int
+    first: Probe | None
+    last_before: Probe | None
+    between: tuple[str, ...]
+    probes: tuple[Probe, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...]
+
+
 #: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
@@ -359,6 +381,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "config": ConfigDocument,
     "lock": Lock,
     "log": LogDocument,
+    "bisect": BisectDocument,
 }
 
 
@@ -382,6 +405,24 @@ def build_log_document(log: Log) -> LogDocument:
         log.changing,
         log.findings,
         log.notes,
+    )
+
+
+def build_bisect_document(bisection: Bisection) -> BisectDocument:
+    """Return the document of a search."""
+    return BisectDocument(
+        "statecli.bisect/1",
+        __version__,
+        bisection.target,
+        bisection.condition,
+        bisection.answer,
+        bisection.checkpoints,
+        bisection.first,
+        bisection.last_before,
+        bisection.between,
+        bisection.probes,
+        bisection.findings,
+        bisection.notes,
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from msgspec.structs import replace
 
 from statecli.commands.diff.settings import format_values
+from statecli.commands.log.checkpoints import shorten_paths
 from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.core.finding import Severity
 from statecli.core.units import format_count, format_fqn, format_number, join_names, plural
@@ -148,13 +148,6 @@ def _build_page(log: Log, view: LogView) -> Page:
     if log.modules and len(log.rows) > 1:
         groups.append(_build_module_group(log, view))
     return replace(_build_page_without_rows(log), columns=COLUMNS, groups=tuple(groups))
-
-
-def shorten_paths(paths: Sequence[str]) -> list[str]:
-    """Return the paths without the folders that all of them share."""
-    parts = [path.split("/") for path in paths]
-    shared = 0 if len(parts) < 2 else sum(takewhile(bool, (len(set(step)) == 1 for step in zip(*parts, strict=False))))
-    return ["/".join(path[min(shared, len(path) - 1) :]) for path in parts]
 
 
 def _format_subtitle(log: Log) -> str:

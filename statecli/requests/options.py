@@ -683,6 +683,23 @@ class LogOptions(OutputOptions, frozen=True, kw_only=True):
     ] = False
 
 
+class BisectOptions(OutputOptions, frozen=True, kw_only=True):
+    """Find the first checkpoint of a run where a condition holds. Reads few of the checkpoints."""
+
+    targets: RunTargets
+    first: Annotated[
+        str | None,
+        Option(
+            ("--first",),
+            "Condition: nan, inf, 'changed GLOB' (a tensor differs from the first checkpoint), or 'cosine<0.9' (with "
+            "the first checkpoint). Required.",
+            "CONDITION",
+            suggestions=("nan", "inf", "changed *", "cosine<0.9"),
+        ),
+    ] = None
+    no_cache: NoCache = False
+
+
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
@@ -750,7 +767,10 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print the JSON Schema of a command's JSON output."""
 
     command: Annotated[
-        str, Target("COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config, lock or log.")
+        str,
+        Target(
+            "COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config, lock, log or bisect."
+        ),
     ]
     debug: Debug = False
 
@@ -799,6 +819,7 @@ Options = (
     | AuditOptions
     | LockOptions
     | LogOptions
+    | BisectOptions
     | MergeOptions
     | RulesOptions
     | ConfigOptions
@@ -817,6 +838,7 @@ COMMANDS: dict[str, type[Options]] = {
     "audit": AuditOptions,
     "lock": LockOptions,
     "log": LogOptions,
+    "bisect": BisectOptions,
     "merge": MergeOptions,
     "git setup": GitSetupOptions,
     "git textconv": GitTextconvOptions,

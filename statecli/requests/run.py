@@ -18,6 +18,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.units import plural
 from statecli.requests.options import (
     AuditOptions,
+    BisectOptions,
     ConfigOptions,
     DiffOptions,
     InspectOptions,
@@ -79,6 +80,7 @@ _COMMAND_OF: dict[type, str] = {
     AuditOptions: "audit",
     LockOptions: "lock",
     LogOptions: "log",
+    BisectOptions: "bisect",
 }
 
 

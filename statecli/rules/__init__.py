@@ -6,6 +6,7 @@ The rules of the other commands are defined below this package, so that a comman
 
 from __future__ import annotations
 
+from statecli.commands.bisect import rules as bisect
 from statecli.commands.diff import rules as diff
 from statecli.commands.inspect import rules as inspect
 from statecli.commands.lock import rules as locking
@@ -54,8 +55,8 @@ RULES: tuple[AuditRule, ...] = (
 )
 
 _OTHERS = (
-    *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES, *logging.RULES),
-    *(*audit_run.RULES, *output_rules.RULES),
+    *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES),
+    *(*logging.RULES, *bisect.RULES, *audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
 #: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -64,7 +65,7 @@ def order_run(texts: Sequence[str], on_step: Callable[[], None] = lambda: None) 
         settings.append(steps)
         errors.append(error)
         on_step()
-    chosen = choose_steps([checkpoint.path for checkpoint in listed], settings)
+    chosen = choose_steps(shorten_paths([checkpoint.path for checkpoint in listed]), settings)
     entries = [
         Checkpoint(checkpoint.path, step, error) for checkpoint, step, error in zip(listed, chosen, errors, strict=True)
     ]
@@ -74,15 +75,23 @@ def order_run(texts: Sequence[str], on_step: Callable[[], None] = lambda: None) 
 def order_run_by_names(texts: Sequence[str]) -> Run | None:
     """Return the checkpoints in the order of the numbers in their names, and read none.
 
-    None if a name has no number, or if two names have the same number: then only the settings can decide.
+    None if most names have no number, or if two names have the same number: then only the settings can decide.
     """
     listed = list_checkpoints(texts)
-    numbers = [find_step_in_name(checkpoint.path) for checkpoint in listed]
-    if None in numbers or len(set(numbers)) < len(numbers):
+    numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in listed])]
+    known = [number for number in numbers if number is not None]
+    if len(set(known)) < len(known) or 2 * len(known) < len(numbers):
         return None
     steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
     entries = [msgspec.structs.replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)]
     return _sort(entries, texts)
+
+
+def shorten_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths without the folders that all of them share."""
+    parts = [path.split("/") for path in paths]
+    shared = sum(takewhile(bool, (len(set(step)) == 1 for step in zip(*parts, strict=False))))
+    return ["/".join(path[min(shared, len(path) - 1) :]) for path in parts]
 
 
 def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | None]:

@@ -22,7 +22,6 @@ from statecli.commands.log.measure import (
 )
 from statecli.commands.log.result import CheckpointRow, ModuleRow
 from statecli.core.errors import StateError
-from statecli.core.progress import Progress
 
 #: Settings that a row lists; a changed configuration of thousands of lines is counted.
 MAX_SETTINGS = 100
@@ -73,7 +72,7 @@ class Follower:
         #: Tensors with NaN or an infinity in an earlier checkpoint.
         self._not_finite: set[tuple[str, str]] = set()
 
-    def add(self, checkpoint: Checkpoint, progress: Progress | None = None) -> CheckpointRow:
+    def add(self, checkpoint: Checkpoint) -> CheckpointRow:
         """Measure the checkpoint, compare it with the last readable one, and return its row."""
         try:
             if checkpoint.error is not None:
@@ -81,7 +80,7 @@ class Follower:
                 pairs: Sequence[ComparedPair] = ()
                 measured = None
             else:
-                measured = measure_checkpoint(checkpoint.path, self._cache, progress)
+                measured = measure_checkpoint(checkpoint.path, self._cache)
                 pairs = () if self._last is None else compare_checkpoints(self._last, measured, self._cache)
                 row = self._build_row(checkpoint, measured, pairs)
         except StateError as error:

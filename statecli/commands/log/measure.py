@@ -15,7 +15,7 @@ from statecli.commands.log.checkpoints import read_state
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
-from statecli.core.progress import Progress
+from statecli.core.selection import matches_any
 from statecli.storage import files
 from statecli.storage.file_version import read_versions, refuse_changed
 from statecli.storage.store import FileVersion
@@ -83,37 +83,43 @@ def select_model(state: ModelState) -> ModelState:
     return replace(state, tensors=tensors, sections=tuple(loaded))
 
 
-def measure_checkpoint(path: str, cache: Cache, progress: Progress | None = None) -> Measured:
-    """Read the checkpoint, and the figures of each tensor of its model.
+def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
+    """Read the checkpoint, and the figures of each tensor of its model; of those that match `glob` if that is given.
 
-    Raises StateError if a tensor of the model cannot be read, because then the norm is not known.
+    Without `reads_values` there are no figures. Raises StateError if a tensor of the model cannot be read, because then
+    the norm is not known.
     """
     with files.record_opened_files() as opened:
         whole = read_state(path)
-        model = select_model(whole)
+        model = _select_names(select_model(whole), glob)
         damage = next((tensor.damage for tensor in model.tensors if tensor.damage), None)
         if damage is not None:
             raise UnreadableError(damage)
         versions = {**read_versions(_list_paths(model)), **opened}
         key = cache.make_key([model], versions)
-        figures = cache.load(key, Figures, len(model.tensors))
+        figures = cache.load(key, Figures, len(model.tensors)) if reads_values else [Figures()] * len(model.tensors)
         if figures is None:
-            figures = _read_figures(model, progress)
+            figures = _read_figures(model)
             refuse_changed({path: version for path, version in versions.items() if version is not None})
             cache.store(key, figures)
     return Measured(whole, model, versions, tuple(figures))
+
+
+def _select_names(model: ModelState, glob: str | None) -> ModelState:
+    if glob is None:
+        return model
+    return replace(model, tensors=tuple(tensor for tensor in model.tensors if matches_any((tensor.fqn,), [glob])))
 
 
 def _list_paths(model: ModelState) -> set[str]:
     return {where.path for tensor in model.tensors for where in tensor.ranges if where.path}
 
 
-def _read_figures(model: ModelState, progress: Progress | None) -> list[Figures]:
+def _read_figures(model: ModelState) -> list[Figures]:
     with require_numpy():
         from statecli.values.stats import fill_stats
 
-    advance = progress(sum(tensor.nbytes for tensor in model.tensors)) if progress else None
-    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in fill_stats(model, advance).tensors]
+    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in fill_stats(model).tensors]
 
 
 def _to_figures(tensor: TensorInfo, stats: Stats) -> Figures:

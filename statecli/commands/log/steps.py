@@ -65,28 +65,29 @@ def _find_number(stem: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def choose_steps(paths: Sequence[str], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
+def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
     """Return the step of each checkpoint, from one source for all of them if possible.
 
+    `names`: the paths, below the folder that all of them share, because the number of a run is not a step.
     `settings`: `find_steps` of each checkpoint, None for an unreadable one, whose step is the number in its name. A
     setting serves if all readable checkpoints have it; a counter of epochs, only if no two are equal. Otherwise the
     names serve, if all have a number and no two are equal; else each checkpoint has the first step that is found.
     """
-    names = [find_step_in_name(path) for path in paths]
+    by_name = [find_step_in_name(name) for name in names]
     readable = [steps for steps in settings if steps is not None]
     for key in (*STEP_KEYS, *EPOCH_KEYS):
         numbers = [steps[key] for steps in readable if key in steps]
         is_common = bool(readable) and len(numbers) == len(readable)
         if is_common and (key in STEP_KEYS or len(set(numbers)) == len(numbers)):
             return [
-                _by_name(name) if steps is None else Step(steps[key], key)
-                for steps, name in zip(settings, names, strict=True)
+                _by_name(number) if steps is None else Step(steps[key], key)
+                for steps, number in zip(settings, by_name, strict=True)
             ]
-    if None not in names and len(set(names)) == len(names):
-        return [_by_name(name) for name in names]
+    if None not in by_name and len(set(by_name)) == len(by_name):
+        return [_by_name(number) for number in by_name]
     return [
-        Step(*next((number, key) for key, number in steps.items())) if steps else _by_name(name)
-        for steps, name in zip(settings, names, strict=True)
+        Step(*next((count, key) for key, count in steps.items())) if steps else _by_name(number)
+        for steps, number in zip(settings, by_name, strict=True)
     ]
 
 

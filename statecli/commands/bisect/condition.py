@@ -1,0 +1,67 @@
+"""Conditions of `--first`: `nan`, `inf`, `changed GLOB`, `cosine<0.9`."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import msgspec
+
+from statecli.core.errors import UsageError, option
+
+_COSINE = re.compile(r"cosine\s*<\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
+#: The forms, for a message.
+FORMS = "nan, inf, 'changed GLOB' or 'cosine<0.9'"
+
+
+class Measure(str, Enum):
+    """Figure that a condition needs."""
+
+    NAN = "nan"
+    INF = "inf"
+    CHANGED = "changed"
+    COSINE = "cosine"
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition on a checkpoint, possibly compared with the first.
+
+    Attributes:
+        text: The condition as typed.
+        measure: The figure that is needed.
+        glob: Names of the tensors that count; None for all tensors of the model.
+        limit: Of a cosine, the number above all values for which the condition holds.
+    """
+
+    text: str
+    measure: Measure
+    glob: str | None = None
+    limit: float | None = None
+
+    @property
+    def compares(self) -> bool:
+        """True if the checkpoint is compared with the first."""
+        return self.measure in (Measure.CHANGED, Measure.COSINE)
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition. Raises UsageError for anything else."""
+    words = text.strip()
+    given = option("--first", text, quoted=True)
+    if match := _COSINE.match(words):
+        limit, glob = float(match[1]), words[match.end() :]
+        if glob and not glob[0].isspace():
+            raise UsageError(f"{given}: {glob!r} follows the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'")
+        if not -1 < limit <= 1:
+            raise UsageError(f"{given}: a cosine is between -1 and 1, so the condition never changes its answer")
+        return Condition(text, Measure.COSINE, glob.strip() or None, limit)
+    name, _, glob = words.partition(" ")
+    measure = next((measure for measure in Measure if measure.value == name.lower()), None)
+    if measure is Measure.COSINE or (measure is None and name.lower().startswith("cosine")):
+        raise UsageError(f"{given}: write a number from -1 to 1 after <, such as 'cosine<0.9'")
+    if measure is None:
+        raise UsageError(f"{given}: is not a condition; write {FORMS}")
+    if measure is Measure.CHANGED and not glob.strip():
+        example = option("--first", "changed layers.*", quoted=True)
+        raise UsageError(f"{given}: the glob is missing; write it in the same quotes: {example}")
+    return Condition(text, measure, glob.strip() or None)

@@ -1,0 +1,58 @@
+"""Result of `statecli bisect`: the first checkpoint where the condition holds, and each checkpoint that was read."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.commands.log.result import Step
+from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
+
+
+class Answer(str, Enum):
+    """`found`: the first checkpoint is known; `never`: not at the last one; `inconclusive`: unreadable in between."""
+
+    FOUND = "found"
+    NEVER = "never"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A checkpoint that was read.
+
+    Attributes:
+        holds: Whether the condition holds; None if that could not be decided: then `error` says why.
+        evidence: What was seen: names of tensors, a cosine.
+    """
+
+    path: str
+    step: Step | None
+    holds: bool | None
+    evidence: str = ""
+    error: str | None = None
+
+
+class Bisection(msgspec.Struct, frozen=True):
+    """Result of `statecli bisect`.
+
+    Attributes:
+        condition: The condition as typed.
+        checkpoints: Number of checkpoints of the run.
+        first: The first checkpoint where the condition holds, as far as known.
+        last_before: The last checkpoint before it where the condition does not hold, as far as known.
+        between: Paths between the two that could not be read.
+        probes: The checkpoints that were read, in the order of reading.
+    """
+
+    target: str
+    condition: str
+    answer: Answer
+    checkpoints: int
+    probes: tuple[Probe, ...]
+    first: Probe | None = None
+    last_before: Probe | None = None
+    between: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Oddity, ...] = ()

@@ -1,0 +1,219 @@
+"""Run `statecli bisect`: a binary search over the checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.bisect import rules
+from statecli.commands.bisect.condition import Condition, Measure
+from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.commands.log.cache import Cache
+from statecli.commands.log.checkpoints import Checkpoint, Run, order_run, order_run_by_names
+from statecli.commands.log.measure import Measured, compare_checkpoints, compute_distance, measure_checkpoint
+from statecli.commands.log.steps import STEP_KEYS, find_steps
+from statecli.core import quoting
+from statecli.core.errors import NothingMatched, StateError, UnreadableError, UsageError
+from statecli.core.model_state import Oddity
+from statecli.core.units import join_names
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The options of `bisect`: folders of runs, globs and checkpoints, and the condition."""
+
+    targets: tuple[str, ...]
+    condition: Condition
+    cache: bool = True
+
+
+class _WrongOrder(Exception):
+    """The steps in the settings contradict the order of the names."""
+
+
+def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) -> Bisection:
+    """Return the first checkpoint where the condition holds.
+
+    The names order the checkpoints, if their numbers differ; then only the checkpoints of the search are read. If a
+    setting of a read checkpoint contradicts this order, the settings of all checkpoints decide.
+
+    Raises UnreadableError if there is no checkpoint, NothingMatched if the glob matches no tensor.
+    """
+    prober = _Prober(request, on_probe)
+    run = order_run_by_names(request.targets)
+    try:
+        if run is not None:
+            return _search(request, run, prober)
+    except _WrongOrder:
+        prober.check_order = False
+    run = order_run(request.targets)
+    prober.check_order = False
+    note = Oddity(
+        "all-settings-read", f"the settings of all {len(run.checkpoints)} checkpoints were read for the order"
+    )
+    return _search(request, replace(run, notes=(*run.notes, note)), prober)
+
+
+class _Prober:
+    """Decide the condition for checkpoints; each is read once."""
+
+    def __init__(self, request: Request, on_probe: Callable[[], None]) -> None:
+        self._condition, self._on_probe = request.condition, on_probe
+        self._cache = Cache(enabled=request.cache)
+        self._reference: Measured | None = None
+        self.probes: dict[str, Probe] = {}
+        #: Whether the order is that of the names, so that a setting may contradict it.
+        self.check_order = True
+        self._steps: dict[int, dict[str, int]] = {}
+
+    def decide(self, number: int, checkpoint: Checkpoint) -> Probe:
+        """Return the probe of the checkpoint at this place of the order."""
+        probe = self.probes.get(checkpoint.path)
+        if probe is None:
+            probe = self.probes[checkpoint.path] = self._read(number, checkpoint)
+            self._on_probe()
+            if self.check_order:
+                self._refuse_other_order()
+        return probe
+
+    def _read(self, number: int, checkpoint: Checkpoint) -> Probe:
+        if checkpoint.error is not None:
+            return Probe(checkpoint.path, checkpoint.step, None, error=checkpoint.error)
+        try:
+            condition = self._condition
+            measured = measure_checkpoint(
+                checkpoint.path,
+                self._cache,
+                glob=condition.glob,
+                reads_values=condition.measure is not Measure.CHANGED,
+            )
+            self._steps[number] = find_steps(measured.whole)
+            holds, evidence = self._decide(measured)
+        except UsageError:
+            raise
+        except StateError as error:
+            return Probe(checkpoint.path, checkpoint.step, None, error=str(error))
+        return Probe(checkpoint.path, checkpoint.step, holds, evidence)
+
+    def _refuse_other_order(self) -> None:
+        for key in STEP_KEYS:
+            steps = [self._steps[number][key] for number in sorted(self._steps) if key in self._steps[number]]
+            if steps != sorted(steps):
+                raise _WrongOrder
+
+    def _decide(self, measured: Measured) -> tuple[bool, str]:
+        """Return whether the condition holds, and what was seen."""
+        is_reference = self._condition.compares and self._reference is None
+        sides = [measured.model] if self._reference is None else [self._reference.model, measured.model]
+        if not is_reference and not any(side.tensors for side in sides):
+            glob = quoting.quote(self._condition.glob or "*")
+            raise NothingMatched(f"{measured.model.target}: no tensor of the model matches {glob}")
+        if not self._condition.compares:
+            return self._count(measured)
+        if self._reference is None:
+            self._reference = measured
+            return False, "the others are compared with this one"
+        if self._condition.measure is Measure.CHANGED:
+            return self._find_changed(self._reference, measured)
+        return self._compute_cosine(self._reference, measured)
+
+    def _count(self, measured: Measured) -> tuple[bool, str]:
+        is_nan = self._condition.measure is Measure.NAN
+        names = [
+            tensor.fqn
+            for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)
+            if (figures.nan if is_nan else figures.inf)
+        ]
+        word = "NaN" if is_nan else "infinities"
+        return bool(names), f"{word} in {join_names(list(map(quoting.name, names)), 3)}" if names else f"no {word}"
+
+    def _find_changed(self, first: Measured, now: Measured) -> tuple[bool, str]:
+        pairs = compare_checkpoints(first, now, self._cache)
+        changed, unknown = [], []
+        for pair in pairs:
+            old, new = pair.match.before, pair.match.after
+            if old is None or new is None or old.dtype != new.dtype or pair.change.differs:
+                changed.append(pair.match.shown.fqn)
+            elif pair.change.differs is None:
+                unknown.append(pair.change.reason or pair.match.shown.fqn)
+        if not changed and unknown:
+            raise UnreadableError(f"{now.model.target}: {unknown[0]}")
+        count = f"{len(changed)} of {len(pairs)} tensors changed"
+        return bool(changed), f"{count}: {join_names(list(map(quoting.name, changed)), 3)}" if changed else count
+
+    def _compute_cosine(self, first: Measured, now: Measured) -> tuple[bool, str]:
+        cosine = compute_distance(first, now, compare_checkpoints(first, now, self._cache)).cosine
+        if cosine is None:
+            raise UnreadableError(f"{now.model.target}: has no cosine with {first.model.target}: no finite parameters")
+        limit = self._condition.limit
+        return limit is not None and cosine < limit, f"cosine {cosine:.6g}"
+
+
+def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
+    checkpoints = run.checkpoints
+    low, high = _find_ends(checkpoints, prober)
+    notes = list(run.notes)
+    if low is None or high is None:
+        return _build(request, run, prober, Answer.INCONCLUSIVE, notes)
+    first, last = prober.decide(low, checkpoints[low]), prober.decide(high, checkpoints[high])
+    if first.holds:
+        notes.append(Oddity("holds-at-first", "the condition holds already at the first checkpoint of the run"))
+        answer = Answer.FOUND if low == 0 else Answer.INCONCLUSIVE
+        return _build(request, run, prober, answer, notes, first=first, between=checkpoints[:low])
+    if not last.holds:
+        answer = Answer.NEVER if high == len(checkpoints) - 1 else Answer.INCONCLUSIVE
+        return _build(request, run, prober, answer, notes, last_before=last, between=checkpoints[high + 1 :])
+    notes.append(Oddity("assumed-monotone", "assumed: once the condition is true, it stays true"))
+    while high - low > 1:
+        middle = _find_readable(low, high, checkpoints, prober)
+        if middle is None:
+            break
+        if prober.decide(middle, checkpoints[middle]).holds:
+            high = middle
+        else:
+            low = middle
+    answer = Answer.FOUND if high - low == 1 else Answer.INCONCLUSIVE
+    sides = prober.probes[checkpoints[high].path], prober.probes[checkpoints[low].path]
+    between = checkpoints[low + 1 : high]
+    return _build(request, run, prober, answer, notes, first=sides[0], last_before=sides[1], between=between)
+
+
+def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int | None, int | None]:
+    """Return the numbers of the first and the last readable checkpoint."""
+    numbers = range(len(checkpoints))
+    low = next((n for n in numbers if prober.decide(n, checkpoints[n]).holds is not None), None)
+    if low is None:
+        return None, None
+    high = next((n for n in reversed(numbers) if prober.decide(n, checkpoints[n]).holds is not None), None)
+    return low, high
+
+
+def _find_readable(low: int, high: int, checkpoints: Sequence[Checkpoint], prober: _Prober) -> int | None:
+    """Return the readable checkpoint nearest to the middle between the two; None if there is none."""
+    middle = (low + high) // 2
+    for number in sorted(range(low + 1, high), key=lambda number: abs(number - middle)):
+        if prober.decide(number, checkpoints[number]).holds is not None:
+            return number
+    return None
+
+
+def _build(
+    request: Request,
+    run: Run,
+    prober: _Prober,
+    answer: Answer,
+    notes: Sequence[Oddity],
+    *,
+    first: Probe | None = None,
+    last_before: Probe | None = None,
+    between: Sequence[Checkpoint] = (),
+) -> Bisection:
+    target, text = ", ".join(request.targets), request.condition.text
+    message = f"{quoting.quote(text)} does not hold at the last checkpoint"
+    findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
+    places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
+    probes = tuple(replace(probe, step=places.get(probe.path, probe.step)) for probe in prober.probes.values())
+    paths = tuple(checkpoint.path for checkpoint in between)
+    count = len(run.checkpoints)
+    return Bisection(target, text, answer, count, probes, first, last_before, paths, findings, tuple(notes))

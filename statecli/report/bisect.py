@@ -1,0 +1,115 @@
+"""The report of `statecli bisect`: the first checkpoint, and a line for each checkpoint that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.commands.log.checkpoints import shorten_paths
+from statecli.core import quoting
+from statecli.core.units import plural
+from statecli.report import (
+    Case,
+    Cell,
+    Column,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Rows,
+    Table,
+    Trouble,
+    View,
+    documents,
+    fold,
+    rule_texts,
+)
+
+COLUMNS = (Column("checkpoint"), Column("step", right=True), Column("holds"))
+TABLE_COLUMNS = (*COLUMNS, Column("evidence"))
+_MOODS = {True: "bad", False: "", None: "warn"}
+_WORDS = {True: "yes", False: "no", None: "?"}
+
+
+def build_bisect_report(bisection: Bisection, view: View) -> Report:
+    """Return the report of `bisection`."""
+    return Report(
+        title=f"{bisection.target}: first {bisection.condition}",
+        document=lambda: documents.build_bisect_document(bisection),
+        table=lambda: Table(TABLE_COLUMNS, Rows(_build_cells, bisection.probes), has_findings=False),
+        page=lambda: _build_page(bisection),
+        findings=bisection.findings,
+        notes=fold.limit_notes(bisection.notes, view.verbose),
+        rules_in_rows=frozenset(finding.rule for finding in bisection.findings),
+        rules=lambda: rule_texts.list_rule_texts(bisection.findings),
+        cases=lambda: (_build_case(bisection),),
+        troubles=tuple(Trouble(bisection.target, line) for line in describe_inconclusive(bisection)),
+        show_all=view.unfold,
+    )
+
+
+def describe_inconclusive(bisection: Bisection) -> list[str]:
+    """Return why the first checkpoint is not known, a line for each cause; [] if it is known."""
+    if bisection.answer is not Answer.INCONCLUSIVE:
+        return []
+    errors = [probe.error for probe in bisection.probes if probe.error is not None]
+    return [f"{bisection.target}: {_format_verdict(bisection)}", *errors]
+
+
+def _build_cells(probe: Probe) -> tuple[Cell, ...]:
+    return (probe.path, probe.step.number if probe.step else None, _WORDS[probe.holds], probe.error or probe.evidence)
+
+
+def _build_page(bisection: Bisection) -> Page:
+    probes = sorted(bisection.probes, key=lambda probe: (probe.step is None, probe.step.number if probe.step else 0))
+    names = shorten_paths([probe.path for probe in probes])
+    lines = tuple(_build_line(probe, name) for probe, name in zip(probes, names, strict=True))
+    verdict = _format_verdict(bisection)
+    read = f"{len(probes):,} of {plural(bisection.checkpoints, 'checkpoint')} read"
+    return Page(
+        subtitle="",
+        columns=COLUMNS,
+        groups=(Group("checkpoints", read, lines),),
+        totals=(verdict,),
+        verdict=verdict,
+    )
+
+
+def _build_line(probe: Probe, name: str) -> Line:
+    step = f"{probe.step.number:,}" if probe.step else "-"
+    error = (probe.error or "").removeprefix(f"{probe.path}: ")
+    return Line((name, step, _WORDS[probe.holds]), error or probe.evidence, _MOODS[probe.holds])
+
+
+def _format_verdict(bisection: Bisection) -> str:
+    condition, first, before = quoting.quote(bisection.condition), bisection.first, bisection.last_before
+    if bisection.answer is Answer.NEVER:
+        return f"{condition} does not hold at the last checkpoint"
+    if bisection.answer is Answer.FOUND and first is not None:
+        return f"first {bisection.condition}: {_describe(first)}: {first.evidence}"
+    unread = f"{plural(len(bisection.between), 'checkpoint')} between them could not be read"
+    if first is not None and before is not None:
+        return f"{condition} holds at {_describe(first)}, not at {_describe(before)}; {unread}"
+    if first is not None:
+        return f"{condition} holds at {_describe(first)}; checkpoints before it could not be read"
+    if before is not None:
+        return f"{condition} does not hold at {_describe(before)}; checkpoints after it could not be read"
+    return "no checkpoint could be read"
+
+
+def _describe(probe: Probe) -> str:
+    return f"{probe.path} (step {probe.step.number:,})" if probe.step else probe.path
+
+
+def _build_case(bisection: Bisection) -> Case:
+    outcomes = {Answer.FOUND: Outcome.PASSED, Answer.NEVER: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
+    message = _format_verdict(bisection)
+    return Case(
+        bisection.target, f"first {bisection.condition}", outcomes[bisection.answer], message, tuple(_list(bisection))
+    )
+
+
+def _list(bisection: Bisection) -> Iterator[str]:
+    for probe in bisection.probes:
+        yield f"{probe.path}: {_WORDS[probe.holds]}: {probe.error or probe.evidence}"

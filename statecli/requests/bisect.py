@@ -1,0 +1,42 @@
+"""Run `statecli bisect`: options in, outcome out."""
+
+from __future__ import annotations
+
+from statecli.commands.bisect.condition import FORMS, parse_condition
+from statecli.commands.bisect.result import Answer
+from statecli.commands.bisect.run import Request, bisect_run
+from statecli.core.errors import UsageError, option
+from statecli.report import View
+from statecli.report.bisect import build_bisect_report, describe_inconclusive
+from statecli.requests.options import BisectOptions
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+
+
+def check(options: BisectOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for a missing or invalid condition, before anything is read."""
+    if not options.first:
+        raise UsageError(f"{option('--first')} is missing; write {option('--first')} and {FORMS}")
+    parse_condition(options.first)
+
+
+def reads_values(options: BisectOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return True: conditions are about values."""
+    return True
+
+
+#: Never shown, because `reads_values` is always true.
+VALUES_ARE_READ = ""
+
+
+def prepare(options: BisectOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before anything is read."""
+    return Request(options.targets, parse_condition(options.first or ""), cache=not options.no_cache)
+
+
+def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Search the run. An inconclusive search is a failure."""
+    bisection = bisect_run(request)
+    caller.check_files([probe.path for probe in bisection.probes])
+    view = View(unfold=options.all, verbose=options.verbose)
+    failures = describe_inconclusive(bisection) if bisection.answer is Answer.INCONCLUSIVE else ()
+    return Outcome(bisection, build_bisect_report(bisection, view), failures=failures)

@@ -1,0 +1,151 @@
+"""`statecli bisect`: the first checkpoint where a condition holds, with few reads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The checkpoints that are opened, in order."""
+    from statecli.targets import load
+
+    paths: list[str] = []
+    read = load.read_checkpoint
+
+    def count(text):
+        paths.append(text)
+        return read(text)
+
+    monkeypatch.setattr(load, "read_checkpoint", count)
+    return paths
+
+
+@pytest.mark.parametrize("layout", ["plain", "safetensors", "trainer", "lightning", "dcp"])
+def test_the_first_nan_is_found(statecli, saved_runs, layout):
+    """Step 1000, the tenth of twelve checkpoints, in every layout."""
+    result = statecli("bisect", saved_runs(layout), "--first", "nan", "-f", "json")
+    assert result.code == 0, result
+    document = result.json
+    assert document["answer"] == "found"
+    assert document["first"]["step"]["number"] in (10, 1000)
+    assert document["last_before"]["step"]["number"] in (9, 900)
+    assert "layers.2.0.weight" in document["first"]["evidence"]
+
+
+@pytest.mark.parametrize("first", range(1, 41))
+def test_reads_are_logarithmic(statecli, tmp_path, reads, first):
+    """Of 40 checkpoints at most the two ends and log2(40) others are opened, each once; the answer is exact."""
+    for number in range(1, 41):
+        value = float("nan") if number >= first else 1.0
+        torch.save({"weight": torch.full((2, 2), value)}, tmp_path / f"ckpt-{number}.pt")
+    document = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    assert document["first"]["path"].endswith(f"ckpt-{first}.pt")
+    assert len(reads) == len(set(reads)) <= 2 + math.ceil(math.log2(40))
+    assert len(document["probes"]) == len(reads)
+
+
+def test_never_is_status_1_and_reads_both_ends(statecli, saved_runs, reads):
+    """As grep without a match."""
+    result = statecli("bisect", saved_runs("plain"), "--first", "inf", "-f", "json")
+    assert (result.code, result.json["answer"], len(reads)) == (1, "never", 2)
+
+
+def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
+    """The head of a run in which only the body is trained at first."""
+    for number in range(1, 9):
+        head = torch.zeros(2) if number < 6 else torch.ones(2)
+        torch.save({"body": torch.full((3,), float(number)), "head": head}, tmp_path / f"step_{number}.pt")
+    document = statecli("bisect", tmp_path, "--first", "changed head", "-f", "json").json
+    assert document["first"]["step"]["number"] == 6
+    assert statecli("bisect", tmp_path, "--first", "changed body", "-f", "json").json["first"]["step"]["number"] == 2
+
+
+def test_cosine_is_that_of_torch(statecli, saved_runs, training):
+    """The first step whose cosine with the first checkpoint is below the limit."""
+
+    def cosine(state):
+        first, now = (
+            torch.cat([tensor.flatten().double() for name, tensor in each.items() if tensor.isfinite().all()])
+            for each in (training.states[0], state)
+        )
+        return torch.nn.functional.cosine_similarity(first, now, dim=0).item()
+
+    cosines = [cosine(state) for state in training.states[:9]]
+    limit = (cosines[3] + cosines[4]) / 2
+    expected = next(n for n, value in enumerate(cosines) if value < limit)
+    result = statecli("bisect", saved_runs("plain"), "--first", f"cosine<{limit}", "-f", "json")
+    assert result.json["first"]["step"]["number"] == expected + 1
+
+
+def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
+    """That is said, and one checkpoint is the answer."""
+    for number in range(3):
+        torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
+    result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
+    assert result.code == 0
+    assert result.json["first"]["path"].endswith("0.pt")
+    assert any("already at the first" in note["message"] for note in result.json["notes"])
+
+
+def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder):
+    """The middle of the search is damaged; its neighbour serves."""
+    folder = run_folder("plain")
+    (folder / "ckpt-0006.pt").write_bytes(b"PK")
+    result = statecli("bisect", folder, "--first", "nan", "-f", "json")
+    assert (result.code, result.json["first"]["step"]["number"]) == (0, 10)
+
+
+def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder):
+    """Whether NaN began at 9 or at 10 cannot be told."""
+    folder = run_folder("plain")
+    (folder / "ckpt-0009.pt").write_bytes(b"PK")
+    result = statecli("bisect", folder, "--first", "nan", "-f", "json")
+    assert (result.code, result.json["answer"]) == (2, "inconclusive")
+    assert result.json["between"] == [str(folder / "ckpt-0009.pt")]
+    assert "holds at" in result.err
+    assert "ckpt-0009.pt" in result.err
+
+
+def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp_path):
+    """Names of which the numbers run backwards; the order is that of the steps."""
+    for number in range(1, 9):
+        value = float("nan") if number >= 5 else 1.0
+        checkpoint = {"model": {"w": torch.tensor([value])}, "global_step": number}
+        torch.save(checkpoint, tmp_path / f"run-{9 - number}.pt")
+    document = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    assert document["first"]["step"] == {"number": 5, "source": "global_step"}
+    assert document["first"]["path"].endswith("run-4.pt")
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("changed", "glob is missing"),
+        ("changed ", "glob is missing"),
+        ("cosine<2", "between -1 and 1"),
+        ("cosine", "write a number"),
+        ("cosine<0.9x", "follows the number"),
+        ("loss>3", "is not a condition"),
+        ("", "empty"),
+        ("changed zz*", "no tensor of the model matches 'zz*'"),
+        ("nan zz*", "no tensor of the model matches 'zz*'"),
+    ],
+)
+def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
+    """Status 2, and what to write instead."""
+    result = statecli("bisect", saved_runs("plain"), "--first", condition)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_first_is_required(statecli, saved_runs):
+    """The line names the conditions."""
+    result = statecli("bisect", saved_runs("plain"))
+    assert result.code == 2
+    assert "--first is missing; write --first and nan, inf" in result.err
