@@ -25,6 +25,7 @@ from statecli.requests.options import (
     GitSetupOptions,
     GitTextconvOptions,
     Options,
+    WatchOptions,
 )
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_not_empty
@@ -68,6 +69,8 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _convert_for_git(options)
     if isinstance(options, GitDifftoolOptions):
         return _show_in_difftool(options)
+    if isinstance(options, WatchOptions):
+        return _watch_run(options)
     if isinstance(options, CompletionOptions):
         return _print_completion_script(options)
     _limit_time(getattr(options, "timeout", None))
@@ -166,6 +169,19 @@ def _print_completion_script(options: CompletionOptions) -> int:
 
     console.open_stdout().text(completion.read_script(options.shell))
     return 0
+
+
+def _watch_run(options: WatchOptions) -> int:
+    from statecli.requests import watch
+
+    check_not_empty(options)
+    console.reserve_stdout()
+
+    def write(line: str) -> None:
+        console.open_stdout().text(f"{line}\n")
+        console.flush_stdout()  # also in a pipe, because the next line may come in an hour
+
+    return watch.run(options, write)
 
 
 def _set_up_git(options: GitSetupOptions) -> int:

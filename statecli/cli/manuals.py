@@ -174,6 +174,18 @@ MANUALS: dict[str, Manual] = {
             2: f"Unreadable checkpoints leave the answer open, the glob matches no tensor, {_WRONG_LINE}",
         },
     ),
+    "watch": Manual(
+        (
+            Example("statecli watch checkpoints/ --count 1", "Wait for one checkpoint."),
+            Example("statecli watch checkpoints/ --history --count 1", "Show the checkpoints so far, then new ones."),
+            Example("statecli watch checkpoints/ --count 1 -f jsonl", "Write a JSON object for each checkpoint."),
+        ),
+        {
+            0: "--count lines were written.",
+            1: "A tensor has NaN or an infinity for the first time, with --fail-on-nan.",
+            2: f"--count lines were written, and one of them is an error; {_WRONG_LINE.removeprefix('or ')}",
+        },
+    ),
     "merge": Manual(
         (
             Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),

@@ -230,7 +230,9 @@ def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> 
     for names, word in ((row.added, "added"), (row.removed, "removed")):
         if names:
             yield f"{plural(len(names), 'tensor')} {word} ({_fold_names(names)})"
-    if row.not_compared:
+    if len(row.not_compared) == 1:
+        yield f"not compared: {row.not_compared[0]}"
+    elif row.not_compared:
         yield f"{plural(len(row.not_compared), 'tensor')} not compared"
     settings = [change for change in row.settings if change.key not in counters]
     for change in settings[:MAX_REMARK_SETTINGS]:

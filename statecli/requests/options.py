@@ -700,6 +700,39 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
     no_cache: NoCache = False
 
 
+class WatchFormat(str, enum.Enum):
+    """Formats of the lines of watch."""
+
+    PLAIN = "plain"
+    JSONL = "jsonl"
+
+
+class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Print a line for each checkpoint of a run when it is finished. Runs until Ctrl-C."""
+
+    targets: RunTargets
+    interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS", Group.TASK)] = (
+        5.0
+    )
+    count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", Group.TASK)] = None
+    history: Annotated[
+        bool, Option(("--history",), "Begin with the first checkpoint of the run, not with the last.", group=Group.TASK)
+    ] = False
+    fail_on_nan: Annotated[
+        bool,
+        Option(
+            ("--fail-on-nan",),
+            "Exit with status 1 when a tensor has NaN or an infinity for the first time.",
+            group=Group.TASK,
+        ),
+    ] = False
+    no_cache: NoCache = False
+    output_format: Annotated[
+        WatchFormat, Option(("--output-format", "-f"), "Write each line in this format.", "FORMAT", Group.OUTPUT)
+    ] = WatchFormat.PLAIN
+    debug: Debug = False
+
+
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
@@ -820,6 +853,7 @@ Options = (
     | LockOptions
     | LogOptions
     | BisectOptions
+    | WatchOptions
     | MergeOptions
     | RulesOptions
     | ConfigOptions
@@ -839,6 +873,7 @@ COMMANDS: dict[str, type[Options]] = {
     "lock": LockOptions,
     "log": LogOptions,
     "bisect": BisectOptions,
+    "watch": WatchOptions,
     "merge": MergeOptions,
     "git setup": GitSetupOptions,
     "git textconv": GitTextconvOptions,

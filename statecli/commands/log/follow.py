@@ -22,6 +22,7 @@ from statecli.commands.log.measure import (
 )
 from statecli.commands.log.result import CheckpointRow, ModuleRow
 from statecli.core.errors import StateError
+from statecli.storage import files
 
 #: Settings that a row lists; a changed configuration of thousands of lines is counted.
 MAX_SETTINGS = 100
@@ -62,8 +63,9 @@ class _Module(msgspec.Struct):
 class Follower:
     """Measure the checkpoints of a run in their order."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache, *, keeps_modules: bool = True) -> None:
+        """With `keeps_modules` False there are no sums of modules, so that the memory does not grow."""
+        self._cache, self._keeps_modules = cache, keeps_modules
         self._last: Measured | None = None
         self._last_row: CheckpointRow | None = None
         self._count = 0
@@ -81,17 +83,29 @@ class Follower:
                 measured = None
             else:
                 measured = measure_checkpoint(checkpoint.path, self._cache)
-                pairs = () if self._last is None else compare_checkpoints(self._last, measured, self._cache)
+                deleted = self._find_deleted()
+                if self._last is None or deleted:
+                    self._last, pairs = None, ()
+                else:
+                    pairs = compare_checkpoints(self._last, measured, self._cache)
                 row = self._build_row(checkpoint, measured, pairs)
+                row = replace(row, not_compared=(*row.not_compared, *deleted))
         except StateError as error:
             measured, pairs = None, ()
             row = CheckpointRow(checkpoint.path, checkpoint.step, error=str(error))
         is_repeated = self._last_row is not None and row.is_copy and row.step == self._last_row.step
-        self._add_modules(measured, pairs, is_repeated=is_repeated)
+        if self._keeps_modules:
+            self._add_modules(measured, pairs, is_repeated=is_repeated)
         if measured is not None:
             self._last, self._last_row = measured, row
         self._count += 1
         return row
+
+    def _find_deleted(self) -> tuple[str, ...]:
+        """Return a line if the checkpoint before does not exist any more; () if it does, or if there is none."""
+        if self._last is None or all(files.exists(path) for path in self._last.versions):
+            return ()
+        return (f"{self._last.whole.target}: was deleted before the next checkpoint was finished",)
 
     def _build_row(self, checkpoint: Checkpoint, now: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
         counted = [(now.model.tensors[n], now.figures[n]) for n in list_counted(now.model)]

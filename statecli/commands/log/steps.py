@@ -12,7 +12,7 @@ from statecli.storage import files
 #: Settings with a step, the most specific first: transformers' Trainer, Lightning, DeepSpeed, training loops, Megatron.
 STEP_KEYS = ("trainer_state.global_step", "global_step", "global_steps", "step", "iteration", "iter", "steps")
 #: Settings that count epochs. Several checkpoints may have the same epoch.
-EPOCH_KEYS = ("epoch",)
+EPOCH_KEYS = ("epoch", "trainer_state.epoch")
 #: Largest number of digits of a step.
 MAX_DIGITS = 18
 

@@ -1,0 +1,59 @@
+"""Run `statecli watch`: options in, lines out, one for each checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from statecli.commands.log.result import CheckpointRow
+from statecli.commands.log.steps import EPOCH_KEYS, STEP_KEYS
+from statecli.commands.watch.run import Request, watch_run
+from statecli.core.errors import UsageError, option
+from statecli.core.escaping import escape_line
+from statecli.core.exit_code import decide_exit_code
+from statecli.core.units import format_number
+from statecli.report.log import NORM_DIGITS, describe_row, format_relative
+from statecli.requests.options import WatchFormat, WatchOptions
+
+_HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
+
+
+def check(options: WatchOptions) -> None:
+    """Raise UsageError for invalid options."""
+    if not (math.isfinite(options.interval) and options.interval > 0):
+        raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
+    if options.count is not None and options.count < 1:
+        raise UsageError(f"{option('--count', options.count)}: must be 1 or more")
+
+
+def run(options: WatchOptions, write: Callable[[str], None]) -> int:
+    """Write a line for each checkpoint; return the exit status when the command ends by itself."""
+    check(options)
+    is_json = options.output_format is WatchFormat.JSONL
+    request = Request(
+        options.targets, options.interval, options.count, history=options.history, cache=not options.no_cache
+    )
+    if not is_json:
+        write(_HEADER)
+    has_errors = False
+    counters = frozenset((*STEP_KEYS, *EPOCH_KEYS))
+    changed_before: frozenset[str] = frozenset()
+    for row in watch_run(request):
+        write(msgspec.json.encode(row).decode() if is_json else format_line(row, counters | changed_before))
+        changed_before = frozenset(change.key for change in row.settings if change.detail is None)
+        has_errors = has_errors or row.error is not None
+        if options.fail_on_nan and row.became_nan:
+            return decide_exit_code(has_findings=True, has_failures=False, findings_first=True)
+    return decide_exit_code(has_findings=False, has_failures=has_errors, findings_first=False)
+
+
+def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:
+    """Return the line of a checkpoint: step, norm, change, path, remarks. `counters`: settings not to show."""
+    step = f"{row.step.number:,}" if row.step else "-"
+    if row.error is not None:
+        return escape_line(f"{step:>10}  {'-':>10}  {'-':>11}  {row.path}: not read: {row.error}")
+    change = format_relative(row.relative_change) if row.compared_with is not None else ""
+    cells = f"{step:>10}  {format_number(row.norm, NORM_DIGITS):>10}  {change:>11}  {row.path}"
+    return escape_line("; ".join([cells, *describe_row(row, counters)]))

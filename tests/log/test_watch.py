@@ -1,0 +1,208 @@
+"""`statecli watch`: a line for each checkpoint when it is finished."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def to_bytes(value: float) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.full((64, 64), float(value))}, buffer)
+    return buffer.getvalue()
+
+
+class Script:
+    """A clock that goes on by each sleep, and does something before each look."""
+
+    def __init__(self, *actions):
+        self.actions, self.now = list(actions), 0.0
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.actions, "the run is over, and watch still waits"
+        self.actions.pop(0)()
+
+    def clock(self):
+        return self.now
+
+
+def nothing():
+    """Between two looks nothing happens."""
+
+
+def watch(folder, *actions, **options):
+    """The rows that watch yields while the actions are done, one after each look."""
+    from statecli.commands.watch.run import Request, watch_run
+
+    script = Script(*actions)
+    rows = []
+    try:
+        for row in watch_run(Request((str(folder),), **options), sleep=script.sleep, clock=script.clock):
+            rows.append(row)
+    except AssertionError as error:
+        assert "watch still waits" in str(error)  # noqa: PT017 - the end of the script
+    return rows
+
+
+def test_a_file_that_grows_is_not_finished(tmp_path):
+    """Written in four pieces: one row, after the last piece and two equal looks."""
+    data = to_bytes(1.0)
+    path = tmp_path / "ckpt-1.pt"
+    states = []
+
+    def grow(count):
+        def write():
+            path.write_bytes(data[:count])
+            states.append(count)
+
+        return write
+
+    pieces = [grow(len(data) * part // 4) for part in range(1, 5)]
+    rows = watch(tmp_path, *pieces, nothing, nothing)
+    assert [(os.path.basename(row.path), row.error) for row in rows] == [("ckpt-1.pt", None)]
+    assert not watch(tmp_path, count=1)  # one look alone is not enough
+
+
+def test_a_writer_that_pauses_is_waited_for(tmp_path):
+    """A half of a file that stays the same for a while is not a checkpoint yet."""
+    data, path = to_bytes(1.0), tmp_path / "ckpt-1.pt"
+    half = lambda: path.write_bytes(data[: len(data) // 2])  # noqa: E731
+    rows = watch(tmp_path, half, nothing, nothing, nothing, lambda: path.write_bytes(data), nothing, nothing)
+    assert [row.error for row in rows] == [None]
+
+
+def test_a_file_that_stays_damaged_is_reported_once(tmp_path):
+    """After a minute, with its error."""
+    (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0)[:500])
+    rows = watch(tmp_path, *[nothing] * 40, history=True)
+    assert len(rows) == 1
+    assert "ckpt-1.pt" in rows[0].error
+
+
+def test_a_folder_is_finished_with_its_last_shard(tmp_path):
+    """An index and two shards: without the second there is no row."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "checkpoint-10"
+    folder.mkdir()
+    index = {"metadata": {}, "weight_map": {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}}
+
+    def save_shard(number):
+        return lambda: save_file({f"w{number}": torch.ones(8)}, folder / f"model-0000{number}-of-00002.safetensors")
+
+    def save_index():
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert not watch(tmp_path, save_index, nothing, save_shard(1), nothing, nothing)
+    rows = watch(tmp_path, save_shard(2), nothing, nothing)
+    assert [(row.step.number, row.tensors) for row in rows] == [(10, 2)]
+
+
+def test_rows_have_the_change_since_the_row_before(tmp_path):
+    """Watching begins with the last of the checkpoints that are there."""
+    for number in (1, 2, 10):
+        (tmp_path / f"ckpt-{number}.pt").write_bytes(to_bytes(number))
+    rows = watch(tmp_path, nothing, lambda: (tmp_path / "ckpt-11.pt").write_bytes(to_bytes(11)), nothing, nothing)
+    assert [row.step.number for row in rows] == [10, 11]
+    assert rows[1].relative_change == pytest.approx(0.1)
+    assert [row.step.number for row in watch(tmp_path, nothing, nothing, history=True)] == [1, 2, 10, 11]
+
+
+def test_a_checkpoint_that_is_written_again_has_a_new_row(tmp_path):
+    """last.ckpt, which trainers overwrite."""
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(to_bytes(1.0))
+    rows = watch(tmp_path, nothing, lambda: path.write_bytes(to_bytes(2.0)), nothing, nothing)
+    assert [row.norm for row in rows] == pytest.approx([64.0, 128.0])
+
+
+def test_a_deleted_predecessor_is_named(tmp_path):
+    """Trainers keep the last checkpoints only; the norm is shown, the change is not known."""
+    first, second = tmp_path / "ckpt-1.pt", tmp_path / "ckpt-2.pt"
+    first.write_bytes(to_bytes(1.0))
+
+    def replace():
+        first.unlink()
+        second.write_bytes(to_bytes(2.0))
+
+    rows = watch(tmp_path, nothing, replace, nothing, nothing)
+    assert [row.norm for row in rows] == pytest.approx([64.0, 128.0])
+    assert rows[1].relative_change is None
+    assert "deleted" in rows[1].not_compared[0]
+
+
+def test_files_added_next_to_the_weights_give_no_second_row(tmp_path):
+    """optimizer.pt comes after the model, and the model is the same."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "checkpoint-10"
+    folder.mkdir()
+    save_file({"w": torch.ones(8)}, folder / "model.safetensors")
+    add = lambda: torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")  # noqa: E731
+    rows = watch(tmp_path, nothing, add, nothing, nothing)
+    assert len(rows) == 1
+
+
+@pytest.fixture
+def started(tmp_path):
+    """The command in a process of its own, with a pipe as standard output."""
+    processes = []
+
+    def start(*words):
+        command = [sys.executable, "-m", "statecli", "watch", str(tmp_path), "--interval", "0.05", *words]
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX: signals")
+def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(started, tmp_path):
+    """Status 130, as of every interrupted command."""
+    process = started()
+    assert process.stdout.readline().split() == [b"step", b"norm", b"rel.", b"change", b"checkpoint"]
+    (tmp_path / "new").write_bytes(to_bytes(1.0))
+    shutil.move(tmp_path / "new", tmp_path / "ckpt-7.pt")
+    assert process.stdout.readline().split()[:2] == [b"7", b"64"]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == (b"", b"", 130)
+
+
+def test_fail_on_nan_is_status_1(statecli, tmp_path):
+    """After the line with the name of the tensor."""
+    (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
+    (tmp_path / "ckpt-2.pt").write_bytes(to_bytes(float("nan")))
+    (tmp_path / "ckpt-3.pt").write_bytes(to_bytes(1.0))
+    result = statecli("watch", tmp_path, "--history", "--fail-on-nan", "--interval", "0.01")
+    assert result.code == 1
+    assert result.out.splitlines()[-1].endswith("ckpt-2.pt; NaN or infinity in w")
+
+
+def test_json_lines_are_rows_of_log(statecli, tmp_path):
+    """The same keys."""
+    (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
+    line = statecli("watch", tmp_path, "--count", "1", "--interval", "0.01", "-f", "jsonl").json
+    assert line == statecli("log", tmp_path, "-f", "json").json["checkpoints"][0]
+
+
+@pytest.mark.parametrize("words", [("--interval", "0"), ("--interval", "nan"), ("--count", "0")])
+def test_wrong_numbers_are_refused(statecli, tmp_path, words):
+    """Status 2 and one line."""
+    result = statecli("watch", tmp_path, *words)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words[0] in result.err
