@@ -54,7 +54,9 @@ def test_every_command_is_offered():
     """Of statecli, of git, and behind help."""
     commands = list(dict.fromkeys(name.split(" ")[0] for name in COMMANDS))
     assert offered("statecli ") == offered("statecli help ") == [*commands, "help", "version"]
-    assert offered("statecli git ") == offered("statecli help git ") == ["setup", "textconv", "difftool"]
+    assert (
+        offered("statecli git ") == offered("statecli help git ") == ["setup", "textconv", "external-diff", "difftool"]
+    )
     assert offered("statecli co") == ["config", "completion"]
     assert offered("statecli -") == ["--version", "--help"]
     for line in ("statecli version ", "statecli nope ", "statecli git nope ", "statecli help diff "):

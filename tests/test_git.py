@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import git_driver
+from statecli.cli import git_driver, git_setup
 from statecli.core.errors import UsageError
 from statecli.storage import checkpoint_names
 
@@ -53,14 +53,15 @@ def commit(message="one"):
     call("git", "commit", "-qm", message)
 
 
-def test_git_diff_names_the_tensor_that_changed(repository):
-    """And none of the others."""
+def test_the_lines_name_the_tensor_that_changed(repository):
+    """And none of the others: the lines that git caches, of `git log -p` and `git diff --no-ext-diff`."""
     weights = {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)}
     save_file(weights, "m.safetensors")
     call("statecli", "git", "setup")
     commit()
     save_file(weights | {"fc.bias": torch.ones(2)}, "m.safetensors")
-    changed = [line for line in call("git", "diff").splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    shown = call("git", "diff", "--no-ext-diff")
+    changed = [line for line in shown.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     assert [line.split()[0] for line in changed] == ["-fc.bias", "+fc.bias"]
     assert "float32 [2]" in changed[0]
 
@@ -82,7 +83,8 @@ def test_the_driver_ends_0_whatever_a_file_is(repository, content):
     call("statecli", "git", "setup")
     commit()
     (repository / "m.pt").write_bytes(content)
-    assert "+cannot be read: " in call("git", "diff")
+    assert "+cannot be read: " in call("git", "diff", "--no-ext-diff")
+    assert call("git", "diff").startswith("changed: m.pt\n")
 
 
 def test_two_files_that_fail_alike_differ(repository):
@@ -96,7 +98,7 @@ def test_two_files_that_fail_alike_differ(repository):
     (repository / "a.py").write_text("x = 2\n")
     (repository / "m.pt").write_bytes(b"PK\x03\x04 Broken")
     for name in ("a.py", "m.pt"):
-        assert call("git", "diff", name).count("cannot be read: ") == 2
+        assert call("git", "diff", "--no-ext-diff", name).count("cannot be read: ") == 2
 
 
 @pytest.mark.parametrize("name", ["-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt"])
@@ -106,7 +108,8 @@ def test_no_files_name_ends_a_git_diff(repository, name):
     call("statecli", "git", "setup")
     commit()
     torch.save({"w": torch.ones(3)}, f"./{name}")
-    assert "+w float32 [3]" in call("git", "diff")
+    assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff")
+    assert "1 of 1 parameters changed" in call("git", "diff")
     shown = call("git", "difftool", "--no-prompt", "-t", "statecli")
     assert shown.startswith("changed: ")
     assert "1 of 1 parameters changed" in shown
@@ -150,9 +153,14 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     call("statecli", "git", "setup")
     commit()
     (repository / "m.pt").write_text(POINTER.format("b" * 64))
-    shown = call("git", "diff")
+    shown = call("git", "diff", "--no-ext-diff")
     assert f"-git-lfs pointer: sha256:{'a' * 64}, 123,456 bytes" in shown
     assert f"+git-lfs pointer: sha256:{'b' * 64}" in shown
+    table = call("git", "diff").splitlines()
+    assert [line.partition(",")[0] for line in table] == [
+        "changed: m.pt",
+        *(f"{side}: git-lfs pointer: sha256:{side * 64}" for side in "ab"),
+    ]
     (repository / "n.pt").write_text(POINTER.format("a" * 64))
     (repository / "o.pt").write_text(f"outs:\n- md5: {'c' * 32}\n  size: 3\n  path: o.pt\n")
     assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both versions are the same git-lfs pointer")
@@ -182,12 +190,12 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     (repository.parent / "broken" / "numpy" / "__init__.py").write_text('raise ImportError("built for another")\n')
     found = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{found}")
-    shown = call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
+    shown = call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
     (line,) = [line for line in shown.splitlines() if line.startswith("+not read at ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", found)
     call(*line.partition("correct this, then run: ")[2].split())
-    assert "+w float32 [3]" in call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
+    assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 
 def test_what_is_wrong_with_the_file_is_a_fact_of_it(repository):
@@ -202,10 +210,10 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     """git keeps lines by the driver's command line: it names the version and the digest."""
     call("statecli", "git", "setup")
     before = call("git", "config", "diff.statecli.textconv").strip()
-    assert before.endswith(f"git textconv --made-by {git_driver.DRIVER_VERSION} --")
-    assert git_driver.__version__ in git_driver.DRIVER_VERSION
-    monkeypatch.setattr(git_driver, "DRIVER_VERSION", "99-blake4")
-    git_driver.set_up()
+    assert before.endswith(f"git textconv --made-by {git_setup.DRIVER_VERSION} --")
+    assert git_setup.__version__ in git_setup.DRIVER_VERSION
+    monkeypatch.setattr(git_setup, "DRIVER_VERSION", "99-blake4")
+    git_setup.set_up()
     assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
@@ -250,7 +258,7 @@ def test_without_an_identity_nothing_is_cached_and_the_difference_is_shown(repos
     call("git", "config", "user.useConfigOnly", "true")
     call("statecli", "git", "setup")
     torch.save({"w": torch.zeros(3)}, "m.pt")
-    assert "+w float32 [3]" in call("git", "diff")
+    assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff")
 
 
 def test_setup_for_all_repositories(repository):
@@ -265,7 +273,7 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not a git repository"):
-        git_driver.set_up()
+        git_setup.set_up()
 
 
 def test_without_a_subcommand_it_says_which_there_are(statecli):
@@ -344,3 +352,128 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert "changed: sub/here.pt\n" in shown
     assert "changed" in shown.partition("sub/here.pt")[2]
     assert shown.endswith("not compared, because the names are not names of checkpoints: notes.txt\n")
+
+
+# --- the table of git diff --------------------------------------------------------------------------------------------
+
+
+def save_sides(repository, *, setup=("statecli", "git", "setup")):
+    """Commit a checkpoint and change a tensor of it in the working tree."""
+    weights = {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.ones(2)}
+    save_file(weights, "m.safetensors")
+    call(*setup)
+    commit()
+    save_file(weights | {"fc.bias": torch.tensor([1.0, 1.5])}, "m.safetensors")
+
+
+def test_git_diff_shows_the_table_of_diff(repository):
+    """The rows of `statecli diff`, under the name of the file in the repository; the exit status is git's own."""
+    save_sides(repository)
+    shown = call("git", "diff")
+    assert shown.startswith("changed: m.safetensors\na/m.safetensors → b/m.safetensors\n1 of 2 parameters changed\n")
+    (row,) = [line for line in shown.splitlines() if "fc.bias" in line]
+    assert row.split()[1:5] == ["fc.bias", "1/2", "0.5", "0.35"]
+    assert "exit status" not in shown
+    assert "git-blob" not in shown
+    assert "\x1b" not in shown
+
+
+def test_git_diff_lists_the_tensors_of_added_and_deleted_files(repository):
+    """Git gives the null device for the other side."""
+    save_sides(repository)
+    commit("two")
+    assert call("git", "diff", "HEAD~1^{tree}", "HEAD").count("fc.bias") == 1
+    call("git", "rm", "-q", "m.safetensors")
+    save_file({"w": torch.ones(4)}, "n.safetensors")
+    call("git", "add", "-A")
+    lines = call("git", "diff", "--cached", "--no-renames").splitlines()
+    assert "deleted: m.safetensors" in lines
+    assert [line.partition(" parameter")[0] for line in lines[lines.index("added: n.safetensors") + 1 :][:1]] == [
+        "w float32 [4]"
+    ]
+
+
+def test_git_diff_names_both_sides_of_a_rename(repository):
+    """A file with the same content is not read; of a changed one the table follows."""
+    weights = {f"w{number}": torch.rand(64) for number in range(9)}
+    save_file(weights, "m.safetensors")
+    call("statecli", "git", "setup")
+    commit()
+    call("git", "mv", "m.safetensors", "n.safetensors")
+    assert call("git", "diff", "--cached", "-M") == "renamed: m.safetensors to n.safetensors\n"
+    save_file(weights | {"w3": weights["w3"] + 1}, "n.safetensors")
+    call("git", "add", "-A")
+    lines = call("git", "diff", "--cached", "-M").splitlines()
+    assert lines[:2] == ["renamed: m.safetensors to n.safetensors", "changed: n.safetensors"]
+    assert "1 of 9 parameters changed" in lines
+
+
+def test_git_diff_names_an_unmerged_file(repository):
+    """During a merge git gives the path alone."""
+    save_sides(repository)
+    commit("two")
+    call("git", "checkout", "-qb", "other", "HEAD~1")
+    save_file({"w": torch.zeros(1)}, "m.safetensors")
+    commit("three")
+    subprocess.run(["git", "merge", "-q", "-"], capture_output=True, check=False)
+    assert call("git", "diff", "--cached").startswith("unmerged: m.safetensors\n")
+
+
+def test_a_file_that_cannot_be_read_does_not_end_git_diff(repository):
+    """The files after it are shown too, and the error is a line."""
+    save_sides(repository)
+    save_file({"w": torch.zeros(3)}, "n.safetensors")
+    commit("two")
+    (repository / "m.safetensors").write_bytes(b"not a checkpoint")
+    save_file({"w": torch.ones(3)}, "n.safetensors")
+    done = subprocess.run(["git", "diff"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "changed: m.safetensors\n" in done.stdout
+    assert "m.safetensors: " in done.stdout + done.stderr
+    assert done.stdout.partition("changed: n.safetensors\n")[2].count("1 of 1 parameters changed") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_git_diff_has_the_colours_of_git(repository):
+    """In its pager and on a terminal, unless its configuration says otherwise."""
+    save_sides(repository)
+    assert "\x1b[" in call("git", "-c", "color.diff=always", "diff")
+    assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
+
+
+def test_the_driver_refuses_other_numbers_of_arguments(statecli):
+    """Git gives 1, 7 or 9."""
+    result = statecli("git", "external-diff", "a", "b")
+    assert (result.code, result.out) == (2, "")
+    assert "1, 7 or 9 arguments, not 2" in result.err
+
+
+def test_the_lines_have_the_norm_next_to_the_digest(repository):
+    """So that a change has a size; numbers that are not finite are counted."""
+    weights = {"w": torch.tensor([3.0, 4.0]), "x": torch.tensor([1.0, float("nan"), float("inf")]), "n": torch.ones(4)}
+    save_file(weights, "m.safetensors")
+    lines = [line.split() for line in git_driver.convert_to_text("m.safetensors")]
+    assert [line[0] for line in lines] == ["n", "w", "x"]
+    assert [" ".join(line[4:-1]) for line in lines] == ["norm 2", "norm 5", "norm 1 NaN 1 Inf 1"]
+
+
+def test_remove_takes_back_what_the_setup_wrote(repository):
+    """Lines of the user stay; a second time there is nothing to remove."""
+    (repository / ".gitattributes").write_text("*.png binary\n")
+    before = (repository / ".git" / "config").read_text()
+    call("statecli", "git", "setup")
+    call("statecli", "git", "setup", "--remove")
+    assert (repository / ".gitattributes").read_text() == "*.png binary\n"
+    assert (repository / ".git" / "config").read_text() == before
+    assert call("statecli", "git", "setup", "--remove").count("nothing to remove") == 2
+
+
+def test_remove_deletes_a_file_with_only_our_lines(repository):
+    """And not the file of all repositories."""
+    call("statecli", "git", "setup")
+    call("statecli", "git", "setup", "--global")
+    call("statecli", "git", "setup", "--remove")
+    assert not (repository / ".gitattributes").exists()
+    assert "diff=statecli" in (repository.parent / ".config" / "git" / "attributes").read_text()
+    call("statecli", "git", "setup", "--remove", "--global")
+    assert "statecli" not in call("git", "config", "--list")

@@ -19,9 +19,11 @@ from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import (
+    Color,
     CompletionOptions,
     DiffOptions,
     GitDifftoolOptions,
+    GitExternalDiffOptions,
     GitSetupOptions,
     GitTextconvOptions,
     Options,
@@ -67,6 +69,8 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _set_up_git(options)
     if isinstance(options, GitTextconvOptions):
         return _convert_for_git(options)
+    if isinstance(options, GitExternalDiffOptions):
+        return _show_in_git_diff(options)
     if isinstance(options, GitDifftoolOptions):
         return _show_in_difftool(options)
     if isinstance(options, WatchOptions):
@@ -79,7 +83,9 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         outputs = output_files.list_outputs(options)
         console.reserve_stdout()
         outcome = run(options, _CommandLine(options, outputs), extra)
-        return _write_outcome(outcome, options, outputs)
+        # In git the exit status is that of git.
+        shows_status = extra is None or extra.name is None
+        return _write_outcome(outcome, options, outputs, shows_status=shows_status)
 
 
 def show_help(command: str, words: Sequence[str]) -> int:
@@ -94,8 +100,11 @@ def show_help(command: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarget]) -> int:
+def _write_outcome(
+    outcome: Outcome, options: Any, outputs: Sequence[OutputTarget], *, shows_status: bool = True
+) -> int:
     """Write the outcome to the outputs; return the exit code."""
+    status = outcome.exit_code if shows_status else None
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:
         console.print_warning(outcome.warning)
@@ -103,7 +112,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
         console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:
         outputs = (*outputs[:-1], replace(last, output=Output.PLAIN)) if outcome.plain else outputs
-        console.write_report(outcome.report, outputs, options.color.value, quiet=quiet, exit_status=outcome.exit_code)
+        console.write_report(outcome.report, outputs, options.color.value, quiet=quiet, exit_status=status)
         if outcome.exit_code == 1 and last.path is not None and not quiet:
             console.print_summary(outcome.report, last.path)
     elif outcome.text is not None:
@@ -185,9 +194,10 @@ def _watch_run(options: WatchOptions) -> int:
 
 
 def _set_up_git(options: GitSetupOptions) -> int:
-    from statecli.cli import git_driver
+    from statecli.cli import git_setup
 
-    console.open_stdout().text("".join(f"{line}\n" for line in git_driver.set_up(everywhere=options.everywhere)))
+    change = git_setup.remove if options.remove else git_setup.set_up
+    console.open_stdout().text("".join(f"{line}\n" for line in change(everywhere=options.everywhere)))
     return 0
 
 
@@ -201,6 +211,29 @@ def _convert_for_git(options: GitTextconvOptions) -> int:
             sink.text(f"{line}\n")
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
         sink.text(f"{git_driver.describe_failure(error)}\n")
+    return 0
+
+
+def _show_in_git_diff(options: GitExternalDiffOptions) -> int:
+    """Write the table of a file for `git diff`; always return 0, because git stops for any other status."""
+    from statecli.cli import git_driver
+
+    os.environ["STATECLI_PAGER"] = "cat"  # git has a pager for all files together
+    color = Color.ALWAYS if git_driver.use_color_of_git() else Color.NEVER
+
+    def compare(before: str, after: str, name: str) -> int:
+        shown = DiffOptions(before=before, after=after, output_format=Output.TABLE, color=color, no_progress=True)
+        return execute(shown, ExtraInputs(name=name))
+
+    try:
+        for line in git_driver.compare_for_git(options.arguments, compare):
+            console.open_stdout().text(f"{line}\n")
+    except UsageError:
+        raise
+    except StateError as error:
+        console.open_stdout().text(f"{error}\n")
+    except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
+        console.open_stdout().text(f"{git_driver.describe_failure(error)}\n")
     return 0
 
 

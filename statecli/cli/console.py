@@ -221,7 +221,9 @@ def _reopen_descriptor(number: int) -> IO[bytes]:
     return os.fdopen(os.dup(number), "wb")
 
 
-def write_report(report: Report, targets: Sequence[OutputTarget], color: str, *, quiet: bool, exit_status: int) -> None:
+def write_report(
+    report: Report, targets: Sequence[OutputTarget], color: str, *, quiet: bool, exit_status: int | None
+) -> None:
     """Write each output of the report. `quiet` applies to the last."""
     for target in targets:
         with _open_sink(target.path) as sink:

@@ -1,45 +1,42 @@
 """`statecli git`: checkpoints in `git diff`, `git log -p` and `git difftool`.
 
-`set_up` writes the driver into a repository: `.gitattributes` lists checkpoints, `.git/config` the commands. The driver
-turns a checkpoint into text, a line a tensor; git compares this text and caches it by the id of the blob and the
-command line of the driver. The driver always exits with 0 and describes an error in the text, because git aborts for
-any other status. Git caches the text of an error too: an error outside of the file has a unique text with the command
-to drop it.
+`git_setup.py` writes the drivers into a repository: `.gitattributes` lists checkpoints, `.git/config` the commands.
+`git diff` calls the external diff driver with the two files; `git log -p` and `git diff --no-ext-diff` compare texts.
+A driver turns a checkpoint into text, a line a tensor; git compares this text and caches it by the id of the blob and
+the command line of the driver. Drivers always exit with 0 and describe an error in the text, because git aborts for any
+other status. Git caches the text of an error too: an error outside of the file has a unique text with the command to
+drop it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from statecli.cli import output_files
+from statecli.cli.git_setup import PATTERNS, run_git, shorten_path
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
-from statecli.core.model_state import TensorInfo
-from statecli.core.units import format_kind, format_shape
-from statecli.core.version import __version__
+from statecli.core.model_state import ModelState, Stats, TensorInfo
+from statecli.core.terminal_width import is_terminal
+from statecli.core.units import format_kind, format_number, format_shape
 from statecli.pickle_scan.known_names import rename_python2
 from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.byte_source import Source
-from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.values.require_numpy import require_numpy
 
-#: Version of the text, part of the driver's command line, so that git does not compare texts of two versions.
-DRIVER_VERSION = f"{__version__}-blake3-128"
 #: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.
 DIGEST_DIGITS = 32
+#: Significant digits of a norm in the text.
+NORM_DIGITS = 6
 #: Git's cache of the texts of the driver.
 _CACHE = "refs/notes/textconv/statecli"
-#: Patterns of checkpoints in `.gitattributes`.
-PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
@@ -51,132 +48,8 @@ _BINARY = re.compile(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
 
 
-def set_up(*, everywhere: bool = False) -> list[str]:
-    """Write the driver into the repository of the current folder, or into the user's configuration if `everywhere`.
-
-    Returns lines about the changes, and about attributes that override the driver. Existing attributes stay; new ones
-    are added at the end, because the last match counts for git. Raises UsageError without git or a repository.
-    """
-    scope = "--global" if everywhere else "--local"
-    top = _run_git("rev-parse", "--show-toplevel") if not everywhere else ""
-    command = _build_command()
-    for key, value in (
-        # git appends the path, which in the working tree may be `-o.pt`.
-        ("diff.statecli.textconv", f"{command} git textconv --made-by {DRIVER_VERSION} --"),
-        # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
-        ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
-        ("diff.statecli.binary", "true"),
-        ("difftool.statecli.cmd", f'{command} git difftool -- "$LOCAL" "$REMOTE" "$MERGED"'),
-        ("difftool.statecli.trustExitCode", "false"),
-    ):
-        _run_git("config", scope, key, value)
-    path = _find_global_attributes() if everywhere else os.path.join(top, ".gitattributes")
-    overridden = {} if everywhere else _find_overrides(top)
-    added = _add_patterns(path, overridden)
-    where = "your git configuration" if everywhere else ".git/config"
-    lines = [f"diff driver and difftool: {where}"]
-    lines.append(f"{_shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}")
-    above = "in .git/info/attributes or in a folder's own .gitattributes has priority"
-    still = {} if everywhere else _find_overrides(top)
-    lines += [
-        f"{pattern}: diff={value} {above}, so git diff does not show these tensors" for pattern, value in still.items()
-    ]
-    return [*lines, "git diff shows tensors now; git difftool -t statecli shows values"]
-
-
-def _run_git(*words: str, stdin: str = "") -> str:
-    try:
-        done = subprocess.run(  # noqa: S603 - git itself
-            ["git", *words],  # noqa: S607
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise UsageError("git is not installed, or not on PATH") from error
-    if done.returncode:
-        message = " ".join(done.stderr.split()) or f"git {words[0]} failed"
-        raise UsageError(f"git {' '.join(words[:2])}: {message.removeprefix('fatal: ')}")
-    return done.stdout.strip()
-
-
-def _has_identity() -> bool:
-    try:
-        return bool(_run_git("var", "GIT_COMMITTER_IDENT"))
-    except UsageError:
-        return False
-
-
-def _build_command() -> str:
-    """Return the command by which git calls statecli: the name on PATH, else this interpreter.
-
-    The flag keeps the current folder off the interpreter's path, or a json.py of the repository would run.
-    """
-    from shutil import which
-
-    flag = "-P" if sys.version_info >= (3, 11) else "-I"
-    return "statecli" if which("statecli") else f'"{sys.executable}" {flag} -m statecli'
-
-
-def _find_global_attributes() -> str:
-    configured = subprocess.run(
-        ["git", "config", "--global", "core.attributesFile"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join("~", ".config")
-    path = os.path.expanduser(configured or os.path.join(home, "git", "attributes"))
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return path
-
-
-def _find_overrides(top: str) -> dict[str, str]:
-    """Return patterns of files given to another driver by attributes, with its name.
-
-    Checks the files in git, and an example name for each pattern.
-    """
-    names = _run_git("-C", top, "ls-files", "-z", "--", *PATTERNS).split("\0")
-    names = [*(pattern.replace("*", "x") for pattern in PATTERNS), *filter(None, names)]
-    cells = _run_git("-C", top, "check-attr", "--stdin", "-z", "diff", stdin="\0".join(names) + "\0").split("\0")
-    overrides: dict[str, str] = {}
-    for name, value in zip(cells[::3], cells[2::3], strict=False):
-        if value != "statecli":
-            overrides |= {pattern: value for pattern in PATTERNS if fnmatchcase(os.path.basename(name), pattern)}
-    return overrides
-
-
-def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
-    """Add missing patterns to the file, and move overridden patterns to the end; return both."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        lines = []
-    existing = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
-    added = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
-    ours = {f"{pattern} diff=statecli": pattern for pattern in added}
-    text = "".join(line for line in lines if line.strip() not in ours)
-    text += "" if not text or text.endswith("\n") else "\n"
-    text += "".join(f"{line}\n" for line in ours)
-    if text == "".join(lines):
-        return []
-    with output_files.replace_file(path) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
-    return added
-
-
-def _shorten_path(path: str) -> str:
-    return os.path.relpath(path) if not path.startswith(os.path.expanduser("~/.")) else path
-
-
-# --- the drivers ----------------------------------------------------------------------------------------------------
-
-
 def convert_to_text(path: str) -> Iterator[str]:
-    """Yield a checkpoint as text: sorted lines `fqn dtype shape kind digest`; for any other file a line about the file.
+    """Yield a checkpoint as text: sorted lines `fqn dtype shape kind norm digest`; for another file a line about it.
 
     Raises `UnreadableError` for a file that changes meanwhile, because git would cache the text for the old content.
     """
@@ -234,11 +107,31 @@ def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> I
 
     digests = compute_digests(tensors, Algorithm.BLAKE3)
     rows = []
-    for tensor, digest in zip(tensors, digests, strict=True):
+    for tensor, digest, norm in zip(tensors, digests, _format_norms(tensors), strict=True):
         name = f"{tensor.section}.{tensor.fqn}" if by_section else tensor.fqn
-        cells = (name, tensor.dtype, format_shape(tensor.shape), format_kind(tensor), (digest or "-")[:DIGEST_DIGITS])
+        facts = (tensor.dtype, format_shape(tensor.shape), format_kind(tensor))
+        cells = (name, *facts, norm, (digest or "-")[:DIGEST_DIGITS])
         rows.append(" ".join(map(escape, cells)))
     yield from sorted(rows)
+
+
+def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
+    """Return the L2 norm of the finite values of each tensor in text, with the number of all others; `-` if unknown."""
+    from statecli.values.norm import sum_squares
+    from statecli.values.stats import fill_stats
+
+    try:
+        filled = fill_stats(ModelState("", "", tensors)).tensors
+    except StateError:  # a checksum that does not fit: the digests are of the bytes as they are
+        return ["norm -"] * len(tensors)
+    texts = []
+    for tensor in filled:
+        stats = tensor.stats or Stats()
+        squares = sum_squares(stats, tensor.elements)
+        counts = [f"{word} {count}" for word, count in (("NaN", stats.nan), ("Inf", stats.inf)) if count]
+        norm = "-" if isinstance(squares, str) else format_number(math.sqrt(squares), NORM_DIGITS)
+        texts.append(" ".join((f"norm {norm}", *counts)))
+    return texts
 
 
 def describe_pointer(path: str) -> str | None:
@@ -266,7 +159,7 @@ def compare_files(before: str, after: str, compare: Callable[[str, str, str], in
     if os.path.isdir(before) and os.path.isdir(after):
         yield from _compare_folders(before, after, compare)
         return
-    name = name or _shorten_path(after if before == os.devnull else before)
+    name = name or shorten_path(after if before == os.devnull else before)
     pointers = describe_pointer(before), describe_pointer(after)
     if os.devnull in (before, after):
         path, done = (after, "added") if before == os.devnull else (before, "deleted")
@@ -278,7 +171,43 @@ def compare_files(before: str, after: str, compare: Callable[[str, str, str], in
     elif pointers[0] == pointers[1]:
         yield f"both versions are the same {pointers[0]}"
     else:
-        yield from (pointer or "a checkpoint" for pointer in pointers)
+        yield f"changed: {escape(name)}"
+        yield from (f"{side}: {pointer or 'a checkpoint'}" for side, pointer in zip("ab", pointers, strict=True))
+
+
+def compare_for_git(arguments: Sequence[str], compare: Callable[[str, str, str], int]) -> Iterator[str]:
+    """Yield lines about one file of `git diff`, from the arguments that git gives an external diff driver.
+
+    These are the path, then file, id and mode of the old version and of the new version; for a renamed file also its
+    new path and a text; for a file with a merge conflict the path alone. Equal ids are equal contents. Raises
+    UsageError for another number of arguments.
+    """
+    if len(arguments) == 1:
+        yield f"unmerged: {escape(arguments[0])}"
+        return
+    if len(arguments) not in (7, 9):
+        raise UsageError(
+            f"git external-diff: git gives 1, 7 or 9 arguments, not {len(arguments)}; run git diff instead"
+        )
+    path, before, after = arguments[0], arguments[1], arguments[4]
+    if len(arguments) == 9 and arguments[7] != path:
+        yield f"renamed: {escape(path)} to {escape(arguments[7])}"
+        path = arguments[7]
+    if before != os.devnull and after != os.devnull and arguments[3] != arguments[6]:
+        yield f"mode: {arguments[3]} to {arguments[6]}"
+    ids = {arguments[2], arguments[5]}
+    if len(ids) == 1 and set(*ids) - {"0", "."}:  # zeros: a file of the working tree without an id
+        return
+    yield from compare_files(before, after, compare, path)
+
+
+def use_color_of_git() -> bool:
+    """Return whether git shows colours: its configuration, for a terminal or git's own pager."""
+    is_terminal_output = os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or is_terminal(1)
+    try:
+        return run_git("config", "--get-colorbool", "color.diff", str(is_terminal_output).lower()) == "true"
+    except UsageError:  # git answers "false" with status 1
+        return False
 
 
 def _compare_folders(before: str, after: str, compare: Callable[[str, str, str], int]) -> Iterator[str]:

@@ -205,9 +205,10 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git setup", "Set up this repository."),
             Example("git diff", "Show the tensors that changed since the last git add."),
             Example("statecli git setup --global", "Set up git for all your repositories."),
+            Example("statecli git setup --remove", "Remove the driver from this repository."),
         ),
         {
-            0: "git is set up.",
+            0: "git is set up, or the driver is removed.",
             2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
         },
     ),
@@ -219,6 +220,20 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The lines or an error line were printed; git would stop at any other status.",
+            2: "The command line is wrong.",
+        },
+    ),
+    "git external-diff": Manual(
+        (
+            Example("git diff", "Show the table of each checkpoint that changed; git calls the driver."),
+            Example(
+                "statecli git external-diff old.pt old.pt 0 100644 new.pt 0 100644",
+                "Show what git diff shows of a file.",
+            ),
+            Example("statecli git external-diff old.pt", "Show what git diff shows of a file with a merge conflict."),
+        ),
+        {
+            0: "The table or an error line was printed; git would stop at any other status.",
             2: "The command line is wrong.",
         },
     ),

@@ -819,6 +819,7 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
     everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
+    remove: Annotated[bool, Option(("--remove",), "Remove what the setup wrote.")] = False
     debug: Debug = False
 
 
@@ -834,6 +835,15 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
             "TEXT",
         ),
     ] = ""
+
+
+class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Compare two versions of a file for git diff. If a file cannot be read, print the error as a line."""
+
+    arguments: Annotated[
+        tuple[str, ...],
+        Target("ARGUMENT", "Path, then file, hash and mode of the old version and of the new version, as git gives."),
+    ]
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -861,6 +871,7 @@ Options = (
     | CompletionOptions
     | GitSetupOptions
     | GitTextconvOptions
+    | GitExternalDiffOptions
     | GitDifftoolOptions
 )
 
@@ -877,6 +888,7 @@ COMMANDS: dict[str, type[Options]] = {
     "merge": MergeOptions,
     "git setup": GitSetupOptions,
     "git textconv": GitTextconvOptions,
+    "git external-diff": GitExternalDiffOptions,
     "git difftool": GitDifftoolOptions,
     "rules": RulesOptions,
     "config": ConfigOptions,

@@ -20,6 +20,7 @@ from statecli.storage import files
 from statecli.storage.file_version import read_versions, refuse_changed
 from statecli.storage.store import FileVersion
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.norm import sum_squares
 from statecli.values.require_numpy import require_numpy
 
 #: Bounds of cached figures.
@@ -123,21 +124,9 @@ def _read_figures(model: ModelState) -> list[Figures]:
 
 
 def _to_figures(tensor: TensorInfo, stats: Stats) -> Figures:
-    nan, inf = stats.nan or 0, stats.inf or 0
-    if stats.nan is None:
-        return Figures(None, reason=stats.reason or "its values are not numbers")
-    finite = tensor.elements - nan - inf
-    if finite <= 0:
-        return Figures(0.0, nan, inf)
-    if stats.mean is None or (stats.std is None and finite > 1):
-        return Figures(None, nan, inf, stats.reason or "its values have no norm")
-    try:
-        squares = (stats.std or 0.0) ** 2 * (finite - 1) + stats.mean**2 * finite
-    except OverflowError:
-        squares = math.inf
-    if not math.isfinite(squares):
-        return Figures(None, nan, inf, "its norm is too large for float64")
-    return Figures(squares, nan, inf)
+    squares = sum_squares(stats, tensor.elements)
+    counts = stats.nan or 0, stats.inf or 0
+    return Figures(None, *counts, squares) if isinstance(squares, str) else Figures(squares, *counts)
 
 
 class ComparedPair(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,187 @@
+"""Set up and remove the drivers of `statecli git` in a repository, or for all repositories of the user."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from statecli.cli import output_files
+from statecli.core.errors import UsageError
+from statecli.core.version import __version__
+from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
+
+#: Version of the text, part of the driver's command line, so that git does not compare texts of two versions.
+DRIVER_VERSION = f"{__version__}-blake3-128-norm"
+#: Patterns of checkpoints in `.gitattributes`.
+PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
+
+
+def set_up(*, everywhere: bool = False) -> list[str]:
+    """Write the driver into the repository of the current folder, or into the user's configuration if `everywhere`.
+
+    Returns lines about the changes, and about attributes that override the driver. Existing attributes stay; new ones
+    are added at the end, because the last match counts for git. Raises UsageError without git or a repository.
+    """
+    scope = "--global" if everywhere else "--local"
+    top = run_git("rev-parse", "--show-toplevel") if not everywhere else ""
+    command = _build_command()
+    for key, value in (
+        # git appends the path, which in the working tree may be `-o.pt`.
+        ("diff.statecli.command", f"{command} git external-diff --"),
+        ("diff.statecli.textconv", f"{command} git textconv --made-by {DRIVER_VERSION} --"),
+        # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
+        ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
+        ("diff.statecli.binary", "true"),
+        ("difftool.statecli.cmd", f'{command} git difftool -- "$LOCAL" "$REMOTE" "$MERGED"'),
+        ("difftool.statecli.trustExitCode", "false"),
+    ):
+        run_git("config", scope, key, value)
+    path = _find_global_attributes() if everywhere else os.path.join(top, ".gitattributes")
+    overridden = {} if everywhere else _find_overrides(top)
+    added = _add_patterns(path, overridden)
+    where = "your git configuration" if everywhere else ".git/config"
+    lines = [f"diff driver and difftool: {where}"]
+    lines.append(f"{shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}")
+    above = "in .git/info/attributes or in a folder's own .gitattributes has priority"
+    still = {} if everywhere else _find_overrides(top)
+    lines += [
+        f"{pattern}: diff={value} {above}, so git diff does not show these tensors" for pattern, value in still.items()
+    ]
+    return [*lines, "git diff shows tables of changed tensors; git log -p shows a line for each tensor"]
+
+
+def remove(*, everywhere: bool = False) -> list[str]:
+    """Remove everything that `set_up` writes; return lines about the changes. Raises as `set_up`."""
+    scope = "--global" if everywhere else "--local"
+    top = run_git("rev-parse", "--show-toplevel") if not everywhere else ""
+    sections = [section for section in ("diff.statecli", "difftool.statecli") if _has_section(scope, section)]
+    for section in sections:
+        run_git("config", scope, "--remove-section", section)
+    path = _find_global_attributes() if everywhere else os.path.join(top, ".gitattributes")
+    removed = _remove_patterns(path)
+    where = "your git configuration" if everywhere else ".git/config"
+    return [
+        f"{where}: {', '.join(sections)} removed" if sections else f"{where}: nothing to remove",
+        f"{shorten_path(path)}: {', '.join(removed)} removed"
+        if removed
+        else f"{shorten_path(path)}: nothing to remove",
+    ]
+
+
+def _has_section(scope: str, section: str) -> bool:
+    try:
+        return bool(run_git("config", scope, "--get-regexp", rf"^{re.escape(section)}\."))
+    except UsageError:
+        return False
+
+
+def _remove_patterns(path: str) -> list[str]:
+    """Remove our own lines from the file, and an empty file; return their patterns."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    ours = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
+    removed = [ours[line.strip()] for line in lines if line.strip() in ours]
+    text = "".join(line for line in lines if line.strip() not in ours)
+    if removed and not text.strip():
+        os.unlink(path)
+    elif removed:
+        with output_files.replace_file(path) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+    return removed
+
+
+def run_git(*words: str, stdin: str = "") -> str:
+    """Return the output of a git command. Raises UsageError without git, and for a status other than 0."""
+    try:
+        done = subprocess.run(  # noqa: S603 - git itself
+            ["git", *words],  # noqa: S607
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise UsageError("git is not installed, or not on PATH") from error
+    if done.returncode:
+        message = " ".join(done.stderr.split()) or f"git {words[0]} failed"
+        raise UsageError(f"git {' '.join(words[:2])}: {message.removeprefix('fatal: ')}")
+    return done.stdout.strip()
+
+
+def _has_identity() -> bool:
+    try:
+        return bool(run_git("var", "GIT_COMMITTER_IDENT"))
+    except UsageError:
+        return False
+
+
+def _build_command() -> str:
+    """Return the command by which git calls statecli: the name on PATH, else this interpreter.
+
+    The flag keeps the current folder off the interpreter's path, or a json.py of the repository would run.
+    """
+    from shutil import which
+
+    flag = "-P" if sys.version_info >= (3, 11) else "-I"
+    return "statecli" if which("statecli") else f'"{sys.executable}" {flag} -m statecli'
+
+
+def _find_global_attributes() -> str:
+    configured = subprocess.run(
+        ["git", "config", "--global", "core.attributesFile"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join("~", ".config")
+    path = os.path.expanduser(configured or os.path.join(home, "git", "attributes"))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+def _find_overrides(top: str) -> dict[str, str]:
+    """Return patterns of files given to another driver by attributes, with its name.
+
+    Checks the files in git, and an example name for each pattern.
+    """
+    names = run_git("-C", top, "ls-files", "-z", "--", *PATTERNS).split("\0")
+    names = [*(pattern.replace("*", "x") for pattern in PATTERNS), *filter(None, names)]
+    cells = run_git("-C", top, "check-attr", "--stdin", "-z", "diff", stdin="\0".join(names) + "\0").split("\0")
+    overrides: dict[str, str] = {}
+    for name, value in zip(cells[::3], cells[2::3], strict=False):
+        if value != "statecli":
+            overrides |= {pattern: value for pattern in PATTERNS if fnmatchcase(os.path.basename(name), pattern)}
+    return overrides
+
+
+def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
+    """Add missing patterns to the file, and move overridden patterns to the end; return both."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        lines = []
+    existing = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
+    added = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
+    ours = {f"{pattern} diff=statecli": pattern for pattern in added}
+    text = "".join(line for line in lines if line.strip() not in ours)
+    text += "" if not text or text.endswith("\n") else "\n"
+    text += "".join(f"{line}\n" for line in ours)
+    if text == "".join(lines):
+        return []
+    with output_files.replace_file(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+    return added
+
+
+def shorten_path(path: str) -> str:
+    """Return the path relative to the current folder, except for a hidden file of the home folder."""
+    return os.path.relpath(path) if not path.startswith(os.path.expanduser("~/.")) else path
