@@ -220,7 +220,7 @@ def commands() -> None:
 
     print("| command | purpose |\n| --- | --- |")
     for name, options in COMMANDS.items():
-        if name not in ("git textconv", "git difftool"):  # git calls these two
+        if name not in ("git textconv", "git external-diff", "git difftool"):  # git calls these
             print(f"| `statecli {name}` | {help_page.summarize(options)} |")
 
 

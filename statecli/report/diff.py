@@ -39,6 +39,7 @@ from statecli.report import (
     Trouble,
     build_problem,
     change_text,
+    change_totals,
     documents,
     fold,
     limit_findings,
@@ -318,7 +319,7 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
         text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
-    return text
+    return "; ".join([text, *change_totals.format_totals(diff)])
 
 
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:

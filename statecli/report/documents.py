@@ -26,6 +26,7 @@ from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.sizes import Totals
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows, RuleText
+from statecli.report.change_totals import ChangeTotals, sum_changes
 from statecli.targets.location import compute_fingerprint
 from statecli.targets.target_result import Accepted, Skipped
 from statecli.targets.target_result import Status as AuditStatus
@@ -127,13 +128,14 @@ class DiffSummary(Counts, frozen=True):
     """Numbers of tensors by result, in all and by kind.
 
     `not_compared` counts pairs whose values could not be compared, `broken` pairs whose file could not be read, and
-    `metadata` the differing settings next to the tensors.
+    `metadata` the differing settings next to the tensors. `values` are totals of the values that changed.
     """
 
     not_compared: int = 0
     broken: int = 0
     metadata: int = 0
     by_kind: dict[str, Counts] = {}
+    values: ChangeTotals = ChangeTotals()
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
@@ -565,6 +567,7 @@ def count_changes(diff: Diff) -> DiffSummary:
         broken=len(diff.broken),
         metadata=len(diff.scalars),
         by_kind={kind: Counts(**counts) for kind, counts in kinds.items() if counts},
+        values=sum_changes(diff),
     )
 
 

@@ -1,0 +1,86 @@
+"""Totals of the values that changed: the relative change of all changed parameters together, and new NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from statecli.commands.diff.result import Change, Diff
+from statecli.core.model_state import Kind
+from statecli.core.units import format_number
+from statecli.values.delta import ZERO_BEFORE, Delta
+
+#: Significant digits for people.
+DIGITS = 3
+
+
+class ChangeTotals(msgspec.Struct, frozen=True):
+    """Totals over the parameters whose values changed; tied tensors count once.
+
+    Attributes:
+        tensors: Number of these parameters with a norm. The others have no finite position in common, or no norm.
+        l2: L2 norm of Δ; None without such a parameter.
+        relative_l2: `l2` over the L2 norm before, of the same parameters; None if that norm is zero.
+        nan_before, nan_after, inf_before, inf_after: Counts over all tensors whose values changed.
+    """
+
+    tensors: int = 0
+    l2: float | None = None
+    relative_l2: float | None = None
+    nan_before: int = 0
+    nan_after: int = 0
+    inf_before: int = 0
+    inf_after: int = 0
+
+
+def sum_changes(diff: Diff) -> ChangeTotals:
+    """Return the totals of a diff."""
+    changed = [(change, change.values) for change in diff.changes if change.values is not None]
+    norms = list(_list_norms(changed))
+    l2 = math.hypot(*(change for change, _ in norms)) if norms else None
+    before = math.hypot(*(norm for _, norm in norms))
+    return ChangeTotals(
+        tensors=len(norms),
+        l2=_finite(l2),
+        relative_l2=_finite(l2 / before) if l2 is not None and before else None,
+        nan_before=sum(delta.nan_before for _, delta in changed),
+        nan_after=sum(delta.nan_after for _, delta in changed),
+        inf_before=sum(delta.inf_before for _, delta in changed),
+        inf_after=sum(delta.inf_after for _, delta in changed),
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _list_norms(changed: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float, float]]:
+    """Yield the L2 norms of Δ and before of each changed parameter, as far as they are known."""
+    places: set[object] = set()
+    for change, delta in changed:
+        after = change.after
+        place = after is not None and (after.data or after.parts) and (after.data, after.parts)
+        if change.kind is not Kind.PARAMETER or (place and place in places):
+            continue
+        places.add(place)
+        if delta.l2 is not None and delta.relative_l2:
+            yield delta.l2, delta.l2 / delta.relative_l2
+        elif delta.l2 is not None and delta.reason == ZERO_BEFORE:
+            yield delta.l2, 0.0
+
+
+def format_totals(diff: Diff) -> list[str]:
+    """Return the totals for people, if several parameters changed; NaN and infinities if their number changed."""
+    totals = sum_changes(diff)
+    parts = []
+    if totals.tensors > 1 and totals.relative_l2 is not None:
+        parts.append(f"‖Δ‖/‖w‖ {format_number(totals.relative_l2, DIGITS)} of changed parameters")
+    for word, before, after in (
+        ("NaN", totals.nan_before, totals.nan_after),
+        ("Inf", totals.inf_before, totals.inf_after),
+    ):
+        if before != after:
+            parts.append(f"{word} {before:,} → {after:,}")
+    return parts
