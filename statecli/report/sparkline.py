@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-#: Cells of the longest line; more values share cells.
-MAX_CELLS = 40
+#: Cells of the longest line; more values share cells. So many are left by the other columns of 80.
+MAX_CELLS = 24
+#: Smallest range of the heights, a decade: in a smaller one, noise would look like a trend.
+MIN_RATIO = 10.0
 #: Cells of a value that is zero, not known, and not finite.
 ZERO_CELL, UNKNOWN_CELL, NAN_CELL = "·", " ", "×"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the smallest and the largest positive finite value of all series; None without one."""
+    """Return the range of the positive finite values of all series, at least a decade; None without such a value."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
-    return (min(values), max(values)) if values else None
+    return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 
 
 def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:

@@ -25,7 +25,7 @@ from statecli.values.require_numpy import require_numpy
 
 #: Bounds of cached figures.
 Square = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
