@@ -74,8 +74,24 @@ class Box(msgspec.Struct, frozen=True):
         return self.bottom - share * (self.bottom - self.top)
 
 
+class Point(msgspec.Struct, frozen=True):
+    """A point of a line. `left` and `width` are the strip in which the mouse shows the title.
+
+    `mood` is "" or "odd" (a value that is not finite, an alarm): a strip from the bottom to the top.
+    """
+
+    x: float
+    y: float
+    left: float
+    width: float
+    title: str
+    mood: str = ""
+
+
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """A chart laid out. `unit` heads the y axis, `below` the x axis; `wide` requests the whole width of a page.
+
+    `lines` are the corners of lines, as SVG writes them.
 
     With `upright` the texts of the x axis are names, written upwards. `ground` is the y of the bars' base; `zero` is
     the x of 0, None if the x axis does not include 0.
@@ -95,6 +111,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     wide: bool = False
     upright: bool = False
     zero: float | None = None
+    lines: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
 
 
 def build_picture(chart: Bars | Spread) -> Picture:
@@ -110,7 +128,7 @@ class _Bar(NamedTuple):
     word: str
 
 
-class _Scale(msgspec.Struct, frozen=True):
+class Scale(msgspec.Struct, frozen=True):
     """Map values to 0..1 on an axis with `ticks`.
 
     `low` and `high` are logarithms, or the ends in units of 10**exponent, which works for the whole range of floats.
@@ -128,7 +146,7 @@ class _Scale(msgspec.Struct, frozen=True):
         return (place - self.low) / (self.high - self.low)
 
 
-def _build_log_scale(least: float, most: float) -> _Scale:
+def build_log_scale(least: float, most: float) -> Scale:
     """Return a scale of whole decades around two positive numbers; `least` is a little above the lower end."""
     low, high = math.floor(math.log10(least) - 0.1), math.ceil(math.log10(most))
     high = max(high, low + 1)
@@ -136,10 +154,10 @@ def _build_log_scale(least: float, most: float) -> _Scale:
     parts = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(low, high + 1, step)
     ticks = [(math.log10(part) + e, _format_scaled(part, e)) for e in exponents for part in parts]
-    return _Scale(low, high, tuple(((e - low) / (high - low), text) for e, text in ticks if e <= high), log=True)
+    return Scale(low, high, tuple(((e - low) / (high - low), text) for e, text in ticks if e <= high), log=True)
 
 
-def _build_linear_scale(low: float, high: float, most: int = 5) -> _Scale:
+def build_linear_scale(low: float, high: float, most: int = 5) -> Scale:
     """Return a scale between two finite numbers, with ticks at 1, 2 or 5 times a power of ten."""
     largest = max(abs(low), abs(high))
     exponent = math.floor(math.log10(largest)) if largest else 0
@@ -149,7 +167,7 @@ def _build_linear_scale(low: float, high: float, most: int = 5) -> _Scale:
     step = _choose_step((end - start) / most)
     places = [n * step for n in range(math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9) + 1)]
     ticks = tuple(((at - start) / (end - start), _format_scaled(at, exponent)) for at in places)
-    return _Scale(start, end, ticks, exponent=exponent)
+    return Scale(start, end, ticks, exponent=exponent)
 
 
 def _compute_mantissa(value: float, exponent: int) -> float:
@@ -207,20 +225,20 @@ def _build_name_ticks(labels: Sequence[str], plot: Box) -> tuple[Tick, ...]:
     )
 
 
-def _choose_scale(finite: Sequence[float]) -> _Scale | None:
+def _choose_scale(finite: Sequence[float]) -> Scale | None:
     """Return a scale by orders of magnitude, or a linear one if a value is negative; None if all are zero."""
     positive = [value for value in finite if value > 0]
     if any(value < 0 for value in finite):
-        return _build_linear_scale(min(finite), max(0.0, *finite))
-    return _build_log_scale(min(positive), max(positive)) if positive else None
+        return build_linear_scale(min(finite), max(0.0, *finite))
+    return build_log_scale(min(positive), max(positive)) if positive else None
 
 
-def _compute_y(scale: _Scale | None, value: float, plot: Box) -> float:
+def _compute_y(scale: Scale | None, value: float, plot: Box) -> float:
     """Return the y of a value; the bottom for a zero outside of the scale."""
     return plot.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 
-def _build_marks(bins: list[list[_Bar]], scale: _Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
+def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
     """Yield the marks of each bar; for several values a faint mark of the largest and a strong mark of the smallest."""
     slot = (plot.right - plot.left) / max(1, len(bins))
     width = min(slot * 0.8, MAX_BAR_WIDTH) if slot > 3 else slot
@@ -313,8 +331,8 @@ def _build_histogram(chart: Spread) -> Picture:
     plot = Box(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
     drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
     low, high = (min(chart.edges), max(chart.edges)) if drawable else (0.0, 1.0)
-    across = _build_linear_scale(low, high)
-    up = _build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
+    across = build_linear_scale(low, high)
+    up = build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
     return Picture(
         title=chart.title,
         note=plural(sum(chart.counts), "element")
@@ -333,7 +351,7 @@ def _build_histogram(chart: Spread) -> Picture:
     )
 
 
-def _build_bins(chart: Spread, across: _Scale, up: _Scale, plot: Box) -> Iterator[Mark]:
+def _build_bins(chart: Spread, across: Scale, up: Scale, plot: Box) -> Iterator[Mark]:
     for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
         start, end = plot.to_x(across.compute_share(low)), plot.to_x(across.compute_share(high))
         height = max(plot.bottom - plot.to_y(up.compute_share(float(count))), MIN_HEIGHT) if count else 0.0

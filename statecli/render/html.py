@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core import escaping
 from statecli.core.version import __version__
-from statecli.render import _chart_geometry
-from statecli.report import Report
+from statecli.render import _chart_geometry, _curve_geometry
+from statecli.report import Bars, Curve, Report, Spread
 
 if TYPE_CHECKING:
     import jinja2
@@ -33,7 +33,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         report=report,
         page=page,
         quiet=options.quiet,
-        charts=[] if options.quiet else [_chart_geometry.build_picture(chart) for chart in report.charts()],
+        charts=[] if options.quiet else [_build_picture(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
         style=style,
         style_hash=_compute_csp_hash(style),
@@ -44,6 +44,12 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     stream.enable_buffering(BUFFERED_EVENTS)
     for part in stream:
         sink.utf8(part.encode("utf-8"))
+
+
+def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:
+    if isinstance(chart, Curve):
+        return _curve_geometry.build_curve_picture(chart)
+    return _chart_geometry.build_picture(chart)
 
 
 def _load_template() -> jinja2.Template:

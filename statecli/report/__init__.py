@@ -234,6 +234,22 @@ class Bars(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()
 
 
+class Curve(msgspec.Struct, frozen=True):
+    """A value at each place of an axis, such as the step of a checkpoint, and a line through the values.
+
+    NaN is a value that is not known: the line has a gap. `alarms` has a text for each value, "" for none.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    places: tuple[float, ...]
+    values: tuple[float, ...]
+    alarms: tuple[str, ...]
+    #: The meaning of a value and of a place: "L2 norm", "step".
+    unit: str = ""
+    below: str = ""
+
+
 class Spread(msgspec.Struct, frozen=True):
     """A histogram: `counts[i]` of the values lie between `edges[i]` and `edges[i + 1]`."""
 
@@ -299,7 +315,7 @@ class Report(msgspec.Struct, frozen=True):
     describe: Callable[[Iterable[Finding]], tuple[Finding, ...]] = tuple
     notes: tuple[Oddity, ...] = ()
     #: Charts, for outputs that can draw.
-    charts: Callable[[], tuple[Bars | Spread, ...]] = tuple
+    charts: Callable[[], tuple[Bars | Curve | Spread, ...]] = tuple
     #: Whether the page is an outline (`--tree`), which plain text shows instead of the flat table.
     outline: bool = False
     #: Rules whose findings are rows: outputs for people do not repeat them.

@@ -13,10 +13,10 @@ from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.core.finding import Severity
 from statecli.core.units import format_count, format_fqn, format_number, join_names, plural
 from statecli.report import (
-    Bars,
     Case,
     Cell,
     Column,
+    Curve,
     Group,
     Line,
     Outcome,
@@ -321,15 +321,30 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
 # --- charts, cases ----------------------------------------------------------------------------------------------------
 
 
-def _build_charts(log: Log) -> tuple[Bars, ...]:
-    rows = [row for row in log.rows if row.error is None]
-    labels = tuple(f"{row.step.number:,}" if row.step else row.path for row in rows)
-    norms = tuple(math.nan if row.norm is None else row.norm for row in rows)
-    changes = tuple(0.0 if row.relative_change is None else row.relative_change for row in rows[1:])
-    charts = [Bars("norm of the parameters", labels, norms, "L2 norm")]
+def _build_charts(log: Log) -> tuple[Curve, ...]:
+    """Return the norm and the change of each checkpoint over the steps; over the checkpoints if steps are missing."""
+    read = [row for row in log.rows if row.error is None]
+    # `last.ckpt` is often a copy of the checkpoint before, with the same step.
+    rows = [row for n, row in enumerate(read) if not (n and row.is_copy and row.step == read[n - 1].step)]
+    if not rows:
+        return ()
+    labels = tuple(f"step {row.step.number:,}" if row.step else row.path for row in rows)
+    steps = [row.step.number for row in rows if row.step]
+    has_steps = len(set(steps)) == len(rows)
+    places = tuple(map(float, steps)) if has_steps else tuple(map(float, range(1, len(rows) + 1)))
+    alarms = tuple(f"NaN or infinity in {_fold_names(row.became_nan)}" if row.became_nan else "" for row in rows)
+    below = "step" if has_steps else "checkpoint"
+    norms = tuple(_to_float(row.norm) for row in rows)
+    changes = tuple(_to_float(row.relative_change) for row in rows[1:])
+    charts = [Curve("norm of the parameters", labels, places, norms, alarms, "L2 norm", below)]
     if changes:
-        charts.append(Bars("change since the checkpoint before", labels[1:], changes, "relative L2 change"))
-    return tuple(charts) if rows else ()
+        title = "change since the checkpoint before"
+        charts.append(Curve(title, labels[1:], places[1:], changes, alarms[1:], "rel. change", below))
+    return tuple(charts)
+
+
+def _to_float(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _build_cases(log: Log, fail_on: Severity) -> Iterator[Case]:
