@@ -21,6 +21,7 @@ HOW_TOS = (
     "find-the-biggest-tensors",
     "check-frozen-layers",
     "what-was-done",
+    "follow-a-run",
     "lock-a-release",
     "test-with-pytest",
     "ci",
