@@ -30,7 +30,7 @@ _MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
-    # Behind white space, a root of a path is no method: the point ends a number (`1.`).
+    # Behind white space, a root of a path is not a method: the point ends a number (`1.`).
     rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
     rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)",
     re.ASCII,
