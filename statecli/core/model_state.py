@@ -305,7 +305,8 @@ class StateDict(msgspec.Struct, frozen=True):
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
     the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.
-    `is_module`: a module pickled whole; only its class knows all this.
+    `is_module`: a module pickled whole; only its class knows all this. `keys` lead from the loaded object to the
+    state_dict, () if the object is the state_dict, None if they do not or are unknown.
     """
 
     section: str
@@ -313,6 +314,7 @@ class StateDict(msgspec.Struct, frozen=True):
     others: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
     is_module: bool = False
+    keys: tuple[str | int, ...] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -381,6 +381,7 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
             None,
             tuple(dict.fromkeys(key for state_dict in ones for key in state_dict.others)),
             tuple(dict.fromkeys(key for state_dict in ones for key in state_dict.holders)),
+            keys=ones[0].keys if len({state_dict.keys for state_dict in ones}) == 1 else None,
         )
         for section, ones in by_section.items()
     )

@@ -43,12 +43,14 @@ OTHER_WORDS = re.compile(
 class Section(msgspec.Struct):
     """Container of state: its path, its node and its role.
 
-    `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer.
+    `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer. `keys` lead
+    from the root to the node, None if the path has an attribute or only some entries of a container are the section.
     """
 
     path: str
     node: Any
     role: str
+    keys: tuple[str | int, ...] | None = None
 
 
 class Search:
@@ -128,7 +130,7 @@ def _find_within(path: str, node: Any, role: str, search: Search) -> list[Sectio
 
 def _find_all(root: Any, search: Search) -> list[Section]:
     if is_module(root):
-        return [Section("model", root, "module")]
+        return [Section("model", root, "module", ())]
     if is_optimizer(root):
         return [Section("optimizer", root, "optimizer")]
     if _is_generator_state(root):
@@ -136,8 +138,8 @@ def _find_all(root: Any, search: Search) -> list[Section]:
     if is_flat_optimizer(root):
         return [Section("optimizer", root, "moments")]
     if not _should_descend(root, search):
-        return [Section("model", root, "model")]
-    return list(_sections("", root, search, 0))
+        return [Section("model", root, "model", ())]
+    return list(_sections("", root, search, 0, ()))
 
 
 #: What the Trainer, Lightning and accelerate name the states of random generators in a file of nothing else.
@@ -149,7 +151,9 @@ def _is_generator_state(root: Any) -> bool:
     return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
 
 
-def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:
+def _sections(
+    path: str, node: Any, search: Search, depth: int, keys: tuple[str | int, ...] | None = None
+) -> Iterator[Section]:
     loose: dict[Any, Any] = {}
     below: list[Section] = []
     children = (
@@ -162,14 +166,28 @@ def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Sect
             loose[key] = child
         elif role == "other" or role == "model":
             nested = depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _should_descend(child, search)
-            below.extend(_sections(where, child, search, depth + 1) if nested else [Section(where, child, role)])
+            to_child = _extend_keys(keys, node, key, child)
+            below.extend(
+                _sections(where, child, search, depth + 1, to_child)
+                if nested
+                else [Section(where, child, role, to_child)]
+            )
         else:
-            below.append(Section(where, child, role))
+            below.append(Section(where, child, role, _extend_keys(keys, node, key, child)))
     if any(search.is_tensor(value) for value in loose.values()):
         # torchtitan puts the model's entries next to the optimizer.
         is_model = not path and _looks_like_state(loose, "") and not any(section.role in _MODELS for section in below)
         yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
     yield from below
+
+
+def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child: Any) -> tuple[str | int, ...] | None:
+    """Return the keys to a child; None for a child that is not an item of the node."""
+    if keys is None or type(key) not in (str, int):
+        return None
+    if as_mapping(node) is not None:
+        return (*keys, key) if (as_mapping(node) or {}).get(key) is child else None
+    return (*keys, key) if type(node) in (list, tuple) else None
 
 
 _MODELS = frozenset(["model", "module"])

@@ -16,13 +16,13 @@ _SCALARS = frozenset([str, int, float, bool, type(None)])
 def read_state_dict(section: Section, reading: Reading) -> StateDict:
     """Read the keys without a tensor, and the `_metadata` of a dict returned by `Module.state_dict()`."""
     if section.role == "module":
-        return StateDict(section.path, is_module=True)
+        return StateDict(section.path, is_module=True, keys=section.keys)
     items = as_mapping(section.node) or {}
     others = [key for key, value in items.items() if type(key) is str and not reading.decoder.is_torch(value)]
     holders = [key for key in others if type(items[key]) not in LEAF_TYPES]
     recorded = as_mapping(get_attributes(section.node).get("_metadata"))
     metadata = None if recorded is None else _read_metadata(recorded, reading)
-    return StateDict(section.path, metadata, tuple(others), tuple(holders))
+    return StateDict(section.path, metadata, tuple(others), tuple(holders), keys=section.keys)
 
 
 def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
