@@ -61,12 +61,14 @@ def move(
         return model_reader.move(built, target, device, stats_of=stats_of)
 
 
-def load(built: BuiltModel, entries: Entries) -> Answer:
+def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True) -> Answer:
     """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
 
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
     fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
+
+    `by_from_pretrained`: leave out the objections that `from_pretrained` of a model of transformers overcomes.
     """
     from statecli.live import load_state_dict
 
-    return load_state_dict.load(built, entries)
+    return load_state_dict.load(built, entries, by_from_pretrained=by_from_pretrained)

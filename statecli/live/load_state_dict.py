@@ -26,7 +26,7 @@ from statecli.live.load_state_dict_api import Answer, Entries
 from statecli.live.tensors import is_lazy
 
 
-def load(built: BuiltModel, entries: Entries) -> Answer:
+def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool) -> Answer:
     """See `statecli.live.load`."""
     with built.user_code("load_state_dict()"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what meta tensors are not: nobody loads them
@@ -36,9 +36,8 @@ def load(built: BuiltModel, entries: Entries) -> Answer:
         refusal = _Refusal(module)
         with refusal.catch(), _skip_copies():
             module.load_state_dict(state)
-        return pretrained.adjust_answer(
-            module, entries, refusal.build_answer(tuple(name for name in extra if name in state))
-        )
+        answer = refusal.build_answer(tuple(name for name in extra if name in state))
+        return pretrained.adjust_answer(module, entries, answer) if by_from_pretrained else answer
 
 
 # --- the module ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""Names that `torch.load(weights_only=True)` refuses in a pickle. Nothing is loaded."""
+
+from __future__ import annotations
+
+import _compat_pickle
+from collections.abc import Iterable
+
+import torch
+
+
+def list_refused_names(names: Iterable[str]) -> list[str]:
+    """Return the names (`argparse.Namespace`) that the installed torch does not allow by default."""
+    from torch import _weights_only_unpickler
+
+    allowed = set(_weights_only_unpickler._get_allowed_globals())
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if not {name, _rename_from_python_2(name)} & allowed and not _is_special(name)
+    ]
+
+
+def _rename_from_python_2(name: str) -> str:
+    """Return the name of Python 3: pickles of protocol 2 have `__builtin__.set`."""
+    module, _, attribute = name.rpartition(".")
+    renamed = _compat_pickle.NAME_MAPPING.get((module, attribute))
+    if renamed is not None:
+        return ".".join(renamed)
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{attribute}"
+
+
+def _is_special(name: str) -> bool:
+    """Return True for classes of storages, which are part of a persistent id."""
+    module, _, attribute = name.rpartition(".")
+    return (
+        module in ("torch", "torch.cuda", "torch.storage")
+        and attribute.endswith("Storage")
+        and hasattr(torch, "Storage")
+    )
