@@ -101,7 +101,10 @@ def test_every_choice_of_an_option_is_offered(command):
         ("statecli inspect a.pt --atol ", []),
         ("statecli diff --atol ", []),
         ("statecli inspect -- --", []),
-        ("statecli schema ", ["inspect", "diff", "verify", "audit", "rules", "config", "lock", "log", "bisect"]),
+        (
+            "statecli schema ",
+            ["inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect"],
+        ),
         ("statecli schema inspect ", []),
         ("statecli completion ", ["bash", "zsh", "fish", "powershell"]),
         ("statecli config ", []),

@@ -138,6 +138,19 @@ MANUALS: dict[str, Manual] = {
             2: f"A target could not be read, nothing was audited, a requested rule did not run, {_WRONG_LINE}",
         },
     ),
+    "explain": Manual(
+        (
+            Example("statecli explain net.py:Net model.safetensors", "Print the cause, and lines that load the file."),
+            Example("statecli explain net.py:Net old.pt -f json", "The same for programs."),
+            Example("python train.py 2>&1 | statecli explain", "Explain the error text of a program."),
+        ),
+        {
+            0: "The class loads the checkpoint as it is, by a strict load_state_dict.",
+            1: "The class does not load the checkpoint, and the cause is printed; the lines may be proved or not.",
+            2: "statecli cannot tell: a target cannot be read, the model was not built, the text has no known error, "
+            + _WRONG_LINE,
+        },
+    ),
     "lock": Manual(
         (
             Example("statecli lock checkpoints/ -o statecli.lock.json", "Lock all checkpoints of a folder."),

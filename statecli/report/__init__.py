@@ -190,7 +190,7 @@ def _name_help(help: str) -> str:
 #: The beginning of a line to paste.
 _CODE = re.compile(
     r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
-    r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)"
+    r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)|del \w+\[|import [\w.]+$"
 )
 #: Consequences of a problem that are shown without --all.
 MAX_EFFECTS = 8

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from statecli.commands.audit.result import Audit
 from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status, Transformation
+from statecli.commands.explain.result import Diagnosis, Explanation
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
@@ -326,6 +327,23 @@ class SettingRow(msgspec.Struct, frozen=True):
     source: str
 
 
+class ExplainDocument(msgspec.Struct, frozen=True):
+    """`statecli explain -f json`. `model` and `checkpoint` are null for an error text.
+
+    `diagnosis` is null if the class loads the checkpoint; `alternatives` has other lines that load the checkpoint.
+    """
+
+    schema: str
+    statecli: str
+    model: str | None
+    checkpoint: str | None
+    loads: bool
+    diagnosis: Diagnosis | None
+    alternatives: tuple[Diagnosis, ...]
+    notes: tuple[Oddity, ...]
+    verdict: str
+
+
 class ConfigDocument(msgspec.Struct, frozen=True):
     """`statecli config -f json`. `file` is null if no configuration was found."""
 
@@ -379,6 +397,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "diff": DiffDocument,
     "verify": VerifyDocument,
     "audit": AuditDocument,
+    "explain": ExplainDocument,
     "rules": RulesDocument,
     "config": ConfigDocument,
     "lock": Lock,
@@ -425,6 +444,21 @@ def build_bisect_document(bisection: Bisection) -> BisectDocument:
         bisection.probes,
         bisection.findings,
         bisection.notes,
+    )
+
+
+def build_explain_document(explanation: Explanation, verdict: str) -> ExplainDocument:
+    """Return the document of an explanation."""
+    return ExplainDocument(
+        "statecli.explain/1",
+        __version__,
+        explanation.model,
+        explanation.checkpoint,
+        explanation.loads,
+        explanation.diagnosis,
+        explanation.alternatives,
+        explanation.notes,
+        verdict,
     )
 
 

@@ -630,6 +630,15 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     shard: Shard = None
 
 
+class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
+    """Explain why a checkpoint does not load into a class. Prints the lines of Python that load the checkpoint."""
+
+    model: Annotated[
+        str, Target("MODEL", "Model class, as in inspect. Without MODEL: torch's error text on standard input.")
+    ] = "-"
+    checkpoint: Annotated[str | None, Target("CHECKPOINT", "Checkpoint to load into the class.")] = None
+
+
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a lock file: the digest of each tensor. -o FILE saves the lock file."""
 
@@ -802,7 +811,8 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     command: Annotated[
         str,
         Target(
-            "COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config, lock, log or bisect."
+            "COMMAND",
+            "A command with JSON output: inspect, diff, verify, audit, explain, rules, config, lock, log or bisect.",
         ),
     ]
     debug: Debug = False
@@ -860,6 +870,7 @@ Options = (
     | DiffOptions
     | VerifyOptions
     | AuditOptions
+    | ExplainOptions
     | LockOptions
     | LogOptions
     | BisectOptions
@@ -881,6 +892,7 @@ COMMANDS: dict[str, type[Options]] = {
     "diff": DiffOptions,
     "verify": VerifyOptions,
     "audit": AuditOptions,
+    "explain": ExplainOptions,
     "lock": LockOptions,
     "log": LogOptions,
     "bisect": BisectOptions,

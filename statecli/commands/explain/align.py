@@ -1,0 +1,530 @@
+"""Pair the names of a checkpoint with the names of a model by shape, by their words and by their order.
+
+Both lists of names are trees of modules. The trees are compared from the root: children of one name are paired, then
+children with the same shapes below them. Each decision between several candidates is recorded, so that a caller knows
+which pairs are determined and which are guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+import msgspec
+
+from statecli.commands.explain.name_words import count_shared_words, measure_similarity
+
+Shape = tuple[int, ...] | None
+
+#: Components of a name that are compared; the rest is one component.
+MAX_COMPONENTS = 48
+#: Children of one module that are compared with each other.
+MAX_CANDIDATES = 200
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A name of the checkpoint and its name in the model.
+
+    Attributes:
+        rivals: Names of the model that fit as well; () if the pair is determined by names and shapes.
+        by_shape: The names have no word in common where they differ: only the shape is evidence.
+    """
+
+    name: str
+    registered: str
+    rivals: tuple[str, ...] = ()
+    by_shape: bool = False
+
+
+class Alignment(msgspec.Struct, frozen=True):
+    """All pairs, and the names on each side without a partner."""
+
+    pairs: tuple[Pair, ...]
+    unexpected: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Name in the checkpoint -> name in the model, in the order of the checkpoint."""
+        return {pair.name: pair.registered for pair in self.pairs}
+
+
+class _Node:
+    """A module, or a tensor: then `shape` is set and there are no children."""
+
+    __slots__ = ("children", "count", "name", "position", "shape", "signature", "tail")
+
+    def __init__(self, name: str, position: int) -> None:
+        self.name, self.position = name, position
+        self.children: dict[str, _Node] = {}
+        self.shape: Shape | str = ""
+        self.signature, self.count = 0, 0
+        self.tail: frozenset[tuple[str, Shape | str]] | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return not self.children
+
+    def list_tensors(self) -> list[_Node]:
+        """Return the tensors below, in their order."""
+        stack, tensors = [self], []
+        while stack:
+            node = stack.pop()
+            if node.is_tensor:
+                tensors.append(node)
+            stack.extend(reversed(node.children.values()))
+        return tensors
+
+
+def align_names(
+    checkpoint: Mapping[str, Shape], model: Mapping[str, Shape], *, has_order: bool, same_shape: bool = True
+) -> Alignment:
+    """Pair the names.
+
+    Args:
+        checkpoint: Shape of each name in the checkpoint, in the order of saving if `has_order`.
+        model: Shape of each name that the model registers, in its order.
+        has_order: Whether the order may decide between equal candidates.
+        same_shape: Whether equal names of different shapes are left without a partner.
+    """
+    alignment = _Aligner(has_order=has_order)
+    if checkpoint and model:
+        alignment.align(_build_tree(checkpoint), _build_tree(model))
+    pairs = [
+        pair
+        for pair in alignment.pairs
+        if not same_shape or checkpoint[pair.name] == model[pair.registered] or checkpoint[pair.name] is None
+    ]
+    taken, filled = {pair.name for pair in pairs}, {pair.registered for pair in pairs}
+    ordered = sorted(pairs, key=lambda pair: alignment.positions[pair.name])
+    return Alignment(
+        tuple(ordered),
+        tuple(name for name in checkpoint if name not in taken),
+        tuple(name for name in model if name not in filled),
+    )
+
+
+def _build_tree(names: Mapping[str, Shape]) -> _Node:
+    root = _Node("", 0)
+    for position, (name, shape) in enumerate(names.items()):
+        node = root
+        path = [root]
+        for component in name.split(".", MAX_COMPONENTS - 1):
+            child = node.children.get(component)
+            if child is None:
+                where = f"{node.name}.{component}" if node is not root else component
+                child = node.children[component] = _Node(where, position)
+            node = child
+            path.append(node)
+        node.shape = shape
+        mixed = hash((shape, "tensor")) & ((1 << 61) - 1)
+        for above in path:
+            above.count += 1
+            above.signature = (above.signature + mixed) & ((1 << 61) - 1)
+    return root
+
+
+class _Decision(msgspec.Struct, frozen=True):
+    """How two modules were paired: the other candidates for the module of the checkpoint, and whether by shape only."""
+
+    rivals: tuple[_Node, ...] = ()
+    by_shape: bool = False
+
+
+_BY_NAME = _Decision()
+
+
+class _Aligner:
+    """Walk over two trees that collects pairs of tensors."""
+
+    def __init__(self, *, has_order: bool) -> None:
+        self.has_order = has_order
+        self.pairs: list[Pair] = []
+        self.positions: dict[str, int] = {}
+
+    def align(self, checkpoint: _Node, model: _Node) -> None:
+        """Pair the tensors below two modules that are each other's."""
+        stack = [(checkpoint, model, _BY_NAME)]
+        while stack:
+            own, registered, decision = stack.pop()
+            own, registered = _skip_levels(own, registered)
+            if _list_tails(own) == _list_tails(registered):
+                self._add_equal(own, registered, decision)
+                continue
+            if own.is_tensor and registered.is_tensor:
+                self._add(own, registered, decision)
+            elif own.is_tensor or registered.is_tensor:
+                stack.extend(self._pair_tensors([own], [registered], decision))
+            else:
+                stack.extend(self._pair_children(own, registered, decision))
+
+    def _add(self, own: _Node, registered: _Node, decision: _Decision) -> None:
+        rivals = tuple(node.name for node in decision.rivals)
+        self.pairs.append(Pair(own.name, registered.name, rivals, decision.by_shape))
+        self.positions[own.name] = own.position
+
+    def _add_equal(self, own: _Node, registered: _Node, decision: _Decision) -> None:
+        """Add the tensors of two modules with the same names and shapes below them."""
+        stack = [(own, registered)]
+        while stack:
+            first, second = stack.pop()
+            if first.is_tensor:
+                self._add(first, second, decision)
+            stack.extend((child, second.children[token]) for token, child in first.children.items())
+
+    def _pair_children(
+        self, own: _Node, registered: _Node, above: _Decision
+    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
+        left, right = dict(own.children), dict(registered.children)
+        for token, other, decision in _pair_families(left, right):
+            yield left.pop(token), right.pop(other), _join(above, decision)
+        for token in [token for token in left if token in right]:
+            yield left.pop(token), right.pop(token), above
+        if left and right:
+            for first, second, decision in self._choose(list(left.values()), list(right.values())):
+                left = {token: node for token, node in left.items() if node is not first}
+                right = {token: node for token, node in right.items() if node is not second}
+                yield first, second, _join(above, decision)
+        if left and right:
+            yield from self._pair_tensors(left.values(), right.values(), above)
+
+    # --- children without an equal name -----------------------------------------------------------------------------
+
+    def _choose(self, own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node, _Decision]]:
+        """Pair modules with the same shapes below them, then modules that share most of their shapes and names."""
+        groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
+        for side, nodes in enumerate((own, registered)):
+            for node in nodes:
+                groups.setdefault((node.count, node.signature), ([], []))[side].append(node)
+        chosen = [pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)]
+        taken = {id(node) for first, second, _ in chosen for node in (first, second)}
+        rest = [[node for node in nodes if id(node) not in taken] for nodes in (own, registered)]
+        return chosen + _choose_similar(*rest)
+
+    def _choose_among(self, own: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node, _Decision]]:
+        """Pair candidates that all have the same shapes: by the words of their names, then by likeness and order."""
+        own, registered = own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
+        evidence = {
+            (id(first), id(second)): _measure_evidence(first, second) for first, second in product(own, registered)
+        }
+        while own and registered:
+            best = _find_mutual_best(own, registered, evidence)
+            if best is None:
+                break
+            first, second = best
+            weak = evidence[id(first), id(second)] == (0, 0)
+            yield first, second, _Decision(by_shape=weak)
+            own, registered = [n for n in own if n is not first], [n for n in registered if n is not second]
+        yield from self._choose_by_likeness(own, registered, evidence)
+
+    def _choose_by_likeness(
+        self, own: list[_Node], registered: list[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
+    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
+        all_registered = list(registered)
+        keeps_count = len(own) == len(registered)
+        rank = {id(node): n for nodes in (own, registered) for n, node in enumerate(_sort(nodes, self.has_order))}
+        scored = sorted(
+            product(own, registered),
+            key=lambda pair: (
+                *(-number for number in evidence[id(pair[0]), id(pair[1])]),
+                -round(measure_similarity(_tail(pair[0]), _tail(pair[1])), 1) if not keeps_count else 0,
+                abs(rank[id(pair[0])] - rank[id(pair[1])]) if self.has_order else 0,
+                -measure_similarity(_tail(pair[0]), _tail(pair[1])),
+                rank[id(pair[0])],
+                rank[id(pair[1])],
+            ),
+        )
+        taken: set[int] = set()
+        for first, second in scored:
+            if id(first) not in taken and id(second) not in taken:
+                taken |= {id(first), id(second)}
+                rivals = tuple(node for node in all_registered if node is not second)
+                yield first, second, _Decision(rivals or (second,), by_shape=True)
+
+    # --- tensors of modules that have no partner --------------------------------------------------------------------
+
+    def _pair_tensors(
+        self, own: Iterable[_Node], registered: Iterable[_Node], above: _Decision
+    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
+        """Pair single tensors below modules that are grouped in another way, by shape and the words of whole names."""
+        groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
+        for side, nodes in enumerate((own, registered)):
+            for node in nodes:
+                for tensor in node.list_tensors():
+                    groups.setdefault(tensor.shape, ([], []))[side].append(tensor)
+        for left, right in groups.values():
+            if left and right:
+                for first, second, decision in self._choose_among(left, right):
+                    yield first, second, _join(above, decision)
+
+
+def _join(above: _Decision, decision: _Decision) -> _Decision:
+    if decision is _BY_NAME or above is _BY_NAME:
+        return above if decision is _BY_NAME else decision
+    return _Decision(above.rivals + decision.rivals, above.by_shape or decision.by_shape)
+
+
+def _tail(node: _Node) -> str:
+    return node.name.rpartition(".")[2]
+
+
+def _sort(nodes: Sequence[_Node], has_order: bool) -> list[_Node]:
+    return sorted(nodes, key=lambda node: (node.position if has_order else 0, node.name))
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
+    """Return the number of shared words (of the last component, of tensors of the whole name), and of inner names."""
+    if first.is_tensor and second.is_tensor:
+        shared = _count_path_words(first.name, second.name)
+        return shared, 0
+    return count_shared_words(_tail(first), _tail(second)), _count_inner_names(first, second)
+
+
+def _count_path_words(first: str, second: str) -> int:
+    """Return the shared words of two names; an equal number at the same rank of numbers counts as a word."""
+    own, registered = first.split("."), second.split(".")
+    words = count_shared_words(".".join(own), ".".join(registered))
+    return words + 2 * (own[-1] == registered[-1])
+
+
+def _count_inner_names(first: _Node, second: _Node) -> int:
+    return len(_list_tails(first) & _list_tails(second))
+
+
+def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
+    """Return the names below a module with their shapes."""
+    if node.tail is None:
+        tails = []
+        stack = [(child, token) for token, child in node.children.items()]
+        while stack:
+            current, path = stack.pop()
+            if current.is_tensor:
+                tails.append((path, current.shape))
+            stack.extend((child, f"{path}.{token}") for token, child in current.children.items())
+        node.tail = frozenset(tails)
+    return node.tail
+
+
+def _find_mutual_best(
+    own: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
+) -> tuple[_Node, _Node] | None:
+    """Return a pair in which each fits the other better than every other candidate; None if there is no such pair."""
+    for first in own:
+        ranked = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
+        second = ranked[0]
+        score = evidence[id(first), id(second)]
+        if len(ranked) > 1 and evidence[id(first), id(ranked[1])] == score:
+            continue
+        if any(evidence[id(node), id(second)] >= score for node in own if node is not first):
+            continue
+        return first, second
+    return None
+
+
+def _choose_similar(own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node, _Decision]]:
+    """Pair modules that differ in some tensors but share at least half of their inner names and shapes."""
+    chosen: list[tuple[_Node, _Node, _Decision]] = []
+    scores = []
+    for first, second in product(own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
+        if first.is_tensor or second.is_tensor:
+            continue
+        shared = sum((_count_shapes(first) & _count_shapes(second)).values())
+        if 2 * shared >= max(first.count, second.count):
+            scores.append((shared + _count_inner_names(first, second), first, second))
+    scores.sort(key=lambda score: -score[0])
+    for score, first, second in scores:
+        if not any(first is pair[0] or second is pair[1] for pair in chosen):
+            rivals = tuple(
+                node for other, own_node, node in scores if own_node is first and node is not second and other == score
+            )
+            chosen.append((first, second, _Decision(rivals)))
+    return chosen
+
+
+def _count_shapes(node: _Node) -> Counter[Shape | str]:
+    return Counter(tensor.shape for tensor in node.list_tensors())
+
+
+# --- levels ----------------------------------------------------------------------------------------------------------
+
+
+def _skip_levels(own: _Node, registered: _Node) -> tuple[_Node, _Node]:
+    """Remove levels of either side without which the two sides fit better: only children, or the largest child."""
+    for _ in range(MAX_COMPONENTS):
+        first, second = _descend(own, registered)
+        here = _count_inner_names(first, second)
+        lifted = [(_lift_largest(first), second), (first, _lift_largest(second))]
+        better = [(a, b) for a, b in lifted if a is not None and b is not None and _count_inner_names(a, b) > here]
+        if not better:
+            return first, second
+        own, registered = max(better, key=lambda option: _count_inner_names(*option))
+    return own, registered
+
+
+def _descend(own: _Node, registered: _Node) -> tuple[_Node, _Node]:
+    """Descend to only children, on either side, where the two sides fit best."""
+    chains = [_list_only_children(node) for node in (own, registered)]
+    if len(chains[0]) == len(chains[1]) == 1:
+        return own, registered
+    options = [(first, second) for first in enumerate(chains[0]) for second in enumerate(chains[1])]
+    best = max(options, key=lambda option: (*_fit(option[0][1], option[1][1]), -option[0][0] - option[1][0]))
+    return best[0][1], best[1][1]
+
+
+def _lift_largest(node: _Node) -> _Node | None:
+    """Return the module with the children of its largest child in place of this child; None if names clash."""
+    if len(node.children) < 2:
+        return None
+    token, largest = max(node.children.items(), key=lambda item: (item[1].count, "ema" not in item[0]))
+    others = {name: child for name, child in node.children.items() if name != token}
+    if 2 * largest.count < node.count or others.keys() & largest.children.keys() or largest.is_tensor:
+        return None
+    lifted = _Node(node.name, node.position)
+    lifted.children = {**largest.children, **others}
+    lifted.count, lifted.signature = node.count, node.signature
+    return lifted
+
+
+def _list_only_children(node: _Node) -> list[_Node]:
+    """Return the module, its only child if there is only one, and so on."""
+    chain = [node]
+    while len(chain[-1].children) == 1:
+        chain.extend(chain[-1].children.values())
+    return chain
+
+
+def _fit(own: _Node, registered: _Node) -> tuple[int, int, int]:
+    """Return how well two modules fit at this level: equal inner names, children with equal shapes, equal leafness."""
+    if own.is_tensor or registered.is_tensor:
+        return (0, 0, int(own.is_tensor is registered.is_tensor))
+    signatures = Counter((child.count, child.signature) for child in own.children.values())
+    others = Counter((child.count, child.signature) for child in registered.children.values())
+    shared = sum(key[0] * count for key, count in (signatures & others).items())
+    return _count_inner_names(own, registered), shared, len(own.children.keys() & registered.children.keys())
+
+
+# --- numbered children -----------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+
+
+def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str, _Decision]]:
+    """Pair numbered children (`0`, `layer1`) whose numbers differ between the sides, in their order.
+
+    Children with the same numbers on both sides are left to the pairing by name.
+    """
+    pairs: list[tuple[str, str, _Decision]] = []
+    own_families, other_families = _list_families(left), _list_families(right)
+    for stem, own in own_families.items():
+        registered = other_families.get(stem)
+        if registered is None or own.keys() == registered.keys():
+            continue
+        pairs += _pair_numbers(stem, own, registered, left, right)
+    return pairs
+
+
+def _list_families(children: Iterable[str]) -> dict[str, dict[int, str]]:
+    families: dict[str, dict[int, str]] = {}
+    for token in children:
+        if (match := _NUMBERED.fullmatch(token)) and str(int(match[2])) == match[2]:
+            families.setdefault(match[1], {})[int(match[2])] = token
+    return families
+
+
+def _pair_numbers(
+    stem: str,
+    own: Mapping[int, str],
+    registered: Mapping[int, str],
+    left: Mapping[str, _Node],
+    right: Mapping[str, _Node],
+) -> list[tuple[str, str, _Decision]]:
+    """Pair the numbers of a family in order, by the shapes below each; with rivals if several pairings fit."""
+    numbers, others = sorted(own), sorted(registered)
+    rows = [left[own[number]] for number in numbers]
+    columns = [right[registered[number]] for number in others]
+    keys = [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
+    if keys[0] == keys[1]:
+        # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
+        distinct = len(set(keys[0])) == len(keys[0])
+        delta = {second - first for first, second in zip(numbers, others, strict=True)}
+        shifted = len(delta) == 1 and (not stem or distinct) and len(numbers) > 2
+        decisions = [
+            _BY_NAME
+            if shifted or keys[0].count(key) == 1
+            else _Decision(tuple(n for n, k in zip(columns, keys[1], strict=True) if k == key and n is not node))
+            for key, node in zip(keys[1], columns, strict=True)
+        ]
+        return [(own[a], registered[b], d) for a, b, d in zip(numbers, others, decisions, strict=True)]
+    common = [number for number in numbers if number in registered]
+    by_name = all(_has_key(left[own[n]], right[registered[n]]) for n in common)
+    if by_name and len(common) == min(len(numbers), len(others)):
+        ambiguous = _count_embeddings(*sorted(keys, key=len)) > 1
+        return [
+            (
+                own[n],
+                registered[n],
+                _Decision(tuple(c for c in columns if c is not right[registered[n]] and _has_key(c, left[own[n]])))
+                if ambiguous
+                else _BY_NAME,
+            )
+            for n in common
+        ]
+    return _pair_sequences(own, registered, left, right)
+
+
+def _has_key(first: _Node, second: _Node) -> bool:
+    return (first.count, first.signature) == (second.count, second.signature)
+
+
+def _pair_sequences(
+    own: Mapping[int, str], registered: Mapping[int, str], left: Mapping[str, _Node], right: Mapping[str, _Node]
+) -> list[tuple[str, str, _Decision]]:
+    """Pair the longest common subsequence of shapes; if it is not unique, each pair has rivals."""
+    numbers, others = sorted(own), sorted(registered)
+    rows = [left[own[number]] for number in numbers]
+    columns = [right[registered[number]] for number in others]
+    if len(rows) * len(columns) > 1 << 20:
+        return []
+    length, ways = _measure_subsequences(
+        [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
+    )
+    pairs = []
+    row = column = 0
+    while row < len(rows) and column < len(columns):
+        if _has_key(rows[row], columns[column]) and length[row][column] == length[row + 1][column + 1] + 1:
+            rivals = tuple(n for n in columns if n is not columns[column] and _has_key(n, rows[row]))
+            decision = _Decision(rivals) if ways[0][0] > 1 and rivals else _BY_NAME
+            pairs.append((own[numbers[row]], registered[others[column]], decision))
+            row, column = row + 1, column + 1
+        elif length[row + 1][column] >= length[row][column + 1]:
+            row += 1
+        else:
+            column += 1
+    return pairs
+
+
+def _measure_subsequences(rows: Sequence[object], columns: Sequence[object]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the length of the longest common subsequence from each place, and in how many ways, 2 at most."""
+    length = [[0] * (len(columns) + 1) for _ in range(len(rows) + 1)]
+    ways = [[1] * (len(columns) + 1) for _ in range(len(rows) + 1)]
+    for row in range(len(rows) - 1, -1, -1):
+        for column in range(len(columns) - 1, -1, -1):
+            down, right, both = length[row + 1][column], length[row][column + 1], length[row + 1][column + 1]
+            match = both + 1 if rows[row] == columns[column] else -1
+            best = max(down, right, match)
+            count = ways[row + 1][column + 1] if match == best else 0
+            count += ways[row + 1][column] if down == best else 0
+            count += ways[row][column + 1] if right == best else 0
+            count -= ways[row + 1][column + 1] if both == best else 0
+            length[row][column], ways[row][column] = best, min(count, 1 << 20)
+    return length, ways
+
+
+def _count_embeddings(short: Sequence[object], long: Sequence[object]) -> int:
+    """Return in how many ways the longest common subsequence fits."""
+    return _measure_subsequences(short, long)[1][0][0] if len(short) * len(long) <= 1 << 20 else 2

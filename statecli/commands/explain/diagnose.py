@@ -1,0 +1,388 @@
+"""Find the cause why a checkpoint does not load into a class, and prove the lines that load it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.explain import special_files
+from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
+from statecli.commands.explain.model_code import build_model_code
+from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
+from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
+from statecli.commands.explain.renaming import Step, Substitution, apply_steps, find_steps
+from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.source import ModelEntries, read_entries
+from statecli.core import quoting
+from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.units import plural
+from statecli.live.built_model import BuiltModel
+
+#: Share of the class's tensors that must be in the checkpoint, for the two to be one model.
+MIN_SHARE = 0.3
+#: Examples and rivals that a sentence names.
+MAX_EXAMPLES = 3
+_WEIGHT_NORM = re.compile(r"parametrizations\.(\w+)\.original([01])$")
+_GAINS = ("g", "v")
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """A class and a checkpoint: the class's state_dict by name, its module, and the entries that it would load."""
+
+    model: ModelState
+    built: BuiltModel
+    checkpoint: ModelState
+    entries: ModelEntries
+    registered: dict[str, TensorInfo]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of each key of the class's state_dict."""
+        return {name: row.shape for name, row in self.registered.items()}
+
+
+def list_registered(model: ModelState) -> dict[str, TensorInfo]:
+    """Return the tensors of the class's state_dict by name, in order."""
+    return {
+        row.fqn: row
+        for row in model.tensors
+        if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.persistent is not False and row.saved is not False
+    }
+
+
+def build_subject(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Subject | None:
+    """Return the two sides; None if the checkpoint has no model."""
+    registered = list_registered(model)
+    entries = read_entries(checkpoint, list(registered))
+    return None if entries is None else Subject(model, built, checkpoint, entries, registered)
+
+
+def load_whole(subject: Subject) -> LoadResult:
+    """Return the answer of the class to the loaded object as it is."""
+    return load_as_is(subject.entries, subject.built)
+
+
+def is_loaded_as_is(subject: Subject) -> bool:
+    """Return True if `model.load_state_dict(torch.load(file, weights_only=True))` works, or that of safetensors."""
+    source = subject.entries.source
+    plain = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
+    return plain and not subject.entries.refused and load_whole(subject).is_accepted
+
+
+class _Matching(msgspec.Struct, frozen=True):
+    """How the names of the two sides are paired: all pairs, pairs of other shapes, the rest, and ties."""
+
+    alignment: Alignment
+    pairs: tuple[Pair, ...]
+    mismatched: tuple[Pair, ...]
+    unexpected: tuple[str, ...]
+    missing: tuple[str, ...]
+    ties: tuple[tuple[str, str], ...]
+
+
+def diagnose(subject: Subject) -> Diagnosis:
+    """Return the causes, and the lines that load the checkpoint with the result of their proof."""
+    special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built.spec)
+    if special is not None:
+        return special
+    matching = _match(subject)
+    taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
+    if taken < MIN_SHARE * len(subject.registered) or not taken:
+        return _other_model(subject, taken)
+    return _build_diagnosis(subject, matching)
+
+
+def _match(subject: Subject) -> _Matching:
+    own = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
+    other = {_join_weight_norm(name): name for name in subject.registered}
+    if len(own) < len(subject.entries.rows) or len(other) < len(subject.registered):
+        own, other = {name: name for name in subject.entries.names}, {name: name for name in subject.registered}
+    rows = {row.fqn: row for row in subject.entries.rows}
+    alignment = align_names(
+        {name: rows[full].shape for name, full in own.items()},
+        {name: subject.registered[full].shape for name, full in other.items()},
+        has_order=subject.checkpoint.traits.keeps_order,
+        same_shape=False,
+    )
+    pairs = [
+        Pair(own[p.name], other[p.registered], tuple(other.get(name, name) for name in p.rivals), p.by_shape)
+        for p in alignment.pairs
+    ]
+    fitting = [p for p in pairs if _has_shape(rows[p.name], subject.registered[p.registered])]
+    filled = {p.registered for p in fitting}
+    mismatched = [p for p in pairs if p.registered not in filled]
+    missing = [other[name] for name in alignment.missing]
+    ties = [
+        (name, tied)
+        for name in missing
+        if (tied := next((t for t in subject.registered[name].tied_to if t in filled), None)) is not None
+    ]
+    tied_names = {name for name, _ in ties}
+    return _Matching(
+        alignment,
+        tuple(fitting),
+        tuple(mismatched),
+        tuple(own[name] for name in alignment.unexpected),
+        tuple(name for name in missing if name not in tied_names),
+        tuple(ties),
+    )
+
+
+def _join_weight_norm(name: str) -> str:
+    """Return the name with the older names of weight_norm: `conv.weight_g` for `…parametrizations.weight.original0`."""
+    return _WEIGHT_NORM.sub(lambda match: f"{match[1]}_{_GAINS[int(match[2])]}", name)
+
+
+def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
+    return None in (row.shape, registered.shape) or row.shape == registered.shape
+
+
+# --- the lines -------------------------------------------------------------------------------------------------------
+
+
+def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
+    names = {pair.name: _choose_new_name(pair) for pair in (*matching.pairs, *matching.mismatched)}
+    steps = find_steps(names, matching.unexpected)
+    in_order: tuple[str, ...] = ()
+    if steps is None and _is_in_order(subject, matching):
+        steps, in_order = (), tuple(subject.registered)
+    causes = _list_causes(subject, matching, steps)
+    if steps is None:
+        message = (
+            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ in more ways than short lines can rename"
+        )
+        example = next(f"{a} → {b}" for a, b in names.items() if a != b)
+        return Diagnosis(
+            (*causes, Evidence(Cause.OTHER_NAMES, message, len(names), example)), proof="there are no lines to prove"
+        )
+    initial = (*(pair.registered for pair in matching.mismatched), *matching.missing)
+    dropped = [apply_steps(steps, name) for name in (*(p.name for p in matching.mismatched), *matching.unexpected)]
+    kept = [names[pair.name] for pair in matching.pairs]
+    if 2 * len(initial) > len(subject.registered):
+        why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"there are no lines to prove: {why}")
+    left_out = leave_out(dropped, kept) if dropped else LeftOut()
+    if left_out is None or subject.entries.source is None:
+        why = (
+            "statecli knows no lines that read this format"
+            if subject.entries.source is None
+            else "too many modules differ"
+        )
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"there are no lines to prove: {why}")
+    recipe = Recipe(
+        subject.entries.source,
+        build_model_code(subject.built.spec),
+        steps,
+        in_order,
+        left_out,
+        matching.ties,
+        initial,
+    )
+    result = try_recipe(recipe, subject.entries, subject.built)
+    diagnosis = Diagnosis(
+        causes,
+        recipe.format_code(),
+        _list_maps(steps),
+        not initial,
+        initial,
+        tuple(p.name for p in matching.mismatched) + matching.unexpected,
+    )
+    return _judge(diagnosis, subject, matching, result)
+
+
+def _choose_new_name(pair: Pair) -> str:
+    """Return the name to load: torch's hook takes the older names of weight_norm, so they stay."""
+    match = _WEIGHT_NORM.search(pair.registered)
+    if match is None or _WEIGHT_NORM.search(pair.name):
+        return pair.registered
+    return _join_weight_norm(pair.registered)
+
+
+def _is_in_order(subject: Subject, matching: _Matching) -> bool:
+    pairs = matching.pairs
+    complete = len(pairs) == len(subject.registered) == len(subject.entries.rows)
+    return complete and [pair.registered for pair in pairs] == list(subject.registered)
+
+
+def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
+    return tuple(rule for step in steps for rule in step.rules)
+
+
+def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: LoadResult) -> Diagnosis:
+    """Return the diagnosis with the result of the proof."""
+    if result.error:
+        return replace(diagnosis, proof=f"cannot load on meta: {result.error}")
+    if not result.is_accepted:
+        return replace(diagnosis, proof=_describe_objections(result))
+    diagnosis = replace(diagnosis, loads=True)
+    doubts = list(_list_doubts(subject, matching))
+    if doubts:
+        return replace(diagnosis, proof=f"a load on meta accepts the lines, but {'; '.join(doubts)}")
+    renamed = any(pair.name != pair.registered for pair in matching.pairs)
+    strict = (
+        "a strict load on meta accepts the lines"
+        if diagnosis.strict
+        else "a load on meta accepts the lines, with no other missing key"
+    )
+    unique = ", and shapes and words decide each pair of names" if renamed else ""
+    return replace(diagnosis, proved=True, proof=strict + unique)
+
+
+def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
+    """Yield why the lines may load wrong values although the shapes fit."""
+    ambiguous = [pair for pair in matching.pairs if pair.rivals]
+    if ambiguous:
+        pair = ambiguous[0]
+        rivals = ", ".join(dict.fromkeys(pair.rivals[:MAX_EXAMPLES]))
+        yield (
+            f"{plural(len(ambiguous), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
+            f"by order and likeness, and {rivals} has the same shapes"
+        )
+    by_shape = [pair for pair in matching.pairs if pair.by_shape and not pair.rivals]
+    if by_shape and (matching.unexpected or matching.missing or matching.mismatched):
+        pair = by_shape[0]
+        yield f"only the shape says that {pair.name} is {pair.registered}, and both sides have other tensors"
+    refused = [
+        name
+        for name in subject.entries.refused
+        if subject.entries.source and name not in subject.entries.source.allowed
+    ]
+    if subject.entries.state_dict.is_module:
+        yield "statecli does not run the code in the file"
+    elif refused:
+        names = quoting.names(refused)
+        yield f"torch.load(weights_only=True) refuses {names} in the file; scan the file with statecli audit"
+
+
+def _describe_objections(result: LoadResult) -> str:
+    answer = result.answer
+    parts = [
+        f"{label}: {quoting.names(names)}"
+        for label, names in (
+            ("missing", answer.missing),
+            ("unexpected", answer.unexpected),
+            ("of another shape", answer.mismatched),
+            ("refused", [message for _, message in answer.refused]),
+        )
+        if names
+    ]
+    return f"a load on meta still fails: {'; '.join(parts)}"
+
+
+# --- the causes ------------------------------------------------------------------------------------------------------
+
+
+def _list_causes(subject: Subject, matching: _Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
+    return (
+        *special_files.list_file_causes(subject.checkpoint, subject.entries),
+        *_list_renames(subject, matching, steps or ()),
+        *_list_ties(matching),
+        *_list_shapes(subject, matching),
+        *_list_parts(subject, matching),
+    )
+
+
+def _list_renames(subject: Subject, matching: _Matching, steps: Sequence[Step]) -> Iterable[Evidence]:
+    pairs = (*matching.pairs, *matching.mismatched)
+    current = {pair.name: pair.name for pair in pairs}
+    texts: list[str] = []
+    renamed: dict[str, str] = {}
+    for step in steps:
+        after = {name: step.apply(now) for name, now in current.items()}
+        changed = [name for name in after if after[name] != current[name]]
+        if _is_prefix(step) and changed:
+            yield _describe_prefix(step, changed, len(pairs), subject, f"{changed[0]} → {after[changed[0]]}")
+        elif changed:
+            texts.append(_describe_step(step))
+            renamed |= {name: after[name] for name in changed}
+        current = after
+    if texts:
+        normed = all("weight_g" in text or "original" in text or "weight_v" in text for text in texts)
+        first = next(iter(renamed))
+        example = f"{first} → {current[first]}"
+        if normed:
+            message = (
+                f"the file has weight_norm in the form of parametrizations, {subject.model.target} in the older form"
+            )
+            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
+        else:
+            yield Evidence(
+                Cause.RENAMED, f"{plural(len(renamed), 'name')} differ: {', '.join(texts)}", len(renamed), example
+            )
+
+
+def _is_prefix(step: Step) -> bool:
+    if not isinstance(step, Substitution) or step.old is None:
+        return False
+    if step.at_start:
+        return not step.new or not step.old
+    return not step.new and step.old.startswith("_")
+
+
+def _describe_prefix(step: Step, changed: Sequence[str], total: int, subject: Subject, example: str) -> Evidence:
+    assert isinstance(step, Substitution)  # noqa: S101 - checked by _is_prefix
+    count = "all" if len(changed) == total else f"{len(changed):,} of"
+    names = f"{count} {plural(total, 'name')}"
+    if step.new:
+        message = f"{names} lack the prefix {step.new!r}, which {subject.model.target} has"
+    elif step.at_start:
+        message = f"{names} have the prefix {step.old!r}, which {subject.model.target} does not have"
+    else:
+        message = f"{names} contain {step.old!r} of a wrapper, which {subject.model.target} does not have"
+    return Evidence(Cause.PREFIX, message, len(changed), example)
+
+
+def _describe_step(step: Step) -> str:
+    if not isinstance(step, Substitution):
+        module = step.module.replace("\\d+", "N").replace("\\", "").strip(".")
+        return f"the numbers of {module or 'the modules'} differ by {step.delta:+d}"
+    old = step.old if step.old is not None else step.pattern.replace("\\", "").strip("^$")
+    new = step.new if step.old is not None else step.replacement
+    return f"{old.strip('.') or 'no prefix'} → {new.strip('.') or 'nothing'}"
+
+
+def _list_ties(matching: _Matching) -> Iterable[Evidence]:
+    if matching.ties:
+        name, other = matching.ties[0]
+        message = f"{plural(len(matching.ties), 'name')} of tied weights left out: {name} shares the storage of {other}"
+        yield Evidence(Cause.TIED, message, len(matching.ties), f"{name} = {other}")
+
+
+def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
+    rows = {row.fqn: row for row in subject.entries.rows}
+    if matching.mismatched:
+        pair = matching.mismatched[0]
+        shapes = f"{list(rows[pair.name].shape or ())} → {list(subject.registered[pair.registered].shape or ())}"
+        message = f"{plural(len(matching.mismatched), 'tensor')} of another shape, such as {pair.registered}"
+        yield Evidence(Cause.WIDTH, message, len(matching.mismatched), f"{pair.registered}: {shapes}")
+
+
+def _list_parts(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
+    target = subject.model.target
+    if names := matching.missing:
+        message = f"the file lacks {plural(len(names), 'tensor')} of {target}: {_list_modules(names)}"
+        yield Evidence(Cause.OTHER_PART, message, len(names), names[0])
+    if names := matching.unexpected:
+        message = f"the file has {plural(len(names), 'tensor')} that {target} does not have: {_list_modules(names)}"
+        yield Evidence(Cause.OTHER_PART, message, len(names), names[0])
+
+
+def _list_modules(names: Sequence[str]) -> str:
+    if len(names) <= MAX_EXAMPLES:
+        return ", ".join(names)
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    more = f" and {len(modules) - MAX_EXAMPLES} more modules" if len(modules) > MAX_EXAMPLES else ""
+    return f"{', '.join(modules[:MAX_EXAMPLES])}{more}"
+
+
+def _other_model(subject: Subject, taken: int) -> Diagnosis:
+    total = len(subject.registered)
+    message = (
+        f"{subject.checkpoint.target} has {plural(len(subject.entries.rows), 'tensor')}, and only {taken} of the "
+        f"{total} tensors of {subject.model.target} fit: this is probably the checkpoint of another model"
+    )
+    example = f"{subject.entries.names[0]}, {next(iter(subject.registered), 'no tensor')}"
+    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, taken, example),), proof="there are no lines to prove")

@@ -1,0 +1,84 @@
+"""The class of a spec as lines of Python, and its integer arguments, one of which may be the cause."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+
+from statecli.commands.explain.recipe import ModelCode
+from statecli.core import quoting
+from statecli.live import hf_auto
+from statecli.live.import_model import load_object
+from statecli.live.spec import ModelSpec
+
+
+def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode:
+    """Return the import of the class, and the expression that builds the model."""
+    if hf_auto.is_auto(spec):
+        name, config = spec.args
+        folder = os.path.dirname(config) or "."
+        return ModelCode(
+            (f"from transformers import AutoConfig, {name}",), f"{name}(AutoConfig.from_pretrained({folder!r}))"
+        )
+    first = spec.attribute.partition(".")[0]
+    if spec.is_file:
+        folder, file = os.path.split(spec.module)
+        where = f"  # in the folder {folder}" if folder else ""
+        line = f"from {file.removesuffix('.py')} import {first}{where}"
+    else:
+        line = f"from {spec.module} import {first}"
+    return ModelCode((line,), spec.attribute if is_instance else f"{spec.attribute}({format_arguments(spec)})")
+
+
+def format_arguments(spec: ModelSpec) -> str:
+    """Return the arguments as written in a call."""
+    return ", ".join([*map(repr, spec.args), *(f"{name}={value!r}" for name, value in spec.kwargs.items())])
+
+
+def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
+    """Return the spec with another value of an argument."""
+    kwargs, args = dict(spec.kwargs), list(spec.args)
+    names = list_parameters(spec)
+    position = names.index(name) if name in names else len(args)
+    if name not in kwargs and position < len(args):
+        args[position] = value
+    else:
+        kwargs[name] = value
+    head = spec.text.partition("(")[0]
+    changed = ModelSpec(spec.text, spec.module, spec.is_file, spec.attribute, tuple(args), kwargs, True)
+    text = f"{head}({format_arguments(changed)})"
+    return ModelSpec(text, spec.module, spec.is_file, spec.attribute, tuple(args), kwargs, True)
+
+
+def list_parameters(spec: ModelSpec) -> list[str]:
+    """Return the names of the positional parameters; [] if the object has no signature."""
+    return [
+        parameter.name
+        for parameter in _get_parameters(spec)
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+
+
+def list_integer_arguments(spec: ModelSpec) -> Iterator[tuple[str, int]]:
+    """Yield the integer arguments of the call with their values, given or default."""
+    names = list_parameters(spec)
+    given = dict(zip(names, spec.args, strict=False)) | spec.kwargs
+    for parameter in _get_parameters(spec):
+        value = given.get(parameter.name, parameter.default)
+        if type(value) is int and parameter.kind is not parameter.POSITIONAL_ONLY:
+            yield parameter.name, value
+
+
+def _get_parameters(spec: ModelSpec) -> list[inspect.Parameter]:
+    if hf_auto.is_auto(spec):
+        return []
+    try:
+        return list(inspect.signature(load_object(spec)).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def quote_target(text: str) -> str:
+    """Return a target as typed in a shell."""
+    return quoting.quote_for_shell(text)

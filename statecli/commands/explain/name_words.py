@@ -1,0 +1,54 @@
+"""Words of a component of a tensor's name, and how many of them two components share."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+#: Spellings of one word in the libraries of models: transformers, timm, fairseq, TensorFlow, JAX.
+_SYNONYMS = {
+    spelling: word
+    for word, spellings in {
+        "weight": ("gamma", "kernel", "w"),
+        "bias": ("beta", "b"),
+        "var": ("variance",),
+        "query": ("q", "wq"),
+        "key": ("k", "wk"),
+        "value": ("v", "wv"),
+        "output": ("out", "o", "wo"),
+        "embedding": ("emb", "embed", "embeddings", "embeds"),
+        "encoder": ("enc",),
+        "decoder": ("dec",),
+        "attention": ("attn", "att"),
+        "layer": ("layers", "block", "blocks"),
+        "position": ("pos", "positional"),
+        "projection": ("proj",),
+        "norm": ("ln", "bn"),
+        "downsample": ("shortcut",),
+    }.items()
+    for spelling in spellings
+}
+#: Words that say nothing about the module.
+_COMMON_WORDS = frozenset(("layer", "projection", "module", "model", "self"))
+
+
+@lru_cache(maxsize=1 << 14)
+def split_words(component: str) -> frozenset[str]:
+    """Return the words in lower case, each in one spelling: `q_proj` has query and projection."""
+    text = component.replace("layernorm", "layer_norm").replace("batchnorm", "batch_norm")
+    words = (match.group().lower() for match in _PARTS.finditer(text))
+    return frozenset(_SYNONYMS.get(word, word) for word in words)
+
+
+def count_shared_words(first: str, second: str) -> int:
+    """Return how many words both components have, without words that every module may have."""
+    return len((split_words(first) & split_words(second)) - _COMMON_WORDS)
+
+
+@lru_cache(maxsize=1 << 14)
+def measure_similarity(first: str, second: str) -> float:
+    """Return the likeness of two spellings, from 0 to 2: an abbreviation has the first letter of its word."""
+    same_letter = first[:1].lower() == second[:1].lower()
+    return SequenceMatcher(None, first.lower(), second.lower(), autojunk=False).ratio() + same_letter

@@ -1,0 +1,54 @@
+"""Prove the printed lines: a load on meta of the names and shapes that the lines would load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from statecli import live
+from statecli.commands.explain.recipe import Recipe
+from statecli.commands.explain.source import ModelEntries
+from statecli.core.errors import ModelError
+from statecli.live.built_model import BuiltModel
+from statecli.live.load_state_dict_api import Answer, Entries
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """Answer of the class to a load; `error` if its code failed on tensors without values: then nothing is known."""
+
+    answer: Answer = Answer()
+    error: str = ""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return True if a strict load has no objection."""
+        answer = self.answer
+        return not (self.error or answer.missing or answer.unexpected or answer.mismatched or answer.refused)
+
+
+def load_as_is(entries: ModelEntries, built: BuiltModel) -> LoadResult:
+    """Load the entries of the checkpoint under their own names, strictly, on meta."""
+    return _load(entries, {name: name for name in entries.names}, built, keeps_metadata=True)
+
+
+def try_recipe(recipe: Recipe, entries: ModelEntries, built: BuiltModel) -> LoadResult:
+    """Load what the lines of the recipe would load, strictly, on meta; names that keep initial values do not count."""
+    result = _load(entries, recipe.rename_entries(entries.names), built, keeps_metadata=not recipe.rebuilds_dict)
+    answer, initial = result.answer, set(recipe.initial)
+    if initial and set(answer.missing) == initial:
+        return msgspec.structs.replace(result, answer=msgspec.structs.replace(answer, missing=()))
+    return result
+
+
+def _load(entries: ModelEntries, names: Mapping[str, str], built: BuiltModel, *, keeps_metadata: bool) -> LoadResult:
+    rows = {row.fqn: row for row in entries.rows}
+    tensors = {new: rows[name] for new, name in names.items()}
+    state_dict = entries.state_dict
+    metadata = state_dict.metadata if keeps_metadata else None
+    as_saved = state_dict.is_module and keeps_metadata
+    try:
+        answer = live.load(built, Entries(tensors, state_dict.others, metadata, as_saved), by_from_pretrained=False)
+    except ModelError as error:
+        return LoadResult(error=str(error))
+    return LoadResult(answer)

@@ -1,0 +1,224 @@
+"""The lines of Python that load a checkpoint, and the names and entries that they load: both from one description."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from statecli.commands.explain.renaming import Shift, Step, Substitution, apply_steps, format_raw, format_text
+
+#: Columns of a printed line, if possible.
+LINE_WIDTH = 100
+#: Names that a printed line lists one by one.
+MAX_LISTED_NAMES = 4
+
+
+class Loader(Enum):
+    """The function that reads a file."""
+
+    TORCH = "torch.load"
+    MODULE = "torch.load of a pickled module"
+    SAFETENSORS = "safetensors.torch.load_file"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The files of a checkpoint, and the keys from the loaded object to the state_dict.
+
+    `pattern`: a glob of exactly these files, for several files. `allowed`: classes that `weights_only=True` must allow.
+    """
+
+    files: tuple[str, ...]
+    loader: Loader
+    keys: tuple[str | int, ...] = ()
+    pattern: str = ""
+    allowed: tuple[str, ...] = ()
+
+
+class ModelCode(msgspec.Struct, frozen=True):
+    """The lines that import a class, and the expression that builds the model."""
+
+    imports: tuple[str, ...]
+    expression: str
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Entries that are not loaded: names that begin with a prefix, and single names."""
+
+    prefixes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def covers(self, name: str) -> bool:
+        """Return True if the name is left out."""
+        return name.startswith(self.prefixes) if name not in self.names else True
+
+    def format_code(self) -> str:
+        """Return the line that leaves out the entries."""
+        if not self.prefixes:
+            return f"del {', '.join(f'state[{format_text(name)}]' for name in self.names)}"
+        tests = [f"not name.startswith({_tuple(self.prefixes)})"]
+        if self.names:
+            tests.append(f"name not in {_tuple(self.names, always=True)}")
+        return f"state = {{name: tensor for name, tensor in state.items() if {' and '.join(tests)}}}"
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How a checkpoint is loaded into a class.
+
+    Attributes:
+        steps: Steps that rename the entries.
+        in_order: The entries get the names of the class in their order, instead of steps.
+        left_out: Entries left out, under their new names.
+        ties: Names of the class that are filled from another entry, because they share its storage.
+        initial: Names of the class that keep their initial values; with any, strict=False.
+    """
+
+    source: Source
+    model: ModelCode
+    steps: tuple[Step, ...] = ()
+    in_order: tuple[str, ...] = ()
+    left_out: LeftOut = LeftOut()
+    ties: tuple[tuple[str, str], ...] = ()
+    initial: tuple[str, ...] = ()
+
+    @property
+    def rebuilds_dict(self) -> bool:
+        """Return True if the lines build another dict, which does not have the attribute `_metadata`."""
+        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern)
+
+    def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the loaded names, each with its name in the checkpoint: what the printed lines do."""
+        if self.in_order:
+            renamed = dict(zip(self.in_order, names, strict=True))
+        else:
+            renamed = {apply_steps(self.steps, name): name for name in names}
+        entries = {new: name for new, name in renamed.items() if not self.left_out.covers(new)}
+        entries.update((name, entries[other]) for name, other in self.ties)
+        return entries
+
+    # --- the printed lines -------------------------------------------------------------------------------------------
+
+    def format_code(self) -> tuple[str, ...]:
+        """Return the lines of Python."""
+        lines = [*self._format_imports(), f"model = {self.model.expression}"]
+        lines += _format_source(self.source)
+        lines += self._format_renaming()
+        if self.left_out.prefixes or self.left_out.names:
+            lines.append(self.left_out.format_code())
+        lines += [f"state[{format_text(name)}] = state[{format_text(other)}]" for name, other in self.ties]
+        if self.initial:
+            lines.append(f"model.load_state_dict(state, strict=False)  # initial values: {_list_modules(self.initial)}")
+        else:
+            lines.append("model.load_state_dict(state, strict=True)")
+        return tuple(lines)
+
+    def _format_imports(self) -> Iterable[str]:
+        modules = []
+        if self.source.pattern:
+            modules.append("import glob")
+        if any(step.uses_re for step in self.steps) or _list_rules(self.steps):
+            modules.append("import re")
+        modules += [f"import {name.rpartition('.')[0]}" for name in self.source.allowed]
+        if self.source.loader is not Loader.SAFETENSORS:
+            modules.append("import torch")
+        if self.source.loader is Loader.SAFETENSORS:
+            modules.append("from safetensors.torch import load_file")
+        return dict.fromkeys((*modules, *self.model.imports))
+
+    def _format_renaming(self) -> Iterable[str]:
+        if self.in_order:
+            yield "state = dict(zip(model.state_dict(), state.values(), strict=True))"
+            return
+        if rules := _list_rules(self.steps):
+            yield f"rules = [{', '.join(rules)}]"
+            yield "for pattern, new in rules:"
+            yield "    state = {re.sub(pattern, new, name): tensor for name, tensor in state.items()}"
+            return
+        expression, pending = "name", False
+        for step in self.steps:
+            longer = step.format_code(expression)
+            if pending and (isinstance(step, Shift) or len(longer) > LINE_WIDTH - 50):
+                yield _rename(expression)
+                longer = step.format_code("name")
+            expression, pending = longer, True
+            if isinstance(step, Shift):
+                yield _rename(expression)
+                expression, pending = "name", False
+        if pending:
+            yield _rename(expression)
+
+
+def _list_rules(steps: Sequence[Step]) -> list[str]:
+    """Return the steps as pairs of texts for a loop, if there are more than two and all are substitutions."""
+    if len(steps) < 3 or not all(isinstance(step, Substitution) for step in steps):
+        return []
+    return [
+        f"({format_raw(step.pattern)}, {format_raw(step.replacement)})"
+        for step in steps
+        if isinstance(step, Substitution)
+    ]
+
+
+def _rename(expression: str) -> str:
+    return f"state = {{{expression}: tensor for name, tensor in state.items()}}"
+
+
+def _tuple(texts: Sequence[str], *, always: bool = False) -> str:
+    if len(texts) == 1 and not always:
+        return format_text(texts[0])
+    return f"({', '.join(map(format_text, texts))}{',' if len(texts) == 1 else ''})"
+
+
+def _format_source(source: Source) -> list[str]:
+    keys = "".join(f"[{format_text(key) if isinstance(key, str) else key}]" for key in source.keys)
+    lines = [f"torch.serialization.add_safe_globals([{', '.join(source.allowed)}])"] if source.allowed else []
+    if source.loader is Loader.SAFETENSORS:
+        load = "load_file({})"
+    elif source.loader is Loader.MODULE:
+        load = 'torch.load({}, map_location="cpu", weights_only=False)'
+    else:
+        load = 'torch.load({}, map_location="cpu", weights_only=True)'
+    if source.pattern:
+        merge = f"state |= {load.format('path')}{keys}"
+        return [*lines, "state = {}", f"for path in glob.glob({format_text(source.pattern)}):", f"    {merge}"]
+    end = ".state_dict()  # runs code of the file" if source.loader is Loader.MODULE else ""
+    return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{end}"]
+
+
+def _list_modules(names: Sequence[str]) -> str:
+    if len(names) <= MAX_LISTED_NAMES:
+        return ", ".join(names)
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    more = f" and {len(modules) - MAX_LISTED_NAMES} more" if len(modules) > MAX_LISTED_NAMES else ""
+    return f"{len(names)} tensors of {', '.join(modules[:MAX_LISTED_NAMES])}{more}"
+
+
+def leave_out(names: Sequence[str], kept: Iterable[str]) -> LeftOut | None:
+    """Return what leaves out exactly these names: few single names, else prefixes; None if that is too long."""
+    if len(names) <= 2:
+        return LeftOut(names=tuple(names))
+    kept = list(kept)
+    heads = _index_heads(kept)
+    prefixes, single = dict[str, None](), dict[str, None]()
+    for name in names:
+        parts = name.split(".")
+        starts = (".".join(parts[:n]) + "." for n in range(1, len(parts)))
+        prefix = next((start for start in starts if start not in heads), None)
+        if prefix is None:
+            single[name] = None
+        else:
+            prefixes[prefix] = None
+    left_out = LeftOut(tuple(prefixes), tuple(single))
+    return left_out if len(prefixes) + len(single) <= 2 * MAX_LISTED_NAMES else None
+
+
+def _index_heads(names: Iterable[str]) -> set[str]:
+    """Return the paths of all modules above the names, each with a dot."""
+    heads: set[str] = set()
+    for name in names:
+        position = name.find(".") + 1
+        while position:
+            heads.add(name[:position])
+            position = name.find(".", position) + 1
+    return heads

@@ -1,0 +1,287 @@
+"""Steps that rename the entries of a state_dict: each step is applied here, and is a line of Python and a `--map`.
+
+The printed code and the names that are loaded on meta come from the same step, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+import msgspec
+
+from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
+
+#: Steps of a short answer.
+MAX_STEPS = 8
+
+
+class Substitution(msgspec.Struct, frozen=True):
+    """A regular expression and its replacement, as in `--map`.
+
+    `old` and `new` are set if the expression is the literal text `old`: at the start if `at_start`, else anywhere.
+    """
+
+    pattern: str
+    replacement: str
+    old: str | None = None
+    new: str = ""
+    at_start: bool = False
+
+    def apply(self, name: str) -> str:
+        """Return the new name."""
+        return re.sub(self.pattern, self.replacement, name)
+
+    def format_code(self, name: str) -> str:
+        """Return a Python expression of the new name; `name` is an expression of the old one."""
+        if self.old is None:
+            return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
+        if not self.at_start:
+            return f"{name}.replace({format_text(self.old)}, {format_text(self.new)})"
+        if not self.old:
+            return f"{format_text(self.new)} + {name}"
+        if not self.new:
+            return f"{name}.removeprefix({format_text(self.old)})"
+        return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
+
+    @property
+    def uses_re(self) -> bool:
+        """Return True if the code needs the module re."""
+        return "re.sub" in self.format_code("name")
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The texts of `--map` that rename in the same way."""
+        return (f"{self.pattern}={self.replacement}",)
+
+
+class Shift(msgspec.Struct, frozen=True):
+    """Numbers of the children of a module that differ by `delta`, from the number `first` on."""
+
+    module: str
+    first: int
+    last: int
+    delta: int
+
+    @property
+    def pattern(self) -> str:
+        return rf"^({self.module})(\d+)\b" if self.module else r"^()(\d+)\b"
+
+    def apply(self, name: str) -> str:
+        """Return the new name."""
+        return re.sub(self.pattern, self._shift, name)
+
+    def _shift(self, match: re.Match[str]) -> str:
+        number = int(match[2])
+        return f"{match[1]}{number + self.delta if number >= self.first else number}"
+
+    def format_code(self, name: str) -> str:
+        """Return a Python expression of the new name."""
+        sign = "+" if self.delta > 0 else "-"
+        change = f"{sign} {abs(self.delta)}" + (f" * (int(m[2]) >= {self.first})" if self.first > 0 else "")
+        return f're.sub({format_raw(self.pattern)}, lambda m: f"{{m[1]}}{{int(m[2]) {change}}}", {name})'
+
+    @property
+    def uses_re(self) -> bool:
+        """Return True, because the code needs the module re."""
+        return True
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The texts of `--map` that rename in the same way: one a number, in an order without clashes."""
+        numbers = range(self.first, self.last + 1)
+        ordered = reversed(numbers) if self.delta > 0 else numbers
+        return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered)
+
+
+Step = Substitution | Shift
+
+
+def apply_steps(steps: Iterable[Step], name: str) -> str:
+    """Return the name after all steps."""
+    for step in steps:
+        name = step.apply(name)
+    return name
+
+
+def format_text(text: str) -> str:
+    """Return a literal of the text, in double quotes if possible."""
+    return f'"{text}"' if text.isprintable() and not set(text) & set('"\\') else repr(text)
+
+
+def format_raw(text: str) -> str:
+    """Return a literal of a regular expression, raw if that is possible and shorter."""
+    if "\\" not in text or text.endswith("\\") or not text.isprintable() or '"' in text:
+        return format_text(text)
+    return f'r"{text}"'
+
+
+def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[Step, ...] | None:
+    """Return short steps that rename each key of `names` to its value and keep the names apart; None if none are known.
+
+    `others` are names without a partner: their new names must not be values of `names`.
+    """
+    if all(name == new for name, new in names.items()):
+        return ()
+    rest, wrappers = _remove_wrapper_parts(names)
+    others = tuple(others)
+    proposals = ((*wrappers, *steps) for context in (0, 1, 2) for steps in _propose_steps(rest, context))
+    ranked = sorted(dict.fromkeys(proposals), key=lambda steps: (len(steps), sum(len(step.pattern) for step in steps)))
+    return next((steps for steps in ranked if len(steps) <= MAX_STEPS and _are_exact(steps, names, others)), None)
+
+
+def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable[str]) -> bool:
+    """Return True if the steps give the new names, and keep all names apart after each step."""
+    current = [*names, *others]
+    for step in steps:
+        current = [step.apply(name) for name in current]
+        if len(set(current)) < len(current):
+            return False
+    return all(name == new for name, new in zip(current, names.values(), strict=False))
+
+
+def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tuple[Step, ...]]:
+    """Return the names without the parts of wrappers that the model does not have, and the steps that remove these."""
+    parts = [
+        part
+        for part in WRAPPER_ATTRIBUTES
+        if any(f".{part}." in f".{name}" for name in names)
+        and not any(f".{part}." in f".{new}" for new in names.values())
+    ]
+    steps = tuple(Substitution(re.escape(f"{part}."), "", f"{part}.") for part in parts)
+    return {apply_steps(steps, name): new for name, new in names.items()}, steps
+
+
+class _Hunk(NamedTuple):
+    """Components that are replaced, with the components before and after them."""
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def _find_hunks(name: str, new: str) -> list[_Hunk]:
+    own, other = name.split("."), new.split(".")
+    matcher = SequenceMatcher(None, own, other, autojunk=False)
+    hunks = []
+    for tag, start, stop, new_start, new_stop in matcher.get_opcodes():
+        if tag != "equal":
+            hunks.append(
+                _Hunk(tuple(own[start:stop]), tuple(other[new_start:new_stop]), tuple(own[:start]), tuple(own[stop:]))
+            )
+    return hunks
+
+
+def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
+    """Yield lists of steps, the shortest first; `context` components around a replaced component are part of it."""
+    prefix = _find_prefix_steps(names)
+    for first in ((), *((p,) for p in prefix)):
+        rest = {apply_steps(first, name): new for name, new in names.items()}
+        if len(rest) < len(names):
+            continue
+        if all(name == new for name, new in rest.items()):
+            yield first
+            continue
+        shifts, shifted = _find_shifts(rest)
+        steps = _find_substitutions(shifted, context)
+        yield (*first, *shifts, *steps)
+        yield (*first, *shifts, *reversed(steps))
+        if shifts:
+            yield (*first, *_find_substitutions(rest, context))
+
+
+def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
+    """Return the steps that remove or add a prefix of every name, or of the names that have it."""
+    found: list[Step] = []
+    removed = {name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)}
+    added = {new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)}
+    found += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
+    found += [Substitution("^", _escape(prefix), "", prefix, at_start=True) for prefix in sorted(added, key=len)[:3]]
+    # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
+    for own, other in ((names.keys(), names.values()), (names.values(), names.keys())):
+        head = {name.partition(".")[0] for name in own}
+        if len(head) == 1 and all("." in name for name in own) and head.isdisjoint(n.partition(".")[0] for n in other):
+            prefix = f"{next(iter(head))}."
+            found.append(
+                _remove_prefix(prefix)
+                if own is names.keys() or list(own) == list(names)
+                else Substitution("^", _escape(prefix), "", prefix, at_start=True)
+            )
+    return found
+
+
+def _remove_prefix(prefix: str) -> Substitution:
+    return Substitution(f"^{re.escape(prefix)}", "", prefix, "", at_start=True)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\")
+
+
+def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, str]]:
+    """Return the shifts of numbered modules, and the names after them."""
+    moved: dict[str, dict[int, int]] = {}
+    for name, new in names.items():
+        own, other = name.split("."), new.split(".")
+        if len(own) != len(other):
+            continue
+        for n, (first, second) in enumerate(zip(own, other, strict=True)):
+            if first.isdigit() and second.isdigit():
+                stem = "".join(r"\d+\." if part.isdigit() else f"{re.escape(part)}\\." for part in own[:n])
+                moved.setdefault(stem, {})[int(first)] = int(second)
+    steps = []
+    for stem, numbers in moved.items():
+        moved_numbers = {number: after for number, after in numbers.items() if number != after}
+        deltas = {after - number for number, after in moved_numbers.items()}
+        if len(deltas) == 1:
+            lowest = min(moved_numbers)
+            if all(number < lowest for number in numbers if number not in moved_numbers):
+                start = 0 if lowest == min(numbers) else lowest
+                steps.append(Shift(stem, start, max(numbers), deltas.pop()))
+    return tuple(steps), {apply_steps(steps, name): new for name, new in names.items()}
+
+
+def _find_substitutions(names: Mapping[str, str], context: int) -> list[Step]:
+    """Return a substitution for each replaced text, with `context` neighbouring components in the text."""
+    counts: dict[Substitution, int] = {}
+    for name, new in names.items():
+        for hunk in _find_hunks(name, new):
+            step = _build_substitution(hunk, context)
+            counts[step] = counts.get(step, 0) + 1
+    # A longer text first, because it may contain a shorter one.
+    return sorted(counts, key=lambda step: -len(step.pattern))
+
+
+def _build_substitution(hunk: _Hunk, context: int) -> Substitution:
+    old, new = list(hunk.old), list(hunk.new)
+    before, after = list(hunk.before), list(hunk.after)
+    wanted = context + (not old or not new)
+    while wanted > 0 and after and not after[0].isdigit():
+        old, new = [*old, after[0]], [*new, after[0]]
+        after = after[1:]
+        wanted -= 1
+    while wanted > 0 and before and not before[-1].isdigit():
+        old, new = [before[-1], *old], [before[-1], *new]
+        before = before[:-1]
+        wanted -= 1
+    text, replaced = ".".join(old), ".".join(new)
+    if not before:
+        if not text:
+            return Substitution("^", _escape(f"{replaced}."), "", f"{replaced}.", at_start=True)
+        end = r"\." if after else "$"
+        dot = "." if after and replaced else ""
+        if after:
+            return Substitution(
+                f"^{re.escape(text)}{end}", _escape(replaced) + dot, f"{text}.", f"{replaced}{dot}", at_start=True
+            )
+        return Substitution(f"^{re.escape(text)}$", _escape(replaced))
+    if after:
+        if not text or not replaced:
+            old_text, new_text = (f".{text}." if text else "."), (f".{replaced}." if replaced else ".")
+        else:
+            old_text, new_text = f".{text}.", f".{replaced}."
+        return Substitution(re.escape(old_text), _escape(new_text), old_text, new_text)
+    return Substitution(rf"\.{re.escape(text)}$", _escape(f".{replaced}"))

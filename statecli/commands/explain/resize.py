@@ -1,0 +1,121 @@
+"""Find the arguments with which the class has the shapes and the number of layers of the checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, islice, product
+
+from msgspec.structs import replace
+
+from statecli import live
+from statecli.commands.explain.diagnose import Subject, build_subject, diagnose
+from statecli.commands.explain.model_code import change_argument, list_integer_arguments
+from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.core.errors import ModelError, UsageError
+from statecli.live.spec import ModelSpec
+from statecli.targets import load
+
+#: Models that are built to try other arguments.
+MAX_BUILDS = 12
+
+Change = tuple[str, int, int]
+
+
+def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
+    """Return the diagnosis with other arguments of the class, if a strict load then takes the whole checkpoint."""
+    causes = {evidence.cause for evidence in diagnosis.causes}
+    if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
+        return None
+    spec = subject.built.spec
+    changes = list(_propose_changes(subject, spec))
+    for number, chosen in enumerate((*((change,) for change in changes), *combinations(changes, 2))):
+        if number >= MAX_BUILDS:
+            break
+        if len({name for name, _, _ in chosen}) < len(chosen):
+            continue
+        resized = _try(subject, spec, chosen)
+        if resized is not None:
+            return resized
+    return None
+
+
+def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
+    """Yield arguments whose value is a size of the class that the checkpoint has another size for, likeliest first."""
+    sizes = _count_sizes(subject)
+    for name, value in list_integer_arguments(spec):
+        for (old, new), _ in sizes.most_common():
+            if old == value:
+                yield name, value, new
+
+
+def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
+    """Count the sizes that differ, (class, checkpoint): dimensions of tensors of one name, numbers of layers."""
+    counts: Counter[tuple[int, int]] = Counter()
+    tails: dict[str, list[tuple[int, ...]]] = {}
+    for name, row in subject.registered.items():
+        tails.setdefault(_cut(name), []).append(row.shape or ())
+    for row in subject.entries.rows:
+        for shape in tails.get(_cut(row.fqn), ()):
+            if row.shape is not None and len(shape) == len(row.shape):
+                counts.update((old, new) for old, new in zip(shape, row.shape, strict=True) if old != new)
+    # A head of another name has the same last component: `fc.weight` for `head.weight`.
+    counts.update(dict.fromkeys(_list_other_sizes(subject), 1))
+    registered, own = (_count_children(names) for names in (subject.registered, subject.entries.names))
+    layers = {(old, new) for old in set(registered.values()) for new in set(own.values()) if old != new}
+    counts.update(layers)
+    return counts
+
+
+def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
+    """Yield the sizes that differ between tensors on one side only, of the same last component."""
+    names = set(subject.entries.names)
+    missing = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
+    extra = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
+    for (name, shape), (other, other_shape) in islice(product(missing, extra), 10_000):
+        if (
+            shape
+            and other_shape
+            and len(shape) == len(other_shape)
+            and name.rpartition(".")[2] == other.rpartition(".")[2]
+        ):
+            differing = [pair for pair in zip(shape, other_shape, strict=True) if pair[0] != pair[1]]
+            if len(differing) == 1:
+                yield differing[0]
+
+
+def _cut(name: str) -> str:
+    """Return the last two components."""
+    return ".".join(name.split(".")[-2:])
+
+
+def _count_children(names: Iterable[str]) -> dict[str, int]:
+    """Return the number of numbered children of each module that has any."""
+    numbers: dict[str, set[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for n, part in enumerate(parts):
+            if part.isdigit():
+                numbers.setdefault(".".join(parts[:n]), set()).add(part)
+    return {module: len(found) for module, found in numbers.items()}
+
+
+def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:
+    for name, _, value in changes:
+        spec = change_argument(spec, name, value)
+    try:
+        built = load.build_model(spec, init_device="meta", values=False)
+        model = live.read(built, spec.text)
+        other = build_subject(model, built, subject.checkpoint)
+    except (ModelError, UsageError):
+        return None
+    if other is None:
+        return None
+    diagnosis = diagnose(other)
+    if not diagnosis.loads or diagnosis.initial or diagnosis.unused:
+        return None
+    texts = [f"{name} {new} → {old}" for name, old, new in changes]
+    depth = all(new in _count_children(subject.entries.names).values() for _, _, new in changes)
+    cause = Cause.DEPTH if depth else Cause.WIDTH
+    message = f"the file was saved with other arguments of {subject.model.target}: {', '.join(texts)}"
+    return replace(diagnosis, causes=(Evidence(cause, message, len(changes), texts[0]), *diagnosis.causes))

@@ -1,0 +1,105 @@
+"""The result of `statecli explain`: causes with their evidence, and lines of Python with the result of their proof."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.core.model_state import ModelState, Oddity
+
+
+class Cause(str, Enum):
+    """Why a checkpoint does not load.
+
+    `prefix`: the names have a prefix that the class does not have, or the reverse. `nested`: the file has the
+    state_dict under a key. `renamed`: tensors have other names. `width`, `depth`: the class was built with other sizes,
+    or another number of layers. `other-part`: one side has a module that the other does not have, such as another head.
+    `averaged`: the file has an average of the weights (EMA). `quantized`: the weights are stored in a quantised form.
+    `weight-norm`: the other form of `weight_norm`. `tied`: names of tied weights were left out. `adapter`: the file has
+    an adapter (LoRA). `optimizer`: the file has no model. `whole-module`: the file is a pickled module. `unsafe-file`:
+    `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file itself. `refused`: code
+    of the class raises. `other-model`: the two have too little in common. `other-names`: the names differ in a way for
+    which there are no short lines.
+    """
+
+    PREFIX = "prefix"
+    NESTED = "nested"
+    RENAMED = "renamed"
+    WIDTH = "width"
+    DEPTH = "depth"
+    OTHER_PART = "other-part"
+    AVERAGED = "averaged"
+    QUANTIZED = "quantized"
+    WEIGHT_NORM = "weight-norm"
+    TIED = "tied"
+    ADAPTER = "adapter"
+    OPTIMIZER = "optimizer"
+    WHOLE_MODULE = "whole-module"
+    UNSAFE_FILE = "unsafe-file"
+    GIT_LFS = "git-lfs"
+    TRUNCATED = "truncated"
+    NOT_A_CHECKPOINT = "not-a-checkpoint"
+    REFUSED = "refused"
+    OTHER_MODEL = "other-model"
+    OTHER_NAMES = "other-names"
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """A cause in one line, with its number of names.
+
+    `example` is one name or shape on each side: `module.embed.weight → embed.weight`.
+    """
+
+    cause: Cause
+    message: str
+    names: int = 0
+    example: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Why a checkpoint does not load, and the lines that load it.
+
+    Attributes:
+        causes: The causes, the first one most important.
+        code: Lines of Python; () if there are no short lines.
+        maps: Rules of `--map`, from the checkpoint's names to the class's names.
+        strict: Whether the lines load with strict=True.
+        initial: Names that keep their initial values.
+        unused: Names of the checkpoint that the lines leave out.
+        loads: A load on meta accepted the lines.
+        proved: A load on meta accepted the lines, and shapes and words of names determine each pair of names.
+        proof: What was proved, or why it was not.
+    """
+
+    causes: tuple[Evidence, ...]
+    code: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+    strict: bool = True
+    initial: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    loads: bool = False
+    proved: bool = False
+    proof: str = ""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Result of `statecli explain`.
+
+    Attributes:
+        model: Text of the class; None for an error text.
+        checkpoint: Text of the checkpoint; None for an error text.
+        loads: The class loads the checkpoint as it is, by a strict load.
+        diagnosis: None if the class loads the checkpoint, or nothing is known.
+        alternatives: Other lines that load the checkpoint.
+        inconclusive: Why there is no answer: exit status 2.
+    """
+
+    model: str | None = None
+    checkpoint: str | None = None
+    loads: bool = False
+    diagnosis: Diagnosis | None = None
+    alternatives: tuple[Diagnosis, ...] = ()
+    notes: tuple[Oddity, ...] = ()
+    inconclusive: str = ""
+    states: tuple[ModelState, ...] = ()

@@ -1,0 +1,30 @@
+"""Rule of `explain`, also reported by `diff` of a class and a checkpoint."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+DOES_NOT_LOAD = Rule(
+    "does-not-load",
+    "explain",
+    ("explain",),
+    Severity.ERROR,
+    summary="The class does not load the checkpoint by a strict `load_state_dict`.",
+    why="""`load_state_dict` lists each missing and unexpected key, although all of them often have one cause: a prefix,
+other names, or another number of classes.""",
+    example="all 39 names of the checkpoint have the prefix `module.` of DistributedDataParallel.",
+    fix="""load the checkpoint with the printed lines. If the lines are not proved, compare the results of the loaded
+model with known results.""",
+)
+OTHER_LINES = Rule(
+    "other-lines",
+    "explain",
+    ("explain",),
+    Severity.NOTE,
+    summary="Other lines load the checkpoint too, with another class or another part of the checkpoint.",
+    why="the arguments of the class can be changed, or the tensors of another shape can keep their initial values.",
+    example="`Net(num_classes=1000)` loads the whole checkpoint; `Net()` loads all tensors except the head.",
+    fix="choose the lines for your purpose: the saved model, or a new head to train.",
+)
+RULES = (DOES_NOT_LOAD, OTHER_LINES)

@@ -1,0 +1,56 @@
+"""Run `statecli explain`: read both targets, and explain why the checkpoint does not load."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli import live
+from statecli.commands.explain import special_files
+from statecli.commands.explain.diagnose import build_subject, diagnose, is_loaded_as_is
+from statecli.commands.explain.resize import find_resized
+from statecli.commands.explain.result import Diagnosis, Explanation
+from statecli.core.errors import ModelError
+from statecli.core.model_state import ModelState
+from statecli.live.built_model import BuiltModel
+from statecli.live.spec import ModelSpec
+from statecli.targets import load
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request: the class and the checkpoint, as typed."""
+
+    model: str
+    checkpoint: str
+    init_device: str = "meta"
+
+
+def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
+    """Build the class, read the checkpoint, and explain. Raises StateError if either cannot be read."""
+    checkpoint = load.read_checkpoint(request.checkpoint)
+    built = build_on_meta(spec, request.init_device)
+    model = live.read(built, request.model)
+    return explain_states(model, built, checkpoint)
+
+
+def build_on_meta(spec: ModelSpec, init_device: str = "meta") -> BuiltModel:
+    """Build the class on meta; on the CPU if its constructor reads values."""
+    try:
+        return load.build_model(spec, init_device=init_device, values=False)
+    except ModelError:
+        if init_device != "meta":
+            raise
+        return load.build_model(spec, init_device="cpu", values=False)
+
+
+def explain_states(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Explanation:
+    """Explain why a checkpoint does not load into a built class."""
+    answer = Explanation(model.target, checkpoint.target, states=(model, checkpoint))
+    subject = build_subject(model, built, checkpoint)
+    if subject is None:
+        return msgspec.structs.replace(answer, diagnosis=special_files.diagnose_without_model(checkpoint))
+    if is_loaded_as_is(subject):
+        return msgspec.structs.replace(answer, loads=True)
+    own = diagnose(subject)
+    resized = find_resized(subject, own)
+    chosen: tuple[Diagnosis, ...] = (own,) if resized is None else (resized, own)
+    return msgspec.structs.replace(answer, diagnosis=chosen[0], alternatives=chosen[1:])

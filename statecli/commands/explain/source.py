@@ -1,0 +1,156 @@
+"""The files of a checkpoint as code that reads them, and the entries of the state_dict in them."""
+
+from __future__ import annotations
+
+import ast
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.explain.recipe import Loader, Source
+from statecli.core.model_state import Kind, ModelState, StateDict, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
+from statecli.formats.safetensors import DROPPED
+from statecli.storage import files
+from statecli.targets.section_of_target import split_section
+
+#: Classes without behaviour that training scripts put next to the weights.
+PLAIN_CLASSES = frozenset(["argparse.Namespace", "pathlib.PosixPath"])
+
+
+class ModelEntries(msgspec.Struct, frozen=True):
+    """The entries of one state_dict of a checkpoint.
+
+    Attributes:
+        rows: Its tensors, in the order of the file.
+        section: The section that they are in.
+        state_dict: Other keys, and the metadata.
+        source: How code reads the state_dict; None if statecli knows no code for the format.
+        refused: Names in the pickle that `weights_only=True` refuses.
+        is_average: The section is an average of the weights, and the file has no other model.
+        others: Other sections with a model.
+    """
+
+    rows: tuple[TensorInfo, ...]
+    section: str
+    state_dict: StateDict
+    source: Source | None
+    refused: tuple[str, ...] = ()
+    is_average: bool = False
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The keys of all entries."""
+        return [row.fqn for row in self.rows]
+
+
+def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries | None:
+    """Return the entries that a class with the registered names would load; None if the checkpoint has no model."""
+    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+    if not sections:
+        return None
+    candidates = select_loaded_sections(sections)
+    section = max(candidates, key=lambda name: _count_known_tails(state, name, registered))
+    state_dict = next((item for item in state.state_dicts if item.section == section), StateDict(section))
+    below = tuple(f"{name}{mark}" for name in state_dict.holders for mark in "[.")
+    rows = tuple(
+        tensor
+        for tensor in state.tensors
+        if tensor.section == section
+        and _is_entry(tensor)
+        and tensor.note != DROPPED
+        and not (below and tensor.fqn.startswith(below))
+    )
+    if not rows and state_dict.keys == ():
+        state_dict, rows = _find_inner_entries(state, registered)
+        section = state_dict.section
+    refused = _list_refused(state)
+    source = _find_source(state, rows, state_dict, refused)
+    others = tuple(name for name in sections if name != section)
+    is_average = is_copy(section) or "ema" in section.lower().split("_")
+    return ModelEntries(rows, section, state_dict, source, refused, is_average, others)
+
+
+def _count_known_tails(state: ModelState, section: str, registered: Sequence[str]) -> int:
+    """Return how many tensors of the section have the last two components of a registered name."""
+    tails = {_cut(name) for name in registered}
+    return sum(_cut(t.fqn) in tails for t in state.tensors if t.section == section)
+
+
+_BRACKETS = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
+_KEYS = re.compile(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
+
+
+def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[StateDict, tuple[TensorInfo, ...]]:
+    """Return the dict inside other dicts with the most registered names: `nets['generator']['embed.weight']`."""
+    rows: dict[tuple[str | int, ...], list[TensorInfo]] = {}
+    for tensor in state.tensors:
+        if match := _KEYS.fullmatch(tensor.fqn):
+            *outer, last = (match[1], *(key for (key,) in map(ast.literal_eval, _BRACKETS.findall(match[2]))))
+            rows.setdefault(tuple(outer), []).append(replace(tensor, fqn=str(last)))
+    if not rows:
+        return StateDict("", keys=()), ()
+    tails = {_cut(name) for name in registered}
+    keys = max(rows, key=lambda keys: sum(_cut(row.fqn) in tails for row in rows[keys]))
+    return StateDict(".".join(map(str, keys)), keys=keys), tuple(rows[keys])
+
+
+def _cut(name: str) -> tuple[str, ...]:
+    """Return the last two components."""
+    return tuple(name.split(".")[-2:])
+
+
+def _is_entry(tensor: TensorInfo) -> bool:
+    return tensor.kind is not Kind.UNREGISTERED and tensor.persistent is not False and tensor.saved is not False
+
+
+def _list_refused(state: ModelState) -> tuple[str, ...]:
+    if not state.globals:
+        return ()
+    from statecli.live import weights_only
+
+    return tuple(weights_only.list_refused_names(name for name, _ in state.globals))
+
+
+def _find_source(
+    state: ModelState, rows: Sequence[TensorInfo], state_dict: StateDict, refused: Sequence[str]
+) -> Source | None:
+    path = split_section(state.target)[0]
+    if files.is_remote(path) or not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
+        return None
+    paths = tuple(dict.fromkeys(where.path for row in rows for where in row.ranges if where.path))
+    if not paths and os.path.isfile(path):
+        paths = (path,)  # of empty tensors alone
+    if not paths:
+        return None
+    if all(name.endswith(".safetensors") for name in paths):
+        return _merge(paths, Loader.SAFETENSORS, (), ())
+    if state_dict.keys is None:
+        return None
+    if state_dict.is_module:
+        return _merge(paths, Loader.MODULE, state_dict.keys, ())
+    return _merge(paths, Loader.TORCH, state_dict.keys, tuple(name for name in refused if name in PLAIN_CLASSES))
+
+
+def _merge(
+    paths: tuple[str, ...], loader: Loader, keys: tuple[str | int, ...], allowed: tuple[str, ...]
+) -> Source | None:
+    if len(paths) == 1:
+        return Source(paths, loader, keys, "", allowed)
+    folder = os.path.dirname(paths[0])
+    for pattern in _propose_patterns(folder, paths):
+        if set(glob.glob(pattern)) == set(paths):
+            return Source(paths, loader, keys, pattern, allowed)
+    return None
+
+
+def _propose_patterns(folder: str, paths: Sequence[str]) -> Iterator[str]:
+    end = os.path.splitext(paths[0])[1]
+    start = os.path.commonprefix([os.path.basename(path) for path in paths]).rstrip("0123456789")  # noqa: RUF071 - of texts
+    for name in (f"*{end}", f"{start}*{end}"):
+        yield os.path.join(glob.escape(folder), name)

@@ -1,0 +1,119 @@
+"""Files that no renaming loads: an optimizer, an adapter, quantised weights; and causes that the file itself shows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from statecli.commands.explain.model_code import build_model_code
+from statecli.commands.explain.recipe import Loader
+from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.source import ModelEntries
+from statecli.core import quoting
+from statecli.core.model_state import Kind, ModelState
+from statecli.core.units import plural
+from statecli.live.spec import ModelSpec
+from statecli.storage.checkpoint_folder import CONFIG
+from statecli.targets.section_of_target import split_section
+
+NOT_RUN = "not proved: statecli does not run {}"
+#: Dtypes of blocks of codes with a common scale, as GGUF has.
+_BLOCK_DTYPE = re.compile(r"i?q\d|tq\d|mxfp|nvfp", re.IGNORECASE)
+_ADAPTER = re.compile(
+    r"(?:^|\.)(?:lora_(?:A|B|down|up|embedding_A|embedding_B|magnitude_vector)|hada_w\d_[ab]|ia3_l)(?:\.|$)"
+)
+#: Last components of names that only quantised weights have, with the libraries that write them.
+_QUANTIZED = {
+    re.compile(r"\.(?:qweight|qzeros|g_idx)$"): "GPTQ or AWQ",
+    re.compile(
+        r"\.(?:absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format)$|\.quant_state\."
+    ): "bitsandbytes",
+    re.compile(r"\.(?:weight_packed|weight_scale|weight_scale_inv|weight_zero_point)$"): "compressed-tensors or FP8",
+    re.compile(r"\._packed_params(?:\.|$)"): "torch.ao.quantization",
+}
+
+
+def recognize(state: ModelState, names: Sequence[str], spec: ModelSpec) -> Diagnosis | None:
+    """Return the diagnosis of a file that has no plain weights of a model; None for other files."""
+    adapter = [name for name in names if _ADAPTER.search(name)]
+    if adapter:
+        return _diagnose_adapter(state, names, adapter, spec)
+    for pattern, library in _QUANTIZED.items():
+        quantized = [name for name in names if pattern.search(name)]
+        if quantized:
+            return _diagnose_quantized(state, quantized, library)
+    codes = [tensor for tensor in state.tensors if tensor.layout == "quantized" or _BLOCK_DTYPE.match(tensor.dtype)]
+    if codes:
+        return _diagnose_quantized(state, [tensor.fqn for tensor in codes], codes[0].dtype)
+    return None
+
+
+def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], spec: ModelSpec) -> Diagnosis:
+    alone = len(adapter) == len(names)
+    what = (
+        "the file has an adapter (LoRA) without its model" if alone else "the file has an adapter (LoRA) in its model"
+    )
+    evidence = Evidence(
+        Cause.ADAPTER, f"{what}: {plural(len(adapter), 'tensor')} of {len(names)}", len(adapter), adapter[0]
+    )
+    folder = _find_folder(state, "adapter_config.json")
+    if folder is None or not alone:
+        why = (
+            "the folder has no adapter_config.json"
+            if alone
+            else "merge the adapter with PEFT (merge_and_unload) and save the model again"
+        )
+        return Diagnosis((evidence,), proof=f"there are no lines to prove: {why}")
+    model = build_model_code(spec)
+    code = (
+        "from peft import PeftModel",
+        *model.imports,
+        f"model = {model.expression}  # with the weights of the base model",
+        f"model = PeftModel.from_pretrained(model, {folder!r})",
+    )
+    return Diagnosis((evidence,), code, proof=NOT_RUN.format("PEFT"))
+
+
+def _diagnose_quantized(state: ModelState, names: Sequence[str], library: str) -> Diagnosis:
+    message = f"the weights are quantised ({library}): {plural(len(names), 'tensor')} such as {quoting.name(names[0])}"
+    evidence = Evidence(Cause.QUANTIZED, message, len(names), names[0])
+    folder = _find_folder(state, CONFIG)
+    if folder is None:
+        return Diagnosis((evidence,), proof=f"there are no lines to prove: build the class with layers of {library}")
+    code = (
+        "from transformers import AutoModelForCausalLM",
+        f"model = AutoModelForCausalLM.from_pretrained({folder!r})  # needs the library that quantised it",
+    )
+    return Diagnosis((evidence,), code, proof=NOT_RUN.format("quantised layers"))
+
+
+def _find_folder(state: ModelState, file: str) -> str | None:
+    path = split_section(state.target)[0]
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    return folder if os.path.isfile(os.path.join(folder, file)) else None
+
+
+def diagnose_without_model(state: ModelState) -> Diagnosis:
+    """Return the diagnosis of a checkpoint without a tensor of a model."""
+    kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
+    message = f"{state.target} contains no tensors of a model, only of: {', '.join(kinds)}"
+    evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
+    return Diagnosis((evidence,), proof="there are no lines to prove: name the file with the model")
+
+
+def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evidence]:
+    """Yield the causes that the file shows: keys around the state_dict, an average, a pickled module, other classes."""
+    source = entries.source
+    if source is not None and source.loader is Loader.MODULE:
+        yield Evidence(Cause.WHOLE_MODULE, f"{state.target} is a pickled module, not a state_dict", len(entries.rows))
+    elif entries.state_dict.keys:
+        keys = "".join(f"[{key!r}]" for key in entries.state_dict.keys)
+        message = f"{state.target} has the state_dict under {keys}"
+        yield Evidence(Cause.NESTED, message, len(entries.rows), f"torch.load(…){keys}")
+    if entries.is_average:
+        message = f"the weights in {entries.section} are an average (EMA); the file has no other model"
+        yield Evidence(Cause.AVERAGED, message, len(entries.rows), entries.section)
+    if entries.refused and not entries.state_dict.is_module:
+        message = f"torch.load(weights_only=True) refuses {quoting.names(entries.refused)} in {state.target}"
+        yield Evidence(Cause.UNSAFE_FILE, message, 0, entries.refused[0])

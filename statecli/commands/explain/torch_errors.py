@@ -1,0 +1,242 @@
+"""Explain the error text of a load: of `load_state_dict`, `torch.load` and safetensors. Nothing is proved by a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from statecli.commands.explain.align import align_names
+from statecli.commands.explain.recipe import LeftOut, Loader, ModelCode, Recipe, Source, leave_out
+from statecli.commands.explain.renaming import apply_steps, find_steps
+from statecli.commands.explain.result import Cause, Diagnosis, Evidence, Explanation
+from statecli.commands.explain.source import PLAIN_CLASSES
+from statecli.core import quoting
+from statecli.core.errors import UnreadableError
+from statecli.core.units import plural
+
+#: Characters of standard input that are read.
+MAX_CHARACTERS = 16 << 20
+NOT_PROVED = "not proved: give the class and the checkpoint to prove it: statecli explain CLASS CHECKPOINT"
+_MISSING = re.compile(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
+_UNEXPECTED = re.compile(r'Unexpected key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
+_MISMATCH = re.compile(
+    r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\[([\d, ]*)\]\)? from checkpoint, "
+    r"the shape in current model is (?:torch\.Size\()?\[([\d, ]*)\]"
+)
+_CLASS = re.compile(r"Error\(s\) in loading state_dict for (\w+):")
+_FILE = re.compile(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
+#: Keys next to a state_dict in the files of training scripts.
+_STATE_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "net",
+    "network",
+    "params_ema",
+    "params",
+    "model_ema",
+    "ema",
+)
+
+
+def explain_text(text: str) -> Explanation:
+    """Return the cause that the text names. Raises UnreadableError for a text without a known error."""
+    for read in (_read_keys, _read_refused_names, _read_file_errors):
+        diagnosis = read(text)
+        if diagnosis is not None:
+            return Explanation(diagnosis=diagnosis)
+    raise UnreadableError(
+        "standard input: contains no known error of load_state_dict, torch.load or safetensors; "
+        "pipe the whole error text, or name a class and a checkpoint"
+    )
+
+
+def _read_keys(text: str) -> Diagnosis | None:
+    missing = [name for match in _MISSING.finditer(text) for name in _split_names(match[1])]
+    unexpected = [name for match in _UNEXPECTED.finditer(text) for name in _split_names(match[1])]
+    mismatched = {m[1]: (_read_shape(m[2]), _read_shape(m[3])) for m in _MISMATCH.finditer(text)}
+    if not (missing or unexpected or mismatched):
+        return None
+    missing, unexpected = list(dict.fromkeys(missing)), list(dict.fromkeys(unexpected))
+    model = match[1] if (match := _CLASS.search(text)) else "model"
+    nested = _find_nested_key(missing, unexpected)
+    if nested is not None:
+        message = (
+            f"the loaded object has the state_dict under the key {nested!r}, next to {len(unexpected) - 1} other keys"
+        )
+        evidence = Evidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
+        return _build((evidence,), Recipe(_find_source(text, (nested,)), ModelCode((), "")))
+    return _explain_names(text, model, missing, unexpected, mismatched)
+
+
+def _split_names(listed: str) -> list[str]:
+    return re.findall(r'"([^"\n]*)"', listed)
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _find_nested_key(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
+    """Return the key of the state_dict if the unexpected keys are those of a training checkpoint."""
+    if not missing or any("." in name for name in unexpected):
+        return None
+    return next((key for key in _STATE_KEYS if key in unexpected), None)
+
+
+def _explain_names(
+    text: str,
+    model: str,
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    mismatched: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+) -> Diagnosis:
+    alignment = align_names(dict.fromkeys(unexpected), dict.fromkeys(missing), has_order=True)
+    steps = find_steps(alignment.names, alignment.unexpected)
+    causes = []
+    if alignment.pairs and steps is not None:
+        pair = alignment.pairs[0]
+        rules = ", ".join(rule for step in steps for rule in step.rules)
+        message = f"{plural(len(alignment.pairs), 'name')} differ only by {rules}"
+        prefix = all(p.name.endswith(p.registered) or p.registered.endswith(p.name) for p in alignment.pairs)
+        causes.append(
+            Evidence(
+                Cause.PREFIX if prefix else Cause.RENAMED,
+                message,
+                len(alignment.pairs),
+                f"{pair.name} → {pair.registered}",
+            )
+        )
+    if mismatched:
+        name, (own, registered) = next(iter(mismatched.items()))
+        shapes = f"{list(own)} in the checkpoint, {list(registered)} in {model}"
+        message = f"{plural(len(mismatched), 'tensor')} of another shape, such as {name}: {shapes}"
+        causes.append(Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(own)} → {list(registered)}"))
+    lost = missing if steps is None else alignment.missing
+    extra = unexpected if steps is None else alignment.unexpected
+    if lost:
+        causes.append(
+            Evidence(
+                Cause.OTHER_PART,
+                f"the checkpoint lacks {plural(len(lost), 'tensor')} of {model}: {quoting.names(lost)}",
+                len(lost),
+                lost[0],
+            )
+        )
+    if extra:
+        causes.append(
+            Evidence(
+                Cause.OTHER_PART,
+                f"the checkpoint has {plural(len(extra), 'tensor')} that {model} does not have: {quoting.names(extra)}",
+                len(extra),
+                extra[0],
+            )
+        )
+    steps = steps or ()
+    dropped = [apply_steps(steps, name) for name in (*mismatched, *extra)]
+    left_out = leave_out(dropped, [*alignment.names.values(), *missing]) or LeftOut()
+    initial = (*mismatched, *lost)
+    return _build(tuple(causes), Recipe(_find_source(text), ModelCode((), ""), steps, (), left_out, (), initial))
+
+
+def _find_source(text: str, keys: tuple[str | int, ...] = ()) -> Source:
+    match = _FILE.search(text)
+    path = match[2] if match else "checkpoint.pt"
+    return Source((path,), Loader.SAFETENSORS if path.endswith(".safetensors") else Loader.TORCH, keys)
+
+
+def _build(causes: tuple[Evidence, ...], recipe: Recipe) -> Diagnosis:
+    code = tuple(line for line in recipe.format_code() if not line.startswith("model = "))
+    return Diagnosis(
+        causes,
+        code,
+        tuple(rule for step in recipe.steps for rule in step.rules),
+        not recipe.initial,
+        recipe.initial,
+        recipe.left_out.names,
+        proof=NOT_PROVED,
+    )
+
+
+# --- errors of torch.load and safetensors ----------------------------------------------------------------------------
+
+_REFUSED = re.compile(
+    r"(?:Unsupported global: GLOBAL|Unsupported class|Trying to load unsupported GLOBAL|GLOBAL) ([\w.]+)"
+)
+
+
+def _read_refused_names(text: str) -> Diagnosis | None:
+    names = list(dict.fromkeys(_REFUSED.findall(text))) if "eights only" in text or "weights_only" in text else []
+    if not names:
+        return None
+    message = f"torch.load(weights_only=True) refuses {quoting.names(names)}, which the file names besides its tensors"
+    evidence = Evidence(Cause.UNSAFE_FILE, message, len(names), names[0])
+    if not set(names) <= PLAIN_CLASSES:
+        what = "scan the file with statecli audit before you allow a name or load with weights_only=False"
+        return Diagnosis((evidence,), proof=f"there are no safe lines: {what}")
+    source = _find_source(text)
+    recipe = Recipe(Source(source.files, source.loader, (), "", tuple(names)), ModelCode((), ""))
+    return _build((evidence,), recipe)
+
+
+_AGAIN = "compare the size of the file with that at its source, and fetch the file again"
+
+
+class _FileError(NamedTuple):
+    """An error of a file: the text by which it is found, its cause in words, and the remedy."""
+
+    pattern: str
+    cause: Cause
+    message: str
+    advice: str = _AGAIN
+
+
+_FILE_ERRORS = (
+    _FileError(
+        "invalid load key, 'v'",
+        Cause.GIT_LFS,
+        "the file is probably a git-lfs pointer: its first byte is v, as in 'version https://git-lfs'",
+        "run: git lfs pull",
+    ),
+    _FileError(
+        "invalid load key, '<'", Cause.NOT_A_CHECKPOINT, "the file is probably a web page: its first byte is '<'"
+    ),
+    _FileError(
+        "invalid load key", Cause.NOT_A_CHECKPOINT, "the file is not a pickle: another format, or a damaged download"
+    ),
+    _FileError(
+        "failed finding central directory|failed reading zip archive|not a ZIP archive|BadZipFile",
+        Cause.TRUNCATED,
+        "the file ends before the central directory of its zip archive: the download or the write was cut off",
+    ),
+    _FileError(
+        "unexpected EOF|Ran out of input|MetadataIncompleteBuffer|HeaderTooSmall|incomplete metadata",
+        Cause.TRUNCATED,
+        "the file ends before its data: the download or the write was cut off",
+    ),
+    _FileError(
+        "HeaderTooLarge|InvalidHeader|invalid UTF-8 in header",
+        Cause.NOT_A_CHECKPOINT,
+        "the file is not a safetensors file: its header is not valid",
+    ),
+    _FileError(
+        r"Expected state_dict to be dict-like, got <class '[\w.]+'>",
+        Cause.WHOLE_MODULE,
+        "the file is a pickled module, not a state_dict",
+    ),
+)
+
+
+def _read_file_errors(text: str) -> Diagnosis | None:
+    for error in _FILE_ERRORS:
+        match = re.search(error.pattern, text)
+        if match is None:
+            continue
+        evidence = Evidence(error.cause, error.message, 0, match[0])
+        if error.cause is Cause.WHOLE_MODULE:
+            source = Source(_find_source(text).files, Loader.MODULE)
+            return _build((evidence,), Recipe(source, ModelCode((), "")))
+        return Diagnosis((evidence,), proof=f"there are no lines to prove: {error.advice}")
+    return None

@@ -1,0 +1,80 @@
+"""The report of `statecli explain`: the causes, the result of the proof, and the lines of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from statecli.commands.explain.result import Diagnosis, Evidence, Explanation
+from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_LINES
+from statecli.core.finding import Finding
+from statecli.core.rule import Rule
+from statecli.core.units import plural
+from statecli.report import Cell, Column, Page, Problem, Report, Table, View, documents, rule_texts, test_cases
+
+_COLUMNS = (Column("cause"), Column("names", right=True), Column("message"), Column("example"))
+
+
+def build_explain_report(explanation: Explanation, view: View) -> Report:
+    """Return the report of an explanation."""
+    problems = build_problems(explanation)
+    title = " → ".join(filter(None, (explanation.checkpoint, explanation.model))) or "error text"
+    verdict = describe_verdict(explanation)
+    return Report(
+        title=title,
+        document=lambda: documents.build_explain_document(explanation, verdict),
+        table=lambda: Table(_COLUMNS, tuple(_list_rows(explanation)), has_findings=False),
+        short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problem has the same sentences
+        page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
+        findings=tuple(finding for problem in problems for finding in problem.findings),
+        notes=explanation.notes,
+        show_all=view.unfold,
+        problems=lambda: problems,
+        rules=lambda: rule_texts.list_rule_texts(problems),
+        cases=lambda: test_cases.build_cases(title, problems, "loads"),
+    )
+
+
+def describe_verdict(explanation: Explanation) -> str:
+    """Return the answer in one line."""
+    diagnosis = explanation.diagnosis
+    if explanation.loads:
+        count = len(explanation.states[0].tensors) if explanation.states else 0
+        return f"loads as it is: a strict load on meta accepts the checkpoint; the class has {plural(count, 'tensor')}"
+    if diagnosis is None or not diagnosis.code:
+        return "does not load"
+    return f"does not load; the lines below are {'proved' if diagnosis.proved else 'not proved'}"
+
+
+def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
+    """Return a problem for the diagnosis, and one for each of the other lines."""
+    if explanation.diagnosis is None:
+        return ()
+    target = explanation.checkpoint or "error text"
+    first = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, target)
+    return (first, *(_build_problem(OTHER_LINES, other, target) for other in explanation.alternatives))
+
+
+def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
+    first, *others = diagnosis.causes
+    code = "\n".join(diagnosis.code) or None
+    label = "proved" if diagnosis.proved else "not proved"
+    proof = (
+        f"{label}: {diagnosis.proof}"
+        if diagnosis.code and not diagnosis.proof.startswith("not proved")
+        else diagnosis.proof
+    )
+    effects = (*_list_examples([first]), *(evidence.message for evidence in others), proof)
+    finding: Finding = rule.finding(
+        "; ".join([first.message, *(evidence.message for evidence in others), proof]), target=target, help=code
+    )
+    return Problem(rule.name, finding.severity, first.message, target, (finding,), tuple(filter(None, effects)), code)
+
+
+def _list_examples(evidence: Iterable[Evidence]) -> Iterable[str]:
+    return (f"example: {item.example}" for item in evidence if item.example)
+
+
+def _list_rows(explanation: Explanation) -> Iterable[tuple[Cell, ...]]:
+    for diagnosis in filter(None, (explanation.diagnosis,)):
+        for evidence in diagnosis.causes:
+            yield evidence.cause.value, evidence.names, evidence.message, evidence.example

@@ -1,0 +1,75 @@
+"""Run `statecli explain`: options in, outcome out."""
+
+from __future__ import annotations
+
+import sys
+
+from statecli.commands.explain.result import Explanation
+from statecli.commands.explain.run import Request, explain_targets
+from statecli.commands.explain.torch_errors import MAX_CHARACTERS, explain_text
+from statecli.core.errors import UsageError, option
+from statecli.report import View
+from statecli.report.explain import build_explain_report
+from statecli.requests.options import ExplainOptions
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.storage.files import STANDARD_INPUT
+from statecli.targets import load
+
+
+def check(options: ExplainOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for targets that are not a class and a checkpoint."""
+    if options.model == STANDARD_INPUT and options.checkpoint is None:
+        return
+    if options.checkpoint is None:
+        is_class = load.find_class_spec(options.model) is not None
+        what = "name the checkpoint after the class" if is_class else "name a class and a checkpoint"
+        raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
+
+
+def reads_values(options: ExplainOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return False: only names and shapes are read."""
+    return False
+
+
+#: Never shown, because the command has neither --executor nor --shard.
+VALUES_ARE_READ = ""
+
+
+def prepare(options: ExplainOptions, caller: Caller) -> Request | None:  # noqa: ARG001 - as above
+    """Return the request, before anything is read; None for an error text."""
+    if options.checkpoint is None:
+        return None
+    targets = options.model, options.checkpoint
+    texts = [load.resolve_auto_class(text, other) for text, other in (targets, targets[::-1])]
+    classes = [text for text in texts if load.find_class_spec(text) is not None]
+    if len(classes) != 1:
+        problem = "both are model classes" if classes else "neither is a model class"
+        raise UsageError(
+            f"{option('CLASS', options.model)} and {options.checkpoint}: {problem}; name a class and a checkpoint"
+        )
+    model = classes[0]
+    return Request(model, next(text for text in texts if text != model))
+
+
+def run(options: ExplainOptions, request: Request | None, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Explain, and return the report."""
+    explanation = _explain_standard_input() if request is None else _explain(request, caller)
+    return Outcome(explanation, build_explain_report(explanation, View(unfold=options.all, verbose=options.verbose)))
+
+
+def _explain(request: Request, caller: Caller) -> Explanation:
+    spec = load.find_class_spec(request.model)
+    assert spec is not None  # noqa: S101 - checked by `prepare`
+    with caller.progress(values=False):
+        explanation = explain_targets(request, spec)
+    caller.check_states(*explanation.states)
+    return explanation
+
+
+def _explain_standard_input() -> Explanation:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(
+            "standard input is a terminal; give a class and a checkpoint, or pipe the error text: "
+            "python train.py 2>&1 | statecli explain"
+        )
+    return explain_text(sys.stdin.buffer.read(MAX_CHARACTERS).decode("utf-8", "replace"))

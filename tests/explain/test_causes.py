@@ -1,0 +1,268 @@
+"""Each cause on a real file, with the lines that load it run for real; and its near miss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+@pytest.fixture
+def explain(statecli):
+    """Explain, and return the JSON document with the exit status in `code`."""
+
+    def run(model, checkpoint):
+        result = statecli("explain", model, checkpoint, "-f", "json")
+        assert result.code in (0, 1), result.err
+        return result.json | {"code": result.code}
+
+    return run
+
+
+def causes(document):
+    return [evidence["cause"] for evidence in document["diagnosis"]["causes"]]
+
+
+def renamed(state, change):
+    return {change(name): tensor for name, tensor in state.items()}
+
+
+def same(loaded, expected):
+    return loaded.keys() == expected.keys() and all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+RENAMES = {
+    "prefix": (lambda name: f"module.{name}", ["prefix"]),
+    "two prefixes": (lambda name: f"module._orig_mod.{name}", ["prefix", "prefix"]),
+    "old names": (
+        lambda name: name.replace("norm.weight", "norm.gamma").replace("norm.bias", "norm.beta"),
+        ["renamed"],
+    ),
+    "module": (lambda name: name.replace("encoder.", "enc.layer."), ["renamed"]),
+    "head": (lambda name: name.replace("head.", "classifier."), ["renamed"]),
+    "short words": (
+        lambda name: name.replace(".query", ".q").replace(".key", ".k").replace(".value", ".v"),
+        ["renamed"],
+    ),
+    "prefix and module": (lambda name: "net." + name.replace("embed.", "tokens."), ["prefix", "renamed"]),
+}
+
+
+@pytest.mark.parametrize("change", RENAMES)
+def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
+    """The printed lines restore every value of the model that was saved."""
+    rename, expected_causes = RENAMES[change]
+    state = net["Net"]().state_dict()
+    torch.save(renamed(state, rename), "other.pt")
+    document = explain("net.py:Net", "other.pt")
+    assert document["code"] == 1
+    assert causes(document) == expected_causes
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_a_checkpoint_that_fits_loads_as_it_is(desk, net, explain):
+    """With both formats."""
+    state = net["Net"]().state_dict()
+    torch.save(state, "fits.pt")
+    save_file(state, "fits.safetensors")
+    for name in ("fits.pt", "fits.safetensors"):
+        document = explain("net.py:Net", name)
+        assert (document["code"], document["loads"], document["diagnosis"]) == (0, True, None)
+
+
+@pytest.mark.parametrize("keys", [("model",), ("state_dict",), ("nets", "generator")])
+def test_a_nested_state_dict_is_loaded_by_its_keys(desk, net, explain, run_lines, keys):
+    """However deep."""
+    state = net["Net"]().state_dict()
+    nested = {"epoch": 1}
+    inner = state
+    for key in reversed(keys[1:]):
+        inner = {key: inner}
+    torch.save(nested | {keys[0]: inner}, "train.pt")
+    document = explain("net.py:Net", "train.pt")
+    assert causes(document) == ["nested"]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_a_flat_state_dict_of_a_module_called_model_is_not_nested(desk, net, explain):
+    """`model` is a prefix there."""
+    torch.save({f"model.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "flat.pt")
+    assert causes(explain("net.py:Net", "flat.pt")) == ["prefix"]
+
+
+def test_other_classes_are_an_argument_of_the_class(desk, net, explain, run_lines):
+    """And the class as it is gets all but the head, by other lines."""
+    state = net["Net"](num_classes=1000).state_dict()
+    torch.save(state, "wide.pt")
+    document = explain("net.py:Net", "wide.pt")
+    assert causes(document) == ["width"]
+    assert "num_classes 1000 → 10" in document["diagnosis"]["causes"][0]["message"]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+    (other,) = document["alternatives"]
+    assert other["initial"] == ["head.weight", "head.bias"]
+    loaded = run_lines(other["code"])
+    assert all(torch.equal(loaded[name], state[name]) for name in state if not name.startswith("head."))
+    assert loaded["head.weight"].shape == (10, 8)
+
+
+@pytest.mark.parametrize(("arguments", "cause"), [({"width": 16}, "width"), ({"layers": 5}, "depth")])
+def test_sizes_of_the_whole_model_are_arguments(desk, net, explain, run_lines, arguments, cause):
+    """The width of every layer, and the number of layers."""
+    state = net["Net"](**arguments).state_dict()
+    torch.save(state, "other.pt")
+    document = explain("net.py:Net", "other.pt")
+    assert causes(document) == [cause]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_another_head_keeps_its_initial_values(desk, net, explain, run_lines):
+    """Where no argument explains the head of the file, the lines name what is not loaded."""
+    state = net["Net"]().state_dict()
+    other = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    torch.save(other | {"decoder.weight": torch.ones(7, 3, 2)}, "other.pt")
+    document = explain("net.py:Net", "other.pt")
+    assert causes(document) == ["other-part", "other-part"]
+    assert document["diagnosis"]["initial"] == ["head.weight", "head.bias"]
+    assert document["diagnosis"]["unused"] == ["decoder.weight"]
+    assert not document["diagnosis"]["strict"]
+    loaded = run_lines(document["diagnosis"]["code"])
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in other.items())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weight_norm_of_the_other_form_is_renamed(desk, net, explain, run_lines):
+    """torch itself takes the older names for the newer class, which is the near miss."""
+    state = net["Normed"]().state_dict()
+    torch.save(state, "new.pt")
+    document = explain("net.py:Normed(False)", "new.pt")
+    assert causes(document) == ["weight-norm"]
+    assert document["diagnosis"]["proved"]
+    loaded = run_lines(document["diagnosis"]["code"])
+    assert torch.equal(loaded["conv.weight_v"], state["conv.parametrizations.weight.original1"])
+    torch.save(net["Normed"](new=False).state_dict(), "old.pt")
+    assert explain("net.py:Normed", "old.pt")["loads"]
+
+
+def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
+    """From the name that the file has."""
+    state = net["Tied"]().state_dict()
+    save_file({"embed.weight": state["embed.weight"]}, "tied.safetensors")
+    document = explain("net.py:Tied", "tied.safetensors")
+    assert causes(document) == ["tied"]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+    save_file(
+        {"embed.weight": state["embed.weight"], "lm_head.weight": state["embed.weight"].clone()}, "both.safetensors"
+    )
+    assert explain("net.py:Tied", "both.safetensors")["loads"]
+
+
+def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
+    """A load accepts each order of query, key and value; the words of these names decide nothing."""
+    state = renamed(
+        net["Net"]().state_dict(),
+        lambda name: name.replace(".query", ".fa").replace(".key", ".fb").replace(".value", ".fc"),
+    )
+    torch.save(state, "other.pt")
+    diagnosis = explain("net.py:Net", "other.pt")["diagnosis"]
+    assert diagnosis["loads"]
+    assert not diagnosis["proved"]
+    assert "may be another" in diagnosis["proof"]
+
+
+def test_an_average_is_named(desk, net, explain, run_lines):
+    """The EMA of the weights is loaded where the file has no other; with another, the other is."""
+    model = net["Net"]()
+    state = model.state_dict()
+    average = {f"module.{name}": tensor + 1 for name, tensor in state.items()}
+    torch.save({"model_ema": average}, "ema.pt")
+    document = explain("net.py:Net", "ema.pt")
+    assert causes(document) == ["nested", "averaged", "prefix"]
+    assert same(run_lines(document["diagnosis"]["code"]), {name: tensor + 1 for name, tensor in state.items()})
+    torch.save({"model": state, "model_ema": average}, "both.pt")
+    document = explain("net.py:Net", "both.pt")
+    assert causes(document) == ["nested"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_a_pickled_module_is_not_proved(desk, net, explain):
+    """To load it runs code of the file."""
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), "module.pt")
+    (desk / "seq.py").write_text("import torch\ndef make():\n    return torch.nn.Sequential(torch.nn.Linear(2, 2))\n")
+    diagnosis = explain("seq.py:make", "module.pt")["diagnosis"]
+    assert diagnosis["causes"][0]["cause"] == "whole-module"
+    assert not diagnosis["proved"]
+
+
+def test_an_optimizer_has_no_lines(desk, net, explain):
+    """The file of another state is named as such."""
+    model = net["Net"]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), "optimizer.pt")
+    document = explain("net.py:Net", "optimizer.pt")
+    assert causes(document) == ["optimizer"]
+    assert document["diagnosis"]["code"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("qweight", "quantized"), ("weight.absmax", "quantized"), ("lora_A.weight", "adapter")]
+)
+def test_weights_in_another_form_are_named(desk, net, explain, name, cause):
+    """Quantised weights and adapters are not renamed."""
+    state = net["Net"]().state_dict()
+    save_file(state | {f"encoder.0.query.{name}": torch.zeros(2, 2)}, "other.safetensors")
+    document = explain("net.py:Net", "other.safetensors")
+    assert causes(document) == [cause]
+    assert not document["diagnosis"]["proved"]
+
+
+def test_another_model_is_said_to_be_another(desk, net, explain):
+    """No map is made of chance."""
+    save_file({f"a.b{n}.c": torch.zeros(n + 1, 3) for n in range(9)}, "other.safetensors")
+    assert causes(explain("net.py:Net", "other.safetensors")) == ["other-model"]
+
+
+def test_a_class_of_plain_data_is_allowed(desk, net, explain, run_lines):
+    """`args` of a training script are an argparse.Namespace, which weights_only=True refuses."""
+    import argparse
+
+    state = net["Net"]().state_dict()
+    torch.save({"model": state, "args": argparse.Namespace(lr=1.0)}, "train.pt")
+    document = explain("net.py:Net", "train.pt")
+    assert causes(document) == ["nested", "unsafe-file"]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
+    """What its own code raises is the answer, without a proof."""
+    torch.save({f"module.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "other.pt")
+    result = statecli("explain", "net.py:Hooked", "other.pt")
+    assert "version 1 is too old" in result.out + result.err
+    assert "not proved" in result.out
+
+
+def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
+    """All files of the folder, and no other."""
+    import json
+
+    state = net["Net"]().state_dict()
+    names = list(state)
+    folder = desk / "shards"
+    folder.mkdir()
+    files = {}
+    for part, half in enumerate((names[:20], names[20:]), 1):
+        file = f"model-{part:05}-of-00002.safetensors"
+        save_file({f"net.{name}": state[name].contiguous() for name in half}, folder / file)
+        files |= {f"net.{name}": file for name in half}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    document = explain("net.py:Net", "shards")
+    assert causes(document) == ["prefix"]
+    assert document["diagnosis"]["proved"]
+    assert same(run_lines(document["diagnosis"]["code"]), state)
