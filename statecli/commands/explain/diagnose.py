@@ -10,10 +10,12 @@ from msgspec.structs import replace
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
+from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
-from statecli.commands.explain.renaming import Step, Substitution, apply_steps, find_steps
+from statecli.commands.explain.rename_text import describe_renames
+from statecli.commands.explain.renaming import Step, apply_steps, find_steps
 from statecli.commands.explain.result import Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries, read_entries
 from statecli.core import quoting
@@ -156,7 +158,7 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         )
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
         return Diagnosis(
-            (*causes, Evidence(Cause.OTHER_NAMES, message, len(names), example)), proof="there are no lines to prove"
+            (Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof="there are no lines to prove"
         )
     initial = (*(pair.registered for pair in matching.mismatched), *matching.missing)
     dropped = [apply_steps(steps, name) for name in (*(p.name for p in matching.mismatched), *matching.unexpected)]
@@ -233,18 +235,27 @@ def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: 
 
 def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
-    ambiguous = [pair for pair in matching.pairs if pair.rivals]
-    if ambiguous:
-        pair = ambiguous[0]
-        rivals = ", ".join(dict.fromkeys(pair.rivals[:MAX_EXAMPLES]))
-        yield (
-            f"{plural(len(ambiguous), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
-            f"by order and likeness, and {rivals} has the same shapes"
+    undecided = list_undecided_pairs(
+        Names(
+            {pair.name: pair.registered for pair in matching.pairs},
+            matching.unexpected,
+            (*matching.missing, *(name for name, _ in matching.ties)),
+            {row.fqn: row.shape for row in subject.entries.rows},
+            subject.shapes,
         )
-    by_shape = [pair for pair in matching.pairs if pair.by_shape and not pair.rivals]
-    if by_shape and (matching.unexpected or matching.missing or matching.mismatched):
-        pair = by_shape[0]
-        yield f"only the shape says that {pair.name} is {pair.registered}, and both sides have other tensors"
+    )
+    if undecided:
+        pair = undecided[0]
+        rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
+        yield (
+            f"{plural(len(undecided), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
+            f"by order and likeness, and {rivals} has the same shape"
+        )
+    if subject.entries.rivals:
+        yield (
+            f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} fits as well as "
+            f"{quoting.name(subject.entries.section)}"
+        )
     refused = [
         name
         for name in subject.entries.refused
@@ -276,72 +287,14 @@ def _describe_objections(result: LoadResult) -> str:
 
 
 def _list_causes(subject: Subject, matching: _Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
+    names = [pair.name for pair in (*matching.pairs, *matching.mismatched)]
     return (
         *special_files.list_file_causes(subject.checkpoint, subject.entries),
-        *_list_renames(subject, matching, steps or ()),
+        *describe_renames(names, steps or (), subject.model.target),
         *_list_ties(matching),
         *_list_shapes(subject, matching),
         *_list_parts(subject, matching),
     )
-
-
-def _list_renames(subject: Subject, matching: _Matching, steps: Sequence[Step]) -> Iterable[Evidence]:
-    pairs = (*matching.pairs, *matching.mismatched)
-    current = {pair.name: pair.name for pair in pairs}
-    texts: list[str] = []
-    renamed: dict[str, str] = {}
-    for step in steps:
-        after = {name: step.apply(now) for name, now in current.items()}
-        changed = [name for name in after if after[name] != current[name]]
-        if _is_prefix(step) and changed:
-            yield _describe_prefix(step, changed, len(pairs), subject, f"{changed[0]} → {after[changed[0]]}")
-        elif changed:
-            texts.append(_describe_step(step))
-            renamed |= {name: after[name] for name in changed}
-        current = after
-    if texts:
-        normed = all("weight_g" in text or "original" in text or "weight_v" in text for text in texts)
-        first = next(iter(renamed))
-        example = f"{first} → {current[first]}"
-        if normed:
-            message = (
-                f"the file has weight_norm in the form of parametrizations, {subject.model.target} in the older form"
-            )
-            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
-        else:
-            yield Evidence(
-                Cause.RENAMED, f"{plural(len(renamed), 'name')} differ: {', '.join(texts)}", len(renamed), example
-            )
-
-
-def _is_prefix(step: Step) -> bool:
-    if not isinstance(step, Substitution) or step.old is None:
-        return False
-    if step.at_start:
-        return not step.new or not step.old
-    return not step.new and step.old.startswith("_")
-
-
-def _describe_prefix(step: Step, changed: Sequence[str], total: int, subject: Subject, example: str) -> Evidence:
-    assert isinstance(step, Substitution)  # noqa: S101 - checked by _is_prefix
-    count = "all" if len(changed) == total else f"{len(changed):,} of"
-    names = f"{count} {plural(total, 'name')}"
-    if step.new:
-        message = f"{names} lack the prefix {step.new!r}, which {subject.model.target} has"
-    elif step.at_start:
-        message = f"{names} have the prefix {step.old!r}, which {subject.model.target} does not have"
-    else:
-        message = f"{names} contain {step.old!r} of a wrapper, which {subject.model.target} does not have"
-    return Evidence(Cause.PREFIX, message, len(changed), example)
-
-
-def _describe_step(step: Step) -> str:
-    if not isinstance(step, Substitution):
-        module = step.module.replace("\\d+", "N").replace("\\", "").strip(".")
-        return f"the numbers of {module or 'the modules'} differ by {step.delta:+d}"
-    old = step.old if step.old is not None else step.pattern.replace("\\", "").strip("^$")
-    new = step.new if step.old is not None else step.replacement
-    return f"{old.strip('.') or 'no prefix'} → {new.strip('.') or 'nothing'}"
 
 
 def _list_ties(matching: _Matching) -> Iterable[Evidence]:

@@ -52,3 +52,8 @@ def measure_similarity(first: str, second: str) -> float:
     """Return the likeness of two spellings, from 0 to 2: an abbreviation has the first letter of its word."""
     same_letter = first[:1].lower() == second[:1].lower()
     return SequenceMatcher(None, first.lower(), second.lower(), autojunk=False).ratio() + same_letter
+
+
+def split_meaningful_words(text: str) -> frozenset[str]:
+    """Return the words of components, without words that every module may have."""
+    return split_words(text) - _COMMON_WORDS

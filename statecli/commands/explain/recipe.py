@@ -131,7 +131,8 @@ class Recipe(msgspec.Struct, frozen=True):
             yield "state = dict(zip(model.state_dict(), state.values(), strict=True))"
             return
         if rules := _list_rules(self.steps):
-            yield f"rules = [{', '.join(rules)}]"
+            line = f"rules = [{', '.join(rules)}]"
+            yield from [line] if len(line) <= LINE_WIDTH else ["rules = [", *(f"    {rule}," for rule in rules), "]"]
             yield "for pattern, new in rules:"
             yield "    state = {re.sub(pattern, new, name): tensor for name, tensor in state.items()}"
             return

@@ -15,7 +15,7 @@ import msgspec
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
 #: Steps of a short answer.
-MAX_STEPS = 8
+MAX_STEPS = 16
 
 
 class Substitution(msgspec.Struct, frozen=True):

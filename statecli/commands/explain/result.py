@@ -83,6 +83,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
+#: Causes for which the names and shapes that differ say more.
+_WITHOUT_ANSWER = frozenset((Cause.OTHER_MODEL, Cause.OTHER_NAMES, Cause.REFUSED))
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """Result of `statecli explain`.
 
@@ -103,3 +107,9 @@ class Explanation(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     inconclusive: str = ""
     states: tuple[ModelState, ...] = ()
+
+    @property
+    def covers_names(self) -> bool:
+        """Return True if the causes say why each name or shape differs."""
+        causes = {evidence.cause for evidence in self.diagnosis.causes} if self.diagnosis else set()
+        return bool(causes) and not causes & _WITHOUT_ANSWER

@@ -32,7 +32,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
         source: How code reads the state_dict; None if statecli knows no code for the format.
         refused: Names in the pickle that `weights_only=True` refuses.
         is_average: The section is an average of the weights, and the file has no other model.
-        others: Other sections with a model.
+        rivals: Other sections that fit the class as well.
     """
 
     rows: tuple[TensorInfo, ...]
@@ -41,7 +41,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
     source: Source | None
     refused: tuple[str, ...] = ()
     is_average: bool = False
-    others: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -55,7 +55,9 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     if not sections:
         return None
     candidates = select_loaded_sections(sections)
-    section = max(candidates, key=lambda name: _count_known_tails(state, name, registered))
+    counts = {name: _count_known_tails(state, name, registered) for name in candidates}
+    section = max(counts, key=counts.__getitem__)
+    rivals = tuple(name for name in candidates if name != section and counts[name] == counts[section])
     state_dict = next((item for item in state.state_dicts if item.section == section), StateDict(section))
     below = tuple(f"{name}{mark}" for name in state_dict.holders for mark in "[.")
     rows = tuple(
@@ -71,9 +73,8 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
         section = state_dict.section
     refused = _list_refused(state)
     source = _find_source(state, rows, state_dict, refused)
-    others = tuple(name for name in sections if name != section)
     is_average = is_copy(section) or "ema" in section.lower().split("_")
-    return ModelEntries(rows, section, state_dict, source, refused, is_average, others)
+    return ModelEntries(rows, section, state_dict, source, refused, is_average, rivals)
 
 
 def _count_known_tails(state: ModelState, section: str, registered: Sequence[str]) -> int:

@@ -112,8 +112,10 @@ def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evide
         message = f"{state.target} has the state_dict under {keys}"
         yield Evidence(Cause.NESTED, message, len(entries.rows), f"torch.load(…){keys}")
     if entries.is_average:
-        message = f"the weights in {entries.section} are an average (EMA); the file has no other model"
+        message = f"the weights in {entries.section} are an average (EMA)"
         yield Evidence(Cause.AVERAGED, message, len(entries.rows), entries.section)
+    elif "n_averaged" in entries.names:
+        yield Evidence(Cause.AVERAGED, "the weights are an average (AveragedModel)", len(entries.rows), "n_averaged")
     if entries.refused and not entries.state_dict.is_module:
         message = f"torch.load(weights_only=True) refuses {quoting.names(entries.refused)} in {state.target}"
         yield Evidence(Cause.UNSAFE_FILE, message, 0, entries.refused[0])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from statecli.commands.explain.align import align_names
 from statecli.commands.explain.recipe import LeftOut, Loader, ModelCode, Recipe, Source, leave_out
+from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
 from statecli.commands.explain.result import Cause, Diagnosis, Evidence, Explanation
 from statecli.commands.explain.source import PLAIN_CLASSES
@@ -24,6 +25,7 @@ _MISMATCH = re.compile(
     r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\[([\d, ]*)\]\)? from checkpoint, "
     r"the shape in current model is (?:torch\.Size\()?\[([\d, ]*)\]"
 )
+_FILLED = ".num_batches_tracked"
 _CLASS = re.compile(r"Error\(s\) in loading state_dict for (\w+):")
 _FILE = re.compile(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
 #: Keys next to a state_dict in the files of training scripts.
@@ -95,27 +97,19 @@ def _explain_names(
 ) -> Diagnosis:
     alignment = align_names(dict.fromkeys(unexpected), dict.fromkeys(missing), has_order=True)
     steps = find_steps(alignment.names, alignment.unexpected)
-    causes = []
-    if alignment.pairs and steps is not None:
-        pair = alignment.pairs[0]
-        rules = ", ".join(rule for step in steps for rule in step.rules)
-        message = f"{plural(len(alignment.pairs), 'name')} differ only by {rules}"
-        prefix = all(p.name.endswith(p.registered) or p.registered.endswith(p.name) for p in alignment.pairs)
-        causes.append(
-            Evidence(
-                Cause.PREFIX if prefix else Cause.RENAMED,
-                message,
-                len(alignment.pairs),
-                f"{pair.name} → {pair.registered}",
-            )
-        )
+    causes = list(describe_renames(list(alignment.names), steps or (), model))
     if mismatched:
         name, (own, registered) = next(iter(mismatched.items()))
         shapes = f"{list(own)} in the checkpoint, {list(registered)} in {model}"
         message = f"{plural(len(mismatched), 'tensor')} of another shape, such as {name}: {shapes}"
         causes.append(Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(own)} → {list(registered)}"))
     lost = missing if steps is None else alignment.missing
-    extra = unexpected if steps is None else alignment.unexpected
+    # torch does not list the counters of batch norm as missing, because the layer fills them in.
+    extra = (
+        unexpected
+        if steps is None
+        else [name for name in alignment.unexpected if not name.endswith(_FILLED) or apply_steps(steps, name) == name]
+    )
     if lost:
         causes.append(
             Evidence(
@@ -195,13 +189,15 @@ class _FileError(NamedTuple):
 
 _FILE_ERRORS = (
     _FileError(
-        "invalid load key, 'v'",
+        "invalid load key, 'v'|Unsupported operand 118",
         Cause.GIT_LFS,
         "the file is probably a git-lfs pointer: its first byte is v, as in 'version https://git-lfs'",
         "run: git lfs pull",
     ),
     _FileError(
-        "invalid load key, '<'", Cause.NOT_A_CHECKPOINT, "the file is probably a web page: its first byte is '<'"
+        "invalid load key, '<'|Unsupported operand 60",
+        Cause.NOT_A_CHECKPOINT,
+        "the file is probably a web page",
     ),
     _FileError(
         "invalid load key", Cause.NOT_A_CHECKPOINT, "the file is not a pickle: another format, or a damaged download"
@@ -212,14 +208,14 @@ _FILE_ERRORS = (
         "the file ends before the central directory of its zip archive: the download or the write was cut off",
     ),
     _FileError(
-        "unexpected EOF|Ran out of input|MetadataIncompleteBuffer|HeaderTooSmall|incomplete metadata",
+        "unexpected EOF|Ran out of input|MetadataIncompleteBuffer|(?i:Header ?Too ?Small)|(?i:incomplete metadata)",
         Cause.TRUNCATED,
         "the file ends before its data: the download or the write was cut off",
     ),
     _FileError(
-        "HeaderTooLarge|InvalidHeader|invalid UTF-8 in header",
+        "(?i)Header ?Too ?Large|Invalid ?Header|invalid UTF-8 in header",
         Cause.NOT_A_CHECKPOINT,
-        "the file is not a safetensors file: its header is not valid",
+        "the file is not a safetensors file, maybe a git-lfs pointer or a web page: its header is not valid",
     ),
     _FileError(
         r"Expected state_dict to be dict-like, got <class '[\w.]+'>",

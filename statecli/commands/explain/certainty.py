@@ -1,0 +1,126 @@
+"""Which pairs of names are decided by shapes and names, and which may be another pair of the same shape.
+
+A load by shapes cannot tell query from key. A pair is decided if no other pairing of the names has the same evidence:
+the same shape, and the same components or words in common. Numbers of one module keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+import msgspec
+
+from statecli.commands.explain.name_words import split_meaningful_words
+
+Shape = tuple[int, ...] | None
+#: Comparisons of a name without a partner with a pair; with more, the pair counts as undecided.
+MAX_COMPARISONS = 20_000
+_HOLE = "*"
+
+
+class UndecidedPair(msgspec.Struct, frozen=True):
+    """A pair of names, and other names of the class or of the checkpoint that fit as well."""
+
+    name: str
+    registered: str
+    rivals: tuple[str, ...]
+
+
+class Names(msgspec.Struct, frozen=True):
+    """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes."""
+
+    pairs: Mapping[str, str]
+    unexpected: Sequence[str]
+    missing: Sequence[str]
+    own_shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Shape]
+
+
+def list_undecided_pairs(names: Names) -> list[UndecidedPair]:
+    """Return the pairs that other pairs with the same shapes and the same evidence could replace."""
+    groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
+    for name, registered in names.pairs.items():
+        common = _find_common(name, registered)
+        if _HOLE in common:
+            groups.setdefault((common, names.shapes[registered]), []).append(name)
+    undecided = [pair for members in groups.values() for pair in _compare_members(members, names.pairs)]
+    undecided += _compare_leftovers(names)
+    return list({pair.name: pair for pair in reversed(undecided)}.values())[::-1]
+
+
+def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
+    """Yield pairs of one group, in which the common components do not tell the names apart."""
+    if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
+        return
+    for name in members:
+        yield UndecidedPair(name, pairs[name], tuple(pairs[other] for other in members if other != name))
+
+
+def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return True if both sides differ only in one number, and the numbers have the same order."""
+    numbers = []
+    for names in zip(*pairs, strict=True):
+        components = [name.split(".") for name in names]
+        if len({len(parts) for parts in components}) > 1:
+            return False
+        differing = [place for place in zip(*components, strict=True) if len(set(place)) > 1]
+        if len(differing) != 1 or not all(part.isdigit() for part in differing[0]):
+            return False
+        numbers.append([int(part) for part in differing[0]])
+    own, registered = numbers
+    order = sorted(range(len(own)), key=own.__getitem__)
+    return order == sorted(range(len(own)), key=registered.__getitem__)
+
+
+def _compare_leftovers(names: Names) -> Iterator[UndecidedPair]:
+    """Yield pairs for which a name without a partner has as much in common."""
+    unexpected, missing = (
+        _group_by_shape(names.unexpected, names.own_shapes),
+        _group_by_shape(names.missing, names.shapes),
+    )
+    budget = MAX_COMPARISONS
+    for name, registered in names.pairs.items():
+        shape = names.shapes[registered]
+        others, free = unexpected.get(shape, ()), missing.get(shape, ())
+        if name == registered or not (others or free):
+            continue
+        budget -= len(others) + len(free)
+        score = _count_common(name, registered)
+        rivals = [other for other in others if budget < 0 or _count_common(other, registered) >= score]
+        rivals += [other for other in free if budget < 0 or _count_common(name, other) >= score]
+        if rivals:
+            yield UndecidedPair(name, registered, tuple(rivals))
+
+
+def _group_by_shape(names: Iterable[str], shapes: Mapping[str, Shape]) -> dict[Shape, list[str]]:
+    groups: dict[Shape, list[str]] = {}
+    for name in names:
+        groups.setdefault(shapes[name], []).append(name)
+    return groups
+
+
+# --- what two names have in common -----------------------------------------------------------------------------------
+
+
+def _count_common(name: str, registered: str) -> int:
+    return sum(component != _HOLE for component in _find_common(name, registered))
+
+
+@lru_cache(maxsize=1 << 16)
+def _find_common(name: str, registered: str) -> tuple[str, ...]:
+    """Return the components that both names have, `*` for others: `encoder.0.*.weight`.
+
+    Different components with the same words are common too: `q_proj` and `query`.
+    """
+    own, other = name.split("."), registered.split(".")
+    common: list[str] = []
+    for tag, start, stop, new_start, new_stop in SequenceMatcher(None, own, other, autojunk=False).get_opcodes():
+        if tag == "equal":
+            common += own[start:stop]
+            continue
+        words = split_meaningful_words(".".join(other[new_start:new_stop]))
+        same = words and words == split_meaningful_words(".".join(own[start:stop]))
+        common.append("+".join(sorted(words)) if same else _HOLE)
+    return tuple(common)

@@ -1,0 +1,66 @@
+"""Describe steps that rename the entries of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from statecli.commands.explain.renaming import Step, Substitution
+from statecli.commands.explain.result import Cause, Evidence
+from statecli.core.units import plural
+
+
+def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) -> Iterator[Evidence]:
+    """Yield what steps do to names of a checkpoint: prefixes, the form of weight_norm, and other names."""
+    current = {name: name for name in names}
+    texts: list[str] = []
+    renamed: dict[str, str] = {}
+    for step in steps:
+        after = {name: step.apply(now) for name, now in current.items()}
+        changed = [name for name in after if after[name] != current[name]]
+        if _is_prefix(step) and changed:
+            yield _describe_prefix(step, changed, len(names), model, f"{changed[0]} → {after[changed[0]]}")
+        elif changed:
+            texts.append(_describe_step(step))
+            renamed |= {name: after[name] for name in changed}
+        current = after
+    if texts:
+        normed = all("weight_g" in text or "original" in text or "weight_v" in text for text in texts)
+        first = next(iter(renamed))
+        example = f"{first} → {current[first]}"
+        if normed:
+            message = f"the file has weight_norm in the form of parametrizations, {model} in the older form"
+            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
+        else:
+            yield Evidence(
+                Cause.RENAMED, f"{plural(len(renamed), 'name')} differ: {', '.join(texts)}", len(renamed), example
+            )
+
+
+def _is_prefix(step: Step) -> bool:
+    if not isinstance(step, Substitution) or step.old is None:
+        return False
+    if step.at_start:
+        return not step.new or not step.old
+    return not step.new and step.old.startswith("_")
+
+
+def _describe_prefix(step: Step, changed: Sequence[str], total: int, model: str, example: str) -> Evidence:
+    assert isinstance(step, Substitution)  # noqa: S101 - checked by _is_prefix
+    count = "all" if len(changed) == total else f"{len(changed):,} of"
+    names = f"{count} {plural(total, 'name')}"
+    if step.new:
+        message = f"{names} lack the prefix {step.new!r}, which {model} has"
+    elif step.at_start:
+        message = f"{names} have the prefix {step.old!r}, which {model} does not have"
+    else:
+        message = f"{names} contain {step.old!r} of a wrapper, which {model} does not have"
+    return Evidence(Cause.PREFIX, message, len(changed), example)
+
+
+def _describe_step(step: Step) -> str:
+    if not isinstance(step, Substitution):
+        module = step.module.replace("\\d+", "N").replace("\\", "").strip(".")
+        return f"the numbers of {module or 'the modules'} differ by {step.delta:+d}"
+    old = step.old if step.old is not None else step.pattern.replace("\\", "").strip("^$")
+    new = step.new if step.old is not None else step.replacement
+    return f"{old.strip('.') or 'no prefix'} → {new.strip('.') or 'nothing'}"
