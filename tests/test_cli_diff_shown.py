@@ -98,8 +98,8 @@ def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
     )
     torch.save({"module.fc.weight": torch.zeros(2, 2), "module.fc.bias": torch.zeros(2)}, "wrapped.pt")
     torch.save({"fc.weight": torch.zeros(2, 2)}, "partial.pt")
-    assert "\n  fix: state = {" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain").out
-    missing = statecli("diff", "partial.pt", "net.py:Net", "-f", "plain").out
+    assert "\n  fix: state = {" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain", "--all").out
+    missing = statecli("diff", "partial.pt", "net.py:Net", "-f", "plain", "--all").out
     assert "partial.pt does not contain it [net.py:4]\n" in missing
 
 
@@ -241,9 +241,9 @@ HELD = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ({f"module.{name}": tensor for name, tensor in HELD.items()}, "error[wrapper-prefix]"),
+        ({f"module.{name}": tensor for name, tensor in HELD.items()}, "have the prefix 'module.'"),
         ({**HELD, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
-        ({"fc.weight": HELD["fc.weight"]}, "net.pt does not contain"),
+        ({"fc.weight": HELD["fc.weight"]}, "the file lacks 1 tensor of net.py:Net"),
     ],
 )
 def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, held, said, output):

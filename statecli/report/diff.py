@@ -15,7 +15,7 @@ from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
 from statecli.core import sizes
 from statecli.core.finding import Finding
-from statecli.core.load_rules import LOAD_HELP
+from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import ChangeOrder
@@ -58,6 +58,7 @@ from statecli.report.change_text import (
     format_name,
     format_relative_change,
 )
+from statecli.report.explain import build_problem_of_diff
 from statecli.report.problems import group_findings
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
 from statecli.report.transformations import (
@@ -114,11 +115,13 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         charts=lambda: _build_charts(diff),
         outline=view.tree,
         rules_in_rows=in_rows,
-        problems=(lambda: group_findings(_describe_findings(diff.findings, diff))) if has_problems else None,
+        problems=(lambda: _group_problems(_describe_findings(diff.findings, diff), diff, view))
+        if has_problems
+        else None,
         max_findings=view.lines,
         show_all=view.unfold,
         listing=(lambda: _list_names(diff, view.names)) if view.names else None,
-        rules=lambda: rule_texts.list_rule_texts(diff.findings),
+        rules=lambda: rule_texts.list_rule_texts((*diff.findings, *_list_causes((), diff))),
         cases=lambda: _build_cases(diff, report),
         troubles=tuple(Trouble(diff.after.target, message) for _, message in list_broken(diff)),
     )
@@ -232,9 +235,18 @@ def _is_load(diff: Diff) -> bool:
     return diff.before.traits.is_class is not diff.after.traits.is_class
 
 
+#: Rules of findings that the cause of a failing load replaces.
+_RULES_WITH_CAUSE = frozenset((MISSING_ENTRY.name, UNEXPECTED_ENTRY.name, SHAPE_MISMATCH.name, WRAPPER_PREFIX.name))
+#: More rows are left out if the cause of a failing load is known.
+_MAX_ROWS_WITH_CAUSE = 8
+
+
 def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
+    if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
+        more = Line(("… not listed, because the names have one cause (--all)", *("" for _ in columns[1:])), mood="dim")
+        groups = tuple(replace(group, lines=(more,)) for group in groups)
     if diff.scalars and view.top is None:
         groups = (*groups, _build_settings_group(diff.scalars, columns, view))
     if diff.broken:
@@ -249,7 +261,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page:
     def limit(findings: Sequence[Finding]) -> tuple[Problem, ...]:
         if report.problems is not None:
-            return tuple(_limit_effects(problem, view.lines) for problem in group_findings(findings))
+            return tuple(_limit_effects(problem, view.lines) for problem in _group_problems(findings, diff, view))
         folded = findings if view.unfold else fold.fold_findings(findings)
         return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
@@ -268,6 +280,24 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         failing_problems=lambda: limit(report.describe_findings()),
         outcomes=done,
     )
+
+
+def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
+    """Return the cause of all findings about loading first; with `--all`, or for an unknown cause, the findings too."""
+    covered = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
+    causes = _list_causes(covered, diff)
+    folded = bool(causes) and _covers_names(diff) and not view.unfold
+    rest = [finding for finding in findings if finding.rule not in _RULES_WITH_CAUSE] if folded else findings
+    return (*causes, *group_findings(rest))
+
+
+def _list_causes(findings: tuple[Finding, ...], diff: Diff) -> list[Problem]:
+    cause = None if diff.loading is None else build_problem_of_diff(diff.loading, findings)
+    return [] if cause is None else [cause]
+
+
+def _covers_names(diff: Diff) -> bool:
+    return diff.loading is not None and diff.loading.covers_names
 
 
 def _limit_effects(problem: Problem, limit: int | None) -> Problem:

@@ -180,7 +180,10 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class DiffDocument(msgspec.Struct, frozen=True):
-    """`statecli diff -f json`. Consumers ignore keys they do not know."""
+    """`statecli diff -f json`. Consumers ignore keys they do not know.
+
+    `diagnosis` is why a class does not load a checkpoint, as in `statecli explain`.
+    """
 
     schema: str
     statecli: str
@@ -195,6 +198,7 @@ class DiffDocument(msgspec.Struct, frozen=True):
     compared: Compared | None = None
     verdict: str = ""
     not_checked: tuple[NotChecked, ...] = ()
+    diagnosis: Diagnosis | None = None
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -581,6 +585,7 @@ def build_diff_document(
         _build_compared(diff),
         verdict,
         not_checked,
+        diff.loading.diagnosis if diff.loading else None,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from statecli.commands.explain.result import Diagnosis, Evidence, Explanation
 from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_LINES
 from statecli.core.finding import Finding
+from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
-from statecli.core.units import plural
 from statecli.report import Cell, Column, Page, Problem, Report, Table, View, documents, rule_texts, test_cases
 
 _COLUMNS = (Column("cause"), Column("names", right=True), Column("message"), Column("example"))
@@ -38,8 +40,7 @@ def describe_verdict(explanation: Explanation) -> str:
     """Return the answer in one line."""
     diagnosis = explanation.diagnosis
     if explanation.loads:
-        count = len(explanation.states[0].tensors) if explanation.states else 0
-        return f"loads as it is: a strict load on meta accepts the checkpoint; the class has {plural(count, 'tensor')}"
+        return "loads as it is: a strict load on meta accepts the checkpoint"
     if diagnosis is None or not diagnosis.code:
         return "does not load"
     return f"does not load; the lines below are {'proved' if diagnosis.proved else 'not proved'}"
@@ -52,6 +53,16 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
     target = explanation.checkpoint or "error text"
     first = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, target)
     return (first, *(_build_problem(OTHER_LINES, other, target) for other in explanation.alternatives))
+
+
+def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...]) -> Problem | None:
+    """Return the cause of findings about loading, for the report of `statecli diff`."""
+    if explanation.diagnosis is None:
+        return None
+    problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")
+    texts = [quote_for_shell(text) for text in (explanation.model, explanation.checkpoint) if text]
+    more = (f"other lines: statecli explain {' '.join(texts)}",) if explanation.alternatives else ()
+    return replace(problem, effects=problem.effects + more, findings=findings or problem.findings)
 
 
 def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:

@@ -316,7 +316,7 @@ def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tm
     torch.save(state, "sizes.pt")
     torch.save({"c.weight": torch.ones(2)}, "keys.pt")
     words = (
-        ("diff", "{}", "net.py:Net"),
+        ("diff", "{}", "net.py:Net", "--all"),
         ("audit", "{}", "--model", "net.py:Net"),
         ("inspect", "{}", "--model", "net.py:Net"),
     )

@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from statecli.commands.explain.result import Explanation
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
 from statecli.core.quantized_weights import Layout
@@ -216,3 +217,5 @@ class Diff(msgspec.Struct, frozen=True):
     #: How values were compared; None where they were not.
     how: CompareOptions | None = None
     ignored: tuple[Field, ...] = ()
+    #: Why a class does not load a checkpoint; None if it does, or if only some tensors are compared.
+    loading: Explanation | None = None

@@ -31,6 +31,7 @@ from statecli.commands.diff.result import (
     Status,
     TransformationKind,
 )
+from statecli.commands.explain.result import Explanation
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
@@ -235,6 +236,9 @@ class _Comparison:
         changes = self._estimate_ranks(changes)
         setting_changes = self._drop_codes_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
+        loading = self._explain_load() if load_result.findings else None
+        if loading is not None and loading.covers_names:
+            self.notes = [note for note in self.notes if note.name not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
         histograms = self._histograms(changes)
@@ -261,6 +265,7 @@ class _Comparison:
             expected=bool(self.request.expected),
             how=self.request.how if self.values else None,
             ignored=self.request.ignore,
+            loading=loading,
         )
 
     def _note_values(self) -> None:
@@ -606,6 +611,15 @@ class _Comparison:
         rows = {name for match in all_matches for name in match.names}
         left = {name for change in changes for name in (change.fqn, change.renamed_from)}
         return result.select_names(lambda name: name in left or (name not in rows and self._is_wanted_name(name)))
+
+    def _explain_load(self) -> Explanation | None:
+        """Return the cause of all findings about loading, if the options select all tensors."""
+        if not self.loads or self.selection or self.request.expected or self.request.map:
+            return None
+        from statecli.commands.explain.run import explain_states
+
+        checkpoint = self.after if self.model is self.before else self.before
+        return explain_states(self.model, self.built[self.model.target], checkpoint)
 
     def _findings(
         self,

@@ -16,6 +16,8 @@ from statecli.core.errors import UsageError
 from statecli.core.model_state import ModelState, Oddity
 from statecli.core.name_pairs import MAX_PREFIX_PARTS
 
+#: Names of the notes, which a known cause replaces.
+NOTES = frozenset(("prefix-apart", "components-apart"))
 #: What equal tensors have in common: the section after, a name and a shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 
