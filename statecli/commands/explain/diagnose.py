@@ -251,6 +251,7 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
             f"{plural(len(undecided), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
             f"by order and likeness, and {rivals} has the same shape"
         )
+    yield from _list_possible_pairs(subject, matching)
     if subject.entries.rivals:
         yield (
             f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} fits as well as "
@@ -266,6 +267,17 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     elif refused:
         names = quoting.names(refused)
         yield f"torch.load(weights_only=True) refuses {names} in the file; scan the file with statecli audit"
+
+
+def _list_possible_pairs(subject: Subject, matching: _Matching) -> Iterable[str]:
+    """Yield that a name keeps its initial value although the file has an unused tensor like it."""
+    rows = {row.fqn: row for row in subject.entries.rows}
+    free = {(name.rpartition(".")[2], rows[name].shape): name for name in reversed(matching.unexpected)}
+    for name in matching.missing:
+        other = free.get((name.rpartition(".")[2], subject.registered[name].shape))
+        if other is not None:
+            yield f"{other} is not used, and may be {name}, which has the same shape"
+            return
 
 
 def _describe_objections(result: LoadResult) -> str:
