@@ -266,3 +266,27 @@ def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
     assert causes(document) == ["prefix"]
     assert document["diagnosis"]["proved"]
     assert same(run_lines(document["diagnosis"]["code"]), state)
+
+
+def test_two_models_that_fit_are_not_proved(desk, net, explain):
+    """A student and its teacher; the average of a model is no rival."""
+    state = net["Net"]().state_dict()
+    torch.save({"student": state, "teacher": state}, "both.pt")
+    diagnosis = explain("net.py:Net", "both.pt")["diagnosis"]
+    assert diagnosis["loads"]
+    assert not diagnosis["proved"]
+    torch.save({"model": state, "model_ema": state}, "average.pt")
+    assert explain("net.py:Net", "average.pt")["diagnosis"]["proved"]
+
+
+def test_diff_shows_the_cause_instead_of_the_names(desk, net, statecli):
+    """--all lists the names and the findings too."""
+    state = renamed(net["Net"]().state_dict(), lambda name: name.replace("encoder.", "enc.layer."))
+    torch.save(state, "other.pt")
+    short, long = (statecli("diff", "net.py:Net", "other.pt", "-f", "table", *more) for more in ((), ("--all",)))
+    assert short.code == long.code == 1
+    assert "enc.layer → encoder" in short.out
+    assert "missing-entry" not in short.out
+    assert len(short.out.splitlines()) < 30
+    assert "missing-entry" in long.out
+    assert statecli("diff", "net.py:Net", "other.pt", "-f", "json").json["diagnosis"]["proved"]

@@ -1,0 +1,117 @@
+"""Causes and lines from the error texts that torch and safetensors raise for real files."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import traceback
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from statecli.commands.explain.torch_errors import explain_text
+from statecli.core.errors import UnreadableError
+
+
+def raise_text(action) -> str:
+    """Return the traceback of an action that fails."""
+    try:
+        action()
+    except Exception:  # noqa: BLE001 - any error text
+        return traceback.format_exc()
+    raise AssertionError("nothing was raised")
+
+
+def load_text(net, state) -> str:
+    """Return the error text of a strict load."""
+    return raise_text(lambda: net["Net"]().load_state_dict(state))
+
+
+def run_lines(diagnosis, model, state, monkeypatch):
+    """Run the lines for a model; the file holds `state`."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: state)
+    exec("\n".join(diagnosis.code), {"model": model})  # noqa: S102 - the printed lines
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda state: {f"module.{name}": tensor for name, tensor in state.items()}, "prefix"),
+        (lambda state: {name.replace("encoder.", "enc.layer."): tensor for name, tensor in state.items()}, "renamed"),
+        (lambda state: {"model": state, "epoch": 1}, "nested"),
+    ],
+)
+def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause):
+    """From the names in the text alone, and never proved."""
+    saved = net["Net"]().state_dict()
+    diagnosis = explain_text(load_text(net, change(saved))).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.causes[0].cause.value == cause
+    assert not diagnosis.proved
+    loaded = run_lines(diagnosis, net["Net"](), change(saved), monkeypatch)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
+
+
+def test_another_shape_keeps_the_initial_values(net, monkeypatch):
+    """Of the tensors that the text names."""
+    wide = net["Net"](num_classes=1000).state_dict()
+    diagnosis = explain_text(load_text(net, wide)).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.causes[0].cause.value == "width"
+    assert diagnosis.initial == ("head.weight", "head.bias")
+    assert torch.equal(run_lines(diagnosis, net["Net"](), dict(wide), monkeypatch)["bn.weight"], wide["bn.weight"])
+
+
+FILES = {
+    "git-lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 3\n",
+    "not-a-checkpoint": b"<!DOCTYPE html><html></html>",
+}
+
+
+@pytest.mark.parametrize("cause", FILES)
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_files_of_other_content_are_named(tmp_path, cause, weights_only):
+    """By the texts of both unpicklers, without lines."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(FILES[cause])
+    text = raise_text(lambda: torch.load(path, weights_only=weights_only))
+    diagnosis = explain_text(text).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.causes[0].cause.value, diagnosis.code) == (cause, ())
+
+
+def test_a_wrong_safetensors_header_is_named(tmp_path):
+    """A pointer of git-lfs there has a header that is too large."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(FILES["git-lfs"])
+    diagnosis = explain_text(raise_text(lambda: load_file(path))).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.causes[0].cause.value == "not-a-checkpoint"
+
+
+def test_a_refused_class_is_allowed_only_if_it_is_plain_data(tmp_path):
+    """A Namespace has a line; a function of the file has none."""
+    torch.save({"args": argparse.Namespace(lr=1)}, tmp_path / "plain.pt")
+    torch.save({"run": subprocess.run}, tmp_path / "run.pt")
+    plain, run = (
+        explain_text(raise_text(lambda name=name: torch.load(tmp_path / name, weights_only=True))).diagnosis
+        for name in ("plain.pt", "run.pt")
+    )
+    assert plain is not None
+    assert run is not None
+    assert "torch.serialization.add_safe_globals([argparse.Namespace])" in plain.code
+    assert run.causes[0].cause.value == "unsafe-file"
+    assert run.code == ()
+
+
+def test_a_text_without_a_known_error_has_no_answer():
+    """The command exits with 2."""
+    with pytest.raises(UnreadableError, match="no known error"):
+        explain_text("epoch 1: loss 0.5\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "statecli", "explain", "-"], input="fine\n", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
