@@ -147,6 +147,35 @@ def test_weight_norm_of_the_other_form_is_renamed(desk, net, explain, run_lines)
     assert explain("net.py:Normed", "old.pt")["loads"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("function", ["weight_norm", "old weight_norm", "spectral_norm", "old spectral_norm", "prune"])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(desk, explain, function, in_file):
+    """It has the shape of the weight and other values; the near miss is a class with the same function."""
+    make = {
+        "weight_norm": "torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))",
+        "old weight_norm": "torch.nn.utils.weight_norm(nn.Linear(8, 6))",
+        "spectral_norm": "torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 6))",
+        "old spectral_norm": "torch.nn.utils.spectral_norm(nn.Linear(8, 6))",
+        "prune": "torch.nn.utils.prune.l1_unstructured(nn.Linear(8, 6), 'weight', 0.5)",
+    }[function]
+    source = (
+        "import torch, torch.nn.utils.prune\nfrom torch import nn\n\n\nclass Part(nn.Module):\n"
+        "    def __init__(self, plain=False):\n        super().__init__()\n        self.first = nn.Linear(4, 8)\n"
+        f"        self.out = nn.Linear(8, 6) if plain else {make}\n        self.last = nn.Linear(6, 3)\n"
+    )
+    (desk / "part.py").write_text(source)
+    names: dict[str, object] = {"__name__": "part"}
+    exec(compile(source, "part.py", "exec"), names)  # noqa: S102 - the test's own file
+    torch.save(names["Part"](plain=not in_file).state_dict(), "a.pt")
+    document = explain(f"part.py:Part({in_file})", "a.pt")
+    assert not document["diagnosis"]["proved"]
+    assert causes(document)[0] == "weight-norm"
+    assert document["diagnosis"]["code"] == []
+    assert function.split()[-1] in document["diagnosis"]["causes"][0]["message"]
+    assert explain(f"part.py:Part({not in_file})", "a.pt")["loads"]
+
+
 def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
     """From the name that the file has."""
     state = net["Tied"]().state_dict()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
+from statecli.commands.explain.computed_weights import find_computed_weights
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
@@ -94,7 +95,28 @@ def diagnose(subject: Subject) -> Diagnosis:
     taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
     if taken < MIN_SHARE * len(subject.registered) or not taken:
         return _other_model(subject, taken)
-    return _build_diagnosis(subject, matching)
+    return _explain_computed_weights(subject, matching) or _build_diagnosis(subject, matching)
+
+
+def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosis | None:
+    """Return the diagnosis if one side has parts of weights that the other has whole: no renaming loads them."""
+    pairs = [(pair.name, pair.registered) for pair in (*matching.pairs, *matching.mismatched)]
+    found = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
+    target = subject.model.target
+    for weights, has, place, advice in (
+        (found.in_file, "the file", target, f"apply the same function to the modules of {target} before the load"),
+        (found.in_class, target, "the file", "load the file before the function is applied to the modules"),
+    ):
+        if weights:
+            names = [weight.name for weight in weights]
+            functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
+            message = (
+                f"{has} has the parts from which {functions} computes {plural(len(names), 'weight')}, "
+                f"and {place} has the whole: {_list_modules(names)}"
+            )
+            evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), next(f"{a} → {b}" for a, b in pairs if a != b))
+            return Diagnosis((evidence,), proof=f"there are no lines to prove: {advice}")
+    return None
 
 
 def _match(subject: Subject) -> _Matching:

@@ -1,0 +1,60 @@
+"""Recognise a weight that one side has as a whole, and the other as the parts from which it is computed.
+
+`weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
+or a mask. A part has the shape of the weight, but loading it in the place of the weight gives other values. Sources:
+torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametrizations.py, parametrize.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+_PARAMETRIZED = re.compile(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>[^.]+)\.original(?P<part>\d*)")
+
+
+class ComputedWeight(NamedTuple):
+    """A weight, and the name of the function in `torch.nn.utils` that computes it, or `a parametrization`."""
+
+    name: str
+    function: str
+
+
+class ComputedWeights(NamedTuple):
+    """The computed weights of the file that the class has whole, and those of the class that the file has whole."""
+
+    in_file: list[ComputedWeight]
+    in_class: list[ComputedWeight]
+
+
+def find_computed_weights(
+    pairs: Iterable[tuple[str, str]], stored: Collection[str], registered: Collection[str]
+) -> ComputedWeights:
+    """Return the computed weights among pairs of a name in the file and a name of the class."""
+    found = ComputedWeights([], [])
+    for name, own in pairs:
+        parts = _find_part(name, stored), _find_part(own, registered)
+        if parts[0] is not None and parts[1] is None:
+            found.in_file.append(ComputedWeight(own, parts[0]))
+        elif parts[1] is not None and parts[0] is None:
+            found.in_class.append(ComputedWeight(name, parts[1]))
+    return found
+
+
+def _find_part(name: str, names: Collection[str]) -> str | None:
+    """Return the function that computes a weight from this tensor; None for a whole tensor."""
+    match = _PARAMETRIZED.fullmatch(name)
+    if match is not None:
+        if match["part"]:
+            return "weight_norm"
+        return "spectral_norm" if f"{name.removesuffix('original')}0._u" in names else "a parametrization"
+    for suffix, other, function in (
+        ("_v", "_g", "weight_norm"),
+        ("_g", "_v", "weight_norm"),
+        ("_orig", "_mask", "prune"),
+        ("_orig", "_u", "spectral_norm"),
+    ):
+        if name.endswith(suffix) and name.removesuffix(suffix) + other in names:
+            return function
+    return None
