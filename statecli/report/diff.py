@@ -460,9 +460,9 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         hidden = len(roles[section, kind]) - len(listed)
         if hidden and listed:
             empty = ("",) * (len(columns) - 1)
-            lines.append(Line((f"{hidden:,} more in {DONE!r} (--all lists each)", *empty), "", "dim"))
+            lines.append(Line((f"{hidden:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim"))
         elif hidden:
-            summary += f" in {DONE!r} (--all lists each)"
+            summary += f", described in {DONE!r} (--all lists each)"
         groups.append(Group(heading, summary, tuple(lines)))
     return tuple(groups)
 

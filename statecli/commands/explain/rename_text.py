@@ -32,7 +32,10 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
             yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
         else:
             yield Evidence(
-                Cause.RENAMED, f"{plural(len(renamed), 'name')} differ: {', '.join(texts)}", len(renamed), example
+                Cause.RENAMED,
+                f"{plural(len(renamed), 'name')} differ{'s' * (len(renamed) == 1)}: {', '.join(texts)}",
+                len(renamed),
+                example,
             )
 
 
