@@ -142,7 +142,7 @@ def _sample_files() -> Path:
     finetune["main"](str(folder))
     _load_sample("bad_checkpoints")["main"](str(folder / "checkpoints"))
     _load_sample("transformed_checkpoints")["main"](str(folder))
-    _load_sample("training_run")["main"](str(folder))
+    _load_sample("training_checkpoints")["main"](str(folder))
     state = finetune["Net"]().state_dict()
     # As saved from DistributedDataParallel, by an older version of the class.
     state["classifier.weight"], state["head.bias"] = state.pop("head.weight"), torch.zeros(3)

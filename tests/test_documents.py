@@ -85,7 +85,7 @@ def desk(tmp_path, monkeypatch):
     for name in ("epoch1.ckpt", "epoch2.ckpt"):
         torch.save({"model": state, "optimizer": optimizer}, tmp_path / name)
     save_file(state, tmp_path / "b.safetensors")
-    for name in ("finetune", "transformed_checkpoints", "training_run"):
+    for name in ("finetune", "transformed_checkpoints", "training_checkpoints"):
         runpy.run_path(str(ROOT / "sample_models" / f"{name}.py"))["main"](str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()

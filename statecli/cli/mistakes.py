@@ -56,6 +56,7 @@ def _find_command(words: Sequence[str]) -> str:
 def _describe_unknown_command(word: str) -> str:
     names = [name for name in COMMANDS if " " not in name]
     near = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
+    near = [name for name in near if name.startswith(word)] or near
     if not near:
         return f"No such command {word!r}; {_see_help('')}"
     return f"No such command {word!r}; did you mean {_join_or([repr(name) for name in near])}?"

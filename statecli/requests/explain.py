@@ -7,7 +7,7 @@ import sys
 from statecli.commands.explain.result import Explanation
 from statecli.commands.explain.run import Request, explain_targets
 from statecli.commands.explain.torch_errors import MAX_CHARACTERS, explain_text
-from statecli.core.errors import UsageError, option
+from statecli.core.errors import UsageError
 from statecli.report import View
 from statecli.report.explain import build_explain_report
 from statecli.requests.options import ExplainOptions
@@ -44,9 +44,7 @@ def prepare(options: ExplainOptions, caller: Caller) -> Request | None:  # noqa:
     classes = [text for text in texts if load.find_class_spec(text) is not None]
     if len(classes) != 1:
         problem = "both are model classes" if classes else "neither is a model class"
-        raise UsageError(
-            f"{option('CLASS', options.model)} and {options.checkpoint}: {problem}; name a class and a checkpoint"
-        )
+        raise UsageError(f"{options.model} and {options.checkpoint}: {problem}; name a class and a checkpoint")
     model = classes[0]
     return Request(model, next(text for text in texts if text != model))
 

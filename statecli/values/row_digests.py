@@ -50,7 +50,9 @@ def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tupl
     """Return the checksums of each task's rows, in order; the error of a tensor that cannot be read is its result."""
     if not tasks:
         return []
-    return pool.run_tasks(row_digest_batch, None, tasks, jobs=jobs, absent=(), derived=True)
+    absent: tuple[int, ...] = ()
+    results = pool.run_tasks(row_digest_batch, None, tasks, jobs=jobs, absent=absent, derived=True)
+    return [tuple(result) if isinstance(result, list) else result for result in results]  # executors return lists
 
 
 @with_denormals

@@ -25,13 +25,13 @@ def test_metadata_is_torchs(tmp_path):
         (found,) = read(
             tmp_path / "a.pt", {"epoch": 1, "model": state}, _use_new_zipfile_serialization=zipped
         ).state_dicts
-        assert found == StateDict("model", dict(state._metadata))
+        assert found == StateDict("model", dict(state._metadata), keys=("model",))
         assert found.metadata["1"]["spectral_norm"] == {"weight.version": 1}
 
 
 def test_a_plain_dict_has_none(tmp_path):
     """No `_metadata` is not an empty one: modules ask whether a version is known."""
-    assert read(tmp_path / "a.pt", {"w": torch.ones(1)}).state_dicts == (StateDict("model"),)
+    assert read(tmp_path / "a.pt", {"w": torch.ones(1)}).state_dicts == (StateDict("model", keys=()),)
 
 
 def test_keys_without_a_tensor(tmp_path):
@@ -43,7 +43,7 @@ def test_keys_without_a_tensor(tmp_path):
 
 def test_a_whole_module_has_what_its_class_says(tmp_path):
     """Its pickle holds neither versions nor extra states."""
-    assert read(tmp_path / "a.pt", nn.Linear(1, 1)).state_dicts == (StateDict("model", is_module=True),)
+    assert read(tmp_path / "a.pt", nn.Linear(1, 1)).state_dicts == (StateDict("model", is_module=True, keys=()),)
 
 
 def test_metadata_of_a_strange_kind_is_told(tmp_path):
@@ -67,4 +67,4 @@ def test_shards_have_no_metadata(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
     (found,) = formats.read(str(index)).state_dicts
-    assert found == StateDict("model", None, ("extra0", "extra1"))
+    assert found == StateDict("model", None, ("extra0", "extra1"), keys=())

@@ -580,8 +580,18 @@ def test_plain_has_what_verbose_promises():
     head, row, *_ = written(diff(nudged("a")), "plain").splitlines()
     assert head.split() == ["status", "kind", "fqn", "elements", "changed", "relative_l2", "max_abs"]
     head, row, *_ = written(diff(nudged("a")), "plain", verbose=True).splitlines()
-    assert head.split()[3:] == ["elements", "changed", "relative_l2", "max_abs", "mean_abs", "l2", "cosine", "first"]
-    assert row.split()[3:] == ["16", "3", "0.001", "0.5", "0.1", "0.7", "0.99", "[0,1]"]
+    assert head.split()[3:] == [
+        "elements",
+        "changed",
+        "relative_l2",
+        "max_abs",
+        "mean_abs",
+        "l2",
+        "cosine",
+        "rank",
+        "first",
+    ]
+    assert row.split()[3:] == ["16", "3", "0.001", "0.5", "0.1", "0.7", "0.99", "-", "[0,1]"]
 
 
 EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt", f"w{n}x") for n in range(9)]

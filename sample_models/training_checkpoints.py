@@ -1,6 +1,6 @@
 """Write a training run of eight checkpoints: a layer stops halfway, and a tensor has NaN near the end.
 
-Try:    python sample_models/training_run.py OUTDIR
+Try:    python sample_models/training_checkpoints.py OUTDIR
         statecli log OUTDIR/run
 
 Shows:  `log` has a line for each checkpoint, `bisect` finds the first checkpoint with NaN.
