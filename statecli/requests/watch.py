@@ -16,6 +16,7 @@ from statecli.core.exit_code import decide_exit_code
 from statecli.core.units import format_number
 from statecli.report.log import NORM_DIGITS, describe_row, format_relative
 from statecli.requests.options import WatchFormat, WatchOptions
+from statecli.storage import files
 
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
@@ -36,6 +37,9 @@ def run(options: WatchOptions, write: Callable[[str], None]) -> int:
         options.targets, options.interval, options.count, history=options.history, cache=not options.no_cache
     )
     if not is_json:
+        for target in options.targets:
+            if not (files.is_glob(target) or files.exists(target)):
+                write(escape_line(f"waiting for {target}, which does not exist yet"))
         write(_HEADER)
     has_errors = False
     counters = frozenset((*STEP_KEYS, *EPOCH_KEYS))

@@ -206,3 +206,21 @@ def test_wrong_numbers_are_refused(statecli, tmp_path, words):
     result = statecli("watch", tmp_path, *words)
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert words[0] in result.err
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    """It may be made later; a mistyped path would be waited for without a word."""
+    from statecli.requests import watch as request
+    from statecli.requests.options import WatchOptions
+
+    lines: list[str] = []
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if line.startswith(" "):  # the header: the wait begins
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        request.run(WatchOptions(targets=(str(tmp_path / "nope"), str(tmp_path))), write)
+    assert lines[0] == f"waiting for {tmp_path}/nope, which does not exist yet"
+    assert len(lines) == 2
