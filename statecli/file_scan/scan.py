@@ -586,6 +586,10 @@ class FileScan:
         if piece.region is self.whole and len(archive.records) == 1 and not self._is_npz(archive):
             hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
             self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
+        top = archive.folder or ""
+        if "\0" in top:
+            cut = quoting.quote(top.partition("\0")[0])
+            self._add_unread(piece, f"the archive's folder has a NUL character: torch reads {cut} for each record")
         use_of, unread = classify_records(archive)
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may be an object")

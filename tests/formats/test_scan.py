@@ -846,3 +846,25 @@ def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     assert any(one.unread for one in scan_pickles(str(folder)))
     assert statecli("audit", str(folder)).code != 0
+
+
+def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
+    """torch looks up each record by the text before the NUL: one record is version, list of modules and module."""
+    mark = tmp_path / "ran"
+    array = io.BytesIO()
+    np.save(array, np.ones(3, np.float32))
+    code = f'1\n"""\nos\n"""\nimport os\nopen({str(mark)!r}, "w")\n'.encode()
+    records = [(b"A\0B/w.npy", array.getvalue()), (b"A\0B/m.py\0.npy", array.getvalue()), (b"A", code)]
+    body = directory = b""
+    for name, data in records:
+        sizes = struct.pack("<IIIH", zlib.crc32(data), len(data), len(data), len(name))
+        at, head = len(body), struct.pack("<HHHHH", 20, 0, 0, 0, 0)
+        body += b"PK\3\4" + head + sizes + b"\0\0" + name + data
+        directory += b"PK\1\2\x14\0" + head + sizes + bytes(12) + struct.pack("<I", at) + name
+    end = struct.pack("<HHHHIIH", 0, 0, len(records), len(records), len(directory), len(body), 0)
+    (tmp_path / "a.pt").write_bytes(body + directory + b"PK\5\6" + end)
+    assert any("NUL" in (one.unread or "") for one in scan_pickles(str(tmp_path / "a.pt")))
+    assert statecli("audit", str(tmp_path / "a.pt"), "--fail-on", "error").code != 0
+    assert not mark.exists()
+    forked_python(f"import torch; torch.package.PackageImporter({str(tmp_path / 'a.pt')!r}).import_module('m')")
+    assert mark.exists()

@@ -50,8 +50,8 @@ def check_folder(archive: Archive) -> None:
     prefix = f"{archive.folder}/"
     if "\0" in prefix:
         raise MalformedError(
-            f"the name of the archive's folder, {prefix!r}, has a NUL character, at which torch cuts the name off, so "
-            "torch refuses the file"
+            f"the name of the archive's folder, {prefix!r}, has a NUL character, at which torch cuts off the name of "
+            "each record: all are one record"
         )
     for name in archive.records:
         if not name.startswith(prefix):
