@@ -1,8 +1,7 @@
 """Pair the names of a checkpoint with the names of a model by shape, by their words and by their order.
 
 Both lists of names are trees of modules. The trees are compared from the root: children of one name are paired, then
-children with the same shapes below them. Each decision between several candidates is recorded, so that a caller knows
-which pairs are determined and which are guesses.
+children with the same shapes below them. `certainty.py` decides which pairs are determined and which are guesses.
 """
 
 from __future__ import annotations
@@ -25,17 +24,10 @@ MAX_CANDIDATES = 200
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A name of the checkpoint and its name in the model.
-
-    Attributes:
-        rivals: Names of the model that fit as well; () if the pair is determined by names and shapes.
-        by_shape: The names have no word in common where they differ: only the shape is evidence.
-    """
+    """A name of the checkpoint and its name in the model."""
 
     name: str
     registered: str
-    rivals: tuple[str, ...] = ()
-    by_shape: bool = False
 
 
 class Alignment(msgspec.Struct, frozen=True):
@@ -126,16 +118,6 @@ def _build_tree(names: Mapping[str, Shape]) -> _Node:
     return root
 
 
-class _Decision(msgspec.Struct, frozen=True):
-    """How two modules were paired: the other candidates for the module of the checkpoint, and whether by shape only."""
-
-    rivals: tuple[_Node, ...] = ()
-    by_shape: bool = False
-
-
-_BY_NAME = _Decision()
-
-
 class _Aligner:
     """Walk over two trees that collects pairs of tensors."""
 
@@ -146,64 +128,61 @@ class _Aligner:
 
     def align(self, checkpoint: _Node, model: _Node) -> None:
         """Pair the tensors below two modules that are each other's."""
-        stack = [(checkpoint, model, _BY_NAME)]
+        stack = [(checkpoint, model)]
         while stack:
-            own, registered, decision = stack.pop()
+            own, registered = stack.pop()
             own, registered = _skip_levels(own, registered)
             if _list_tails(own) == _list_tails(registered):
-                self._add_equal(own, registered, decision)
+                self._add_equal(own, registered)
                 continue
             if own.is_tensor and registered.is_tensor:
-                self._add(own, registered, decision)
+                self._add(own, registered)
             elif own.is_tensor or registered.is_tensor:
-                stack.extend(self._pair_tensors([own], [registered], decision))
+                stack.extend(self._pair_tensors([own], [registered]))
             else:
-                stack.extend(self._pair_children(own, registered, decision))
+                stack.extend(self._pair_children(own, registered))
 
-    def _add(self, own: _Node, registered: _Node, decision: _Decision) -> None:
-        rivals = tuple(node.name for node in decision.rivals)
-        self.pairs.append(Pair(own.name, registered.name, rivals, decision.by_shape))
+    def _add(self, own: _Node, registered: _Node) -> None:
+        self.pairs.append(Pair(own.name, registered.name))
         self.positions[own.name] = own.position
 
-    def _add_equal(self, own: _Node, registered: _Node, decision: _Decision) -> None:
+    def _add_equal(self, own: _Node, registered: _Node) -> None:
         """Add the tensors of two modules with the same names and shapes below them."""
         stack = [(own, registered)]
         while stack:
             first, second = stack.pop()
             if first.is_tensor:
-                self._add(first, second, decision)
+                self._add(first, second)
             stack.extend((child, second.children[token]) for token, child in first.children.items())
 
-    def _pair_children(
-        self, own: _Node, registered: _Node, above: _Decision
-    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
+    def _pair_children(self, own: _Node, registered: _Node) -> Iterator[tuple[_Node, _Node]]:
         left, right = dict(own.children), dict(registered.children)
-        for token, other, decision in _pair_families(left, right):
-            yield left.pop(token), right.pop(other), _join(above, decision)
+        for token, other in _pair_families(left, right):
+            yield left.pop(token), right.pop(other)
         for token in [token for token in left if token in right]:
-            yield left.pop(token), right.pop(token), above
+            yield left.pop(token), right.pop(token)
         if left and right:
-            for first, second, decision in self._choose(list(left.values()), list(right.values())):
+            for first, second in self._choose(list(left.values()), list(right.values())):
                 left = {token: node for token, node in left.items() if node is not first}
                 right = {token: node for token, node in right.items() if node is not second}
-                yield first, second, _join(above, decision)
+                yield first, second
         if left and right:
-            yield from self._pair_tensors(left.values(), right.values(), above)
+            yield from self._pair_tensors(left.values(), right.values())
 
     # --- children without an equal name -----------------------------------------------------------------------------
 
-    def _choose(self, own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node, _Decision]]:
+    def _choose(self, own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
         """Pair modules with the same shapes below them, then modules that share most of their shapes and names."""
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((own, registered)):
             for node in nodes:
                 groups.setdefault((node.count, node.signature), ([], []))[side].append(node)
         chosen = [pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)]
-        taken = {id(node) for first, second, _ in chosen for node in (first, second)}
+        taken = {id(node) for first, second in chosen for node in (first, second)}
         rest = [[node for node in nodes if id(node) not in taken] for nodes in (own, registered)]
         return chosen + _choose_similar(*rest)
 
-    def _choose_among(self, own: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node, _Decision]]:
+    def _choose_among(self, own: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
         """Pair candidates that all have the same shapes: by the words of their names, then by likeness and order."""
         own, registered = own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
@@ -214,15 +193,13 @@ class _Aligner:
             if best is None:
                 break
             first, second = best
-            weak = evidence[id(first), id(second)] == (0, 0)
-            yield first, second, _Decision(by_shape=weak)
+            yield first, second
             own, registered = [n for n in own if n is not first], [n for n in registered if n is not second]
         yield from self._choose_by_likeness(own, registered, evidence)
 
     def _choose_by_likeness(
         self, own: list[_Node], registered: list[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
-    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
-        all_registered = list(registered)
+    ) -> Iterator[tuple[_Node, _Node]]:
         keeps_count = len(own) == len(registered)
         rank = {id(node): n for nodes in (own, registered) for n, node in enumerate(_sort(nodes, self.has_order))}
         scored = sorted(
@@ -240,14 +217,11 @@ class _Aligner:
         for first, second in scored:
             if id(first) not in taken and id(second) not in taken:
                 taken |= {id(first), id(second)}
-                rivals = tuple(node for node in all_registered if node is not second)
-                yield first, second, _Decision(rivals or (second,), by_shape=True)
+                yield first, second
 
     # --- tensors of modules that have no partner --------------------------------------------------------------------
 
-    def _pair_tensors(
-        self, own: Iterable[_Node], registered: Iterable[_Node], above: _Decision
-    ) -> Iterator[tuple[_Node, _Node, _Decision]]:
+    def _pair_tensors(self, own: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
         """Pair single tensors below modules that are grouped in another way, by shape and the words of whole names."""
         groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((own, registered)):
@@ -256,14 +230,7 @@ class _Aligner:
                     groups.setdefault(tensor.shape, ([], []))[side].append(tensor)
         for left, right in groups.values():
             if left and right:
-                for first, second, decision in self._choose_among(left, right):
-                    yield first, second, _join(above, decision)
-
-
-def _join(above: _Decision, decision: _Decision) -> _Decision:
-    if decision is _BY_NAME or above is _BY_NAME:
-        return above if decision is _BY_NAME else decision
-    return _Decision(above.rivals + decision.rivals, above.by_shape or decision.by_shape)
+                yield from self._choose_among(left, right)
 
 
 def _tail(node: _Node) -> str:
@@ -326,9 +293,9 @@ def _find_mutual_best(
     return None
 
 
-def _choose_similar(own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node, _Decision]]:
+def _choose_similar(own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
     """Pair modules that differ in some tensors but share at least half of their inner names and shapes."""
-    chosen: list[tuple[_Node, _Node, _Decision]] = []
+    chosen: list[tuple[_Node, _Node]] = []
     scores = []
     for first, second in product(own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
         if first.is_tensor or second.is_tensor:
@@ -337,12 +304,9 @@ def _choose_similar(own: list[_Node], registered: list[_Node]) -> list[tuple[_No
         if 2 * shared >= max(first.count, second.count):
             scores.append((shared + _count_inner_names(first, second), first, second))
     scores.sort(key=lambda score: -score[0])
-    for score, first, second in scores:
+    for _, first, second in scores:
         if not any(first is pair[0] or second is pair[1] for pair in chosen):
-            rivals = tuple(
-                node for other, own_node, node in scores if own_node is first and node is not second and other == score
-            )
-            chosen.append((first, second, _Decision(rivals)))
+            chosen.append((first, second))
     return chosen
 
 
@@ -413,18 +377,18 @@ def _fit(own: _Node, registered: _Node) -> tuple[int, int, int]:
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 
-def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str, _Decision]]:
+def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str]]:
     """Pair numbered children (`0`, `layer1`) whose numbers differ between the sides, in their order.
 
     Children with the same numbers on both sides are left to the pairing by name.
     """
-    pairs: list[tuple[str, str, _Decision]] = []
+    pairs: list[tuple[str, str]] = []
     own_families, other_families = _list_families(left), _list_families(right)
     for stem, own in own_families.items():
         registered = other_families.get(stem)
         if registered is None or own.keys() == registered.keys():
             continue
-        pairs += _pair_numbers(stem, own, registered, left, right)
+        pairs += _pair_numbers(own, registered, left, right)
     return pairs
 
 
@@ -437,43 +401,23 @@ def _list_families(children: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def _pair_numbers(
-    stem: str,
     own: Mapping[int, str],
     registered: Mapping[int, str],
     left: Mapping[str, _Node],
     right: Mapping[str, _Node],
-) -> list[tuple[str, str, _Decision]]:
-    """Pair the numbers of a family in order, by the shapes below each; with rivals if several pairings fit."""
+) -> list[tuple[str, str]]:
+    """Pair the numbers of a family in order, by the shapes below each."""
     numbers, others = sorted(own), sorted(registered)
     rows = [left[own[number]] for number in numbers]
     columns = [right[registered[number]] for number in others]
     keys = [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
     if keys[0] == keys[1]:
         # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
-        distinct = len(set(keys[0])) == len(keys[0])
-        delta = {second - first for first, second in zip(numbers, others, strict=True)}
-        shifted = len(delta) == 1 and (not stem or distinct) and len(numbers) > 2
-        decisions = [
-            _BY_NAME
-            if shifted or keys[0].count(key) == 1
-            else _Decision(tuple(n for n, k in zip(columns, keys[1], strict=True) if k == key and n is not node))
-            for key, node in zip(keys[1], columns, strict=True)
-        ]
-        return [(own[a], registered[b], d) for a, b, d in zip(numbers, others, decisions, strict=True)]
+        return [(own[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
     common = [number for number in numbers if number in registered]
     by_name = all(_has_key(left[own[n]], right[registered[n]]) for n in common)
     if by_name and len(common) == min(len(numbers), len(others)):
-        ambiguous = _count_embeddings(*sorted(keys, key=len)) > 1
-        return [
-            (
-                own[n],
-                registered[n],
-                _Decision(tuple(c for c in columns if c is not right[registered[n]] and _has_key(c, left[own[n]])))
-                if ambiguous
-                else _BY_NAME,
-            )
-            for n in common
-        ]
+        return [(own[n], registered[n]) for n in common]
     return _pair_sequences(own, registered, left, right)
 
 
@@ -483,23 +427,21 @@ def _has_key(first: _Node, second: _Node) -> bool:
 
 def _pair_sequences(
     own: Mapping[int, str], registered: Mapping[int, str], left: Mapping[str, _Node], right: Mapping[str, _Node]
-) -> list[tuple[str, str, _Decision]]:
-    """Pair the longest common subsequence of shapes; if it is not unique, each pair has rivals."""
+) -> list[tuple[str, str]]:
+    """Pair the longest common subsequence of shapes."""
     numbers, others = sorted(own), sorted(registered)
     rows = [left[own[number]] for number in numbers]
     columns = [right[registered[number]] for number in others]
     if len(rows) * len(columns) > 1 << 20:
         return []
-    length, ways = _measure_subsequences(
+    length = _measure_subsequences(
         [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
     )
     pairs = []
     row = column = 0
     while row < len(rows) and column < len(columns):
         if _has_key(rows[row], columns[column]) and length[row][column] == length[row + 1][column + 1] + 1:
-            rivals = tuple(n for n in columns if n is not columns[column] and _has_key(n, rows[row]))
-            decision = _Decision(rivals) if ways[0][0] > 1 and rivals else _BY_NAME
-            pairs.append((own[numbers[row]], registered[others[column]], decision))
+            pairs.append((own[numbers[row]], registered[others[column]]))
             row, column = row + 1, column + 1
         elif length[row + 1][column] >= length[row][column + 1]:
             row += 1
@@ -508,23 +450,11 @@ def _pair_sequences(
     return pairs
 
 
-def _measure_subsequences(rows: Sequence[object], columns: Sequence[object]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the length of the longest common subsequence from each place, and in how many ways, 2 at most."""
+def _measure_subsequences(rows: Sequence[object], columns: Sequence[object]) -> list[list[int]]:
+    """Return the length of the longest common subsequence from each place."""
     length = [[0] * (len(columns) + 1) for _ in range(len(rows) + 1)]
-    ways = [[1] * (len(columns) + 1) for _ in range(len(rows) + 1)]
     for row in range(len(rows) - 1, -1, -1):
         for column in range(len(columns) - 1, -1, -1):
-            down, right, both = length[row + 1][column], length[row][column + 1], length[row + 1][column + 1]
-            match = both + 1 if rows[row] == columns[column] else -1
-            best = max(down, right, match)
-            count = ways[row + 1][column + 1] if match == best else 0
-            count += ways[row + 1][column] if down == best else 0
-            count += ways[row][column + 1] if right == best else 0
-            count -= ways[row + 1][column + 1] if both == best else 0
-            length[row][column], ways[row][column] = best, min(count, 1 << 20)
-    return length, ways
-
-
-def _count_embeddings(short: Sequence[object], long: Sequence[object]) -> int:
-    """Return in how many ways the longest common subsequence fits."""
-    return _measure_subsequences(short, long)[1][0][0] if len(short) * len(long) <= 1 << 20 else 2
+            match = length[row + 1][column + 1] + 1 if rows[row] == columns[column] else -1
+            length[row][column] = max(length[row + 1][column], length[row][column + 1], match)
+    return length

@@ -131,10 +131,7 @@ def _match(subject: Subject) -> _Matching:
         has_order=subject.checkpoint.traits.keeps_order,
         same_shape=False,
     )
-    pairs = [
-        Pair(own[p.name], other[p.registered], tuple(other.get(name, name) for name in p.rivals), p.by_shape)
-        for p in alignment.pairs
-    ]
+    pairs = [Pair(own[pair.name], other[pair.registered]) for pair in alignment.pairs]
     fitting = [p for p in pairs if _has_shape(rows[p.name], subject.registered[p.registered])]
     filled = {p.registered for p in fitting}
     mismatched = [p for p in pairs if p.registered not in filled]
