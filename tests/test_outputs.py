@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from statecli.cli import output_files as outputs
 from statecli.render import Output
+from statecli.requests.options import DiffOptions, RulesOptions
 
 from .forked_python import write_command
 from .published import github, gitlab, junit, sarif
@@ -472,3 +473,26 @@ def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, here):
     Path("shut").chmod(0o755)
     Path("shut/o.json").chmod(0o444)
     assert "cannot be written: Permission denied" in statecli("inspect", "a.pt", "-o", "shut/o.json").err
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.html", Output.HTML),
+        ("a.JSON", Output.JSON),
+        ("a.jsonl", Output.JSONL),
+        ("a.csv", Output.CSV),
+        ("a.md", Output.MARKDOWN),
+        ("a.sarif", Output.SARIF),
+        ("a.txt", None),
+        ("html", None),
+        ("-", None),
+    ],
+)
+def test_the_suffix_of_the_output_file_names_the_format(name, form):
+    """A page in a file called `.html` is what everybody means; `-f` decides if it is given."""
+    assert DiffOptions(before="a.pt", after="b.pt", output=name).output_format is form
+    plain = DiffOptions(before="a.pt", after="b.pt", output=name, output_format=Output.PLAIN)
+    assert plain.output_format is Output.PLAIN
+    listed = RulesOptions(output=name).output_format
+    assert (listed and listed.value) == ((form and form is not Output.SARIF and form.value) or None)

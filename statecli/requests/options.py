@@ -191,9 +191,26 @@ class ListOutput(str, enum.Enum):
     HTML = "html"
 
 
+#: Formats that the suffix of an output file names.
+_FORMAT_OF_SUFFIX = {
+    **{form.value: form.value for form in (Output.HTML, Output.JSON, Output.JSONL, Output.CSV, Output.SARIF)},
+    "md": Output.MARKDOWN.value,
+}
+
+
+def _set_format_of_suffix(options: "OutputOptions | RulesOptions | ConfigOptions", forms: type[enum.Enum]) -> None:
+    """Take the format from the suffix of the output file, unless `-f` names it."""
+    _, dot, suffix = (options.output or "").rpartition(".")
+    form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None
+    is_part = getattr(options, "shard", None) is not None  # a part has a format of its own
+    if options.output_format is None and form in {known.value for known in forms} and not is_part:
+        msgspec.structs.force_setattr(options, "output_format", forms(form))
+
+
 _OUTPUT_FORMAT = Option(
     ("--output-format", "-f"),
-    "Write the result in this format. By default a table on a terminal, plain rows in a pipe.",
+    "Write the result in this format. By default that of the suffix of -o FILE (html, json, jsonl, csv, md, sarif), a "
+    "table on a terminal, and plain rows in a pipe.",
     "FORMAT",
     Group.OUTPUT,
 )
@@ -300,6 +317,10 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_progress: NoProgress = False
     debug: Debug = False
     timeout: Timeout = None
+
+    def __post_init__(self) -> None:
+        """Set the format."""
+        _set_format_of_suffix(self, Output)
 
 
 class SharedOptions(OutputOptions, frozen=True, kw_only=True):
@@ -793,6 +814,10 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     color: Colors = Color.AUTO
     debug: Debug = False
 
+    def __post_init__(self) -> None:
+        """Set the format."""
+        _set_format_of_suffix(self, ListOutput)
+
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print the configuration of audit, and which file sets each key."""
@@ -803,6 +828,10 @@ class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputFile = None
     color: Colors = Color.AUTO
     debug: Debug = False
+
+    def __post_init__(self) -> None:
+        """Set the format."""
+        _set_format_of_suffix(self, ListOutput)
 
 
 class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
