@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from statecli.commands.diff.result import Change, Diff
+from statecli.commands.diff.result import Change, Diff, TransformationKind
 from statecli.core.model_state import Kind
 from statecli.core.units import format_number
 from statecli.values.delta import ZERO_BEFORE, Delta
 
+#: Kinds with codes on one side, whose difference from numbers means nothing.
+_CODES = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED, TransformationKind.CODES)
 #: Significant digits for people.
 DIGITS = 3
 
@@ -63,6 +65,8 @@ def _list_norms(changed: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float
         after = change.after
         place = after is not None and (after.data or after.parts) and (after.data, after.parts)
         if change.kind is not Kind.PARAMETER or (place and place in places):
+            continue
+        if change.transformation is not None and change.transformation.kind in _CODES:
             continue
         places.add(place)
         if delta.l2 is not None and delta.relative_l2:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.expectations import explain_beyond_merge, name_merged
+from statecli.commands.diff.expectations import describe_lost_values, explain_beyond_merge, name_merged
 from statecli.commands.diff.result import Change, Quantization, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.quantized_weights import Layout
@@ -24,7 +24,7 @@ _MAX_LINES = 24
 _ROUNDINGS = {
     Rounding.NEAREST: "exactly rounded",
     Rounding.TRUNCATED: "rounded towards zero",
-    Rounding.STOCHASTIC: "rounded up or down (as by stochastic rounding)",
+    Rounding.STOCHASTIC: "rounded up or down",
     None: "represented without rounding",
 }
 
@@ -92,7 +92,12 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
 
 def _is_summarized(change: Change) -> bool:
     done = change.transformation
-    return done is not None and done.kind in _SUMMARIZED and not done.exceptions
+    return done is not None and done.kind in _SUMMARIZED and not done.exceptions and not _lost_values(change)
+
+
+def _lost_values(change: Change) -> bool:
+    done = change.transformation
+    return done is not None and done.kind is TransformationKind.CAST and describe_lost_values(change) is not None
 
 
 def _is_explained(change: Change, parts: Container[str]) -> bool:
@@ -155,7 +160,7 @@ def _describe(change: Change) -> str:
         return f"{next((dtype for dtype in sides if 'int' in dtype), 'integer')} codes, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
-        return f"unrelated (cosine {cosine or 0:.2f}): drawn again, or in another order"
+        return f"unrelated (cosine {cosine or 0:.2f})"
     return _describe_join(change, done)
 
 
@@ -186,10 +191,13 @@ def _build_cast_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) 
             parts.append(f"{len(wrong):,} not")
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
-        for row in wrong[:_MAX_NAMED]:
-            yield Line((f"  not rounded: {format_fqn(row.fqn)}",), _describe(row), "bad")
-        if len(wrong) > _MAX_NAMED:
-            yield Line((f"  … and {len(wrong) - _MAX_NAMED:,} more",), "", "dim")
+        lost = [row for row in rows if row not in wrong and _lost_values(row)]
+        for kind, named in (("not rounded", wrong), ("out of range", lost)):
+            for row in named[:_MAX_NAMED]:
+                text = _describe(row) if kind == "not rounded" else describe_lost_values(row) or ""
+                yield Line((f"  {kind}: {format_fqn(row.fqn)}",), text, "bad")
+            if len(named) > _MAX_NAMED:
+                yield Line((f"  … and {len(named) - _MAX_NAMED:,} more {kind}",), "", "dim")
 
 
 def _format_beyond_rounding(change: Change, done: Transformation) -> str:
@@ -281,10 +289,12 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
     layers: dict[str, list[_MovedLayer]] = {}
     tensors_of = {start: _group_by_layer(changes, start) for start, _ in moves}
     for (start, new), olds in moves.items():
-        whole = [change for change in tensors_of[start][new] if change.after is not None]
-        tensors = [change for change in whole if change.status is not Status.IDENTICAL]
-        (old, count), *_ = olds.most_common(1)
-        if 2 * count > len(whole):
+        whole = _select_weights([change for change in tensors_of[start][new] if change.after is not None])
+        tensors = [
+            change for change in tensors_of[start][new] if change.after and change.status is not Status.IDENTICAL
+        ]
+        (old, _), *_ = olds.most_common(1)
+        if 2 * sum(_comes_from(change, start, old) for change in whole) > len(whole):
             inside = [change for change in tensors if _comes_from(change, start, old)]
             others = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
             moved = [c.transformation for c in inside if c.transformation is not None]
@@ -298,12 +308,18 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_Moved
     olds, news = {layer.old for layer in moved}, {layer.new for layer in moved}
     lost, new = [], []
     for number, tensors in sorted(tensors_of.items()):
-        gone, came = [c for c in tensors if c.before is not None], [c for c in tensors if c.after is not None]
+        gone = _select_weights([c for c in tensors if c.before is not None])
+        came = _select_weights([c for c in tensors if c.after is not None])
         if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in gone) > len(gone):
             lost.append(number)
         if number not in news and 2 * sum(c.before is None or _has_other_values(c) for c in came) > len(came):
             new.append(number)
     return _Layers(moved, lost, new)
+
+
+def _select_weights(changes: list[Change]) -> list[Change]:
+    """Return the matrices: biases and norms of a new model are equal in all layers. All tensors if there are none."""
+    return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 
 def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Change]]:

@@ -24,6 +24,10 @@ from statecli.workers import pool
 #: Elements that are dequantized at a time: eight arrays of float64 take 32 MB.
 _BLOCK_ELEMENTS = 1 << 19
 
+#: Spread of factors of input channels, relative to their mean, and their median: a wrong scale of the whole tensor has
+#: no spread, or is far from 1, around which AWQ and SmoothQuant keep their factors.
+_MIN_SPREAD, _MAX_MEDIAN = 0.1, 4.0
+
 
 class StoredPart(NamedTuple):
     """A tensor of a quantized weight, with its role."""
@@ -66,7 +70,8 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         relative: ‖W - Q‖ / ‖W‖.
         by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
-            AWQ and SmoothQuant move such factors into the layer before.
+            AWQ and SmoothQuant move such factors into the layer before. They are positive and differ by channel;
+            if the best ones do not, this is `relative`.
     """
 
     relative: float
@@ -109,9 +114,13 @@ def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None
     except StateError as failure:
         return failure
     with np.errstate(all="ignore"):
+        factors = np.where(squares > 0, products / squares, 1.0)
         explained = np.where(squares > 0, products**2 / squares, 0.0)
         left = float(np.sum(np.maximum(own - explained, 0.0)))
         total = float(own.sum())
     if not total or not math.isfinite(error / total) or not math.isfinite(left):
         return None
-    return QuantizedError(math.sqrt(error / total), math.sqrt(left / total))
+    relative = math.sqrt(error / total)
+    is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
+    are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
+    return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative)

@@ -137,6 +137,26 @@ def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, sa
     assert float(line.removeprefix(start + "rel. error ")) < 0.003
 
 
+@pytest.mark.parametrize("wrong", ["twice", "inverse", "negated columns", "a column"])
+@pytest.mark.parametrize("scales", ["SCB", "weight_scale_inv", "weight_scale"])
+def test_wrong_scales_are_no_factors_of_input_channels(diff, dense, wrong, scales):
+    """No loader takes them out: the weights are not near, whatever factor would fit."""
+    largest = dense.abs().amax(1)
+    codes = (dense / largest[:, None] * 127).round().to(torch.int8)
+    scale = largest if scales == "SCB" else (largest / 127)[:, None]
+    if wrong == "twice":
+        scale = scale * 4
+    elif wrong == "inverse":
+        scale = 1 / scale
+    elif wrong == "negated columns":
+        codes[:, :90] *= -1
+    else:
+        scale = scale * 3
+        codes[:, 5] //= 2
+    done = only_transformation(compare(diff, dense, {"weight": codes, scales: scale}))
+    assert (done.exceptions, done.quantization.has_channel_factors) == (dense.numel(), False)
+
+
 @pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
 def test_one_wrong_scale_is_in_the_error(diff, stored, weight, name):
     parts = parts_of(stored, name)

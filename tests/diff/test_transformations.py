@@ -83,7 +83,31 @@ def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
     few = values[:5].clone()
     result = diff({"w": values, "v": few}, {"w": values.to(after), "v": few.to(after)}, cast=True)
     assert [(c.transformation.kind, c.transformation.exceptions) for c in result.changes] == [(KIND.CAST, 0)] * 2
-    assert rules(result) == []
+    limits = torch.finfo(after)
+    size = values.double().abs()
+    inside = values[(size <= limits.max) & (size >= limits.smallest_normal)]
+    assert rules(diff({"w": inside}, {"w": inside.to(after)}, cast=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (torch.float16, "1 of 300 elements are beyond the range of float16 and are not finite"),
+        (torch.float8_e4m3fn, "values are beyond the range of float8_e4m3fn: rel. change 1"),
+    ],
+    ids=str,
+)
+def test_values_beyond_the_range_are_no_exact_cast(diff, statecli, save, after, message):
+    """They are rounded as torch rounds them, to infinity or to the largest value, and lost."""
+    torch.manual_seed(0)
+    state = {f"w{n}": torch.randn(300) for n in range(5)}
+    state["w3"][7] = 1e6
+    cast = {name: tensor.to(after) for name, tensor in state.items()}
+    result = diff(state, cast, cast=True)
+    assert rules(result) == [("inexact-cast", "w3")]
+    shown = lines_of(statecli, save(state, "c.pt"), save(cast, "d.pt"))
+    assert any(line.startswith("out of range: w3: ") and message in line for line in shown)
+    assert any(line.startswith("changed") and " w3 " in line for line in shown)
 
 
 def test_each_way_to_round_is_named(diff):
@@ -608,7 +632,7 @@ def test_a_cast_is_one_line_and_its_exceptions_are_named(statecli, save, llama):
     shown = lines_of(statecli, before, after)
     assert f"{len(llama)} cast float32 → bfloat16: {len(llama) - 4} exactly rounded; 4 not" in shown
     assert sum(line.startswith("not rounded: ") for line in shown) == 3
-    assert "… and 1 more" in shown
+    assert "… and 1 more not rounded" in shown
 
 
 def test_equal_layers_share_a_line(statecli, save, llama):
@@ -691,6 +715,44 @@ def test_other_digits_are_no_layer_numbers(diff):
     values = [torch.randn(9) for _ in range(3)]
     old, new = ("l.1.w", "l.².w", "l.³.w"), ("l.0.w", "l.1.w", "l.².w")
     diff(dict(zip(old, values, strict=True)), dict(zip(new, values, strict=True)))
+
+
+def test_equal_layers_hide_no_swap(diff, statecli, save):
+    """Layers 0 and 1 are equal, and 0 and 3 are swapped: what was layer 0 may have been layer 1."""
+    torch.manual_seed(0)
+    layers = [torch.randn(8, 8) for _ in range(4)]
+    layers[1] = layers[0].clone()
+    before = {f"layers.{n}.w": layer for n, layer in enumerate(layers)}
+    after = before | {"layers.0.w": before["layers.3.w"], "layers.3.w": before["layers.0.w"]}
+    result = found(diff(before, after))
+    assert result == {
+        "layers.0.w": (KIND.SWAPPED, 0, ("layers.3.w",)),
+        "layers.3.w": (KIND.SWAPPED, 0, ("layers.0.w",)),
+    }
+    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt")))
+    assert "removed" not in shown
+    assert " is new" not in shown
+
+
+def test_layers_of_a_new_model_are_recognised(statecli, save):
+    """Biases and norms of a GPT-2 are equal in all layers, so they say nothing about the layers."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=60, n_positions=20, n_embd=16, n_layer=4, n_head=2)
+    state = dict(transformers.GPT2Model(config).state_dict())
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("h.1.")}
+    pruned = {name.replace("h.2.", "h.1.").replace("h.3.", "h.2."): tensor for name, tensor in kept.items()}
+    shown = "\n".join(lines_of(statecli, save(state, "a.pt"), save(pruned, "b.pt")))
+    assert "h.{2,3} → h.{1,2}: " in shown
+    assert "h.1 is removed" in shown
+
+
+def test_half_negated_weights_are_not_unrelated(diff):
+    """The cosine is zero, and half of the elements are as before."""
+    torch.manual_seed(0)
+    before = torch.randn(64, 64)
+    after = torch.cat([before[:32], -before[32:]])
+    assert found(diff({"w": before}, {"w": after})) == {}
 
 
 def test_one_moved_tensor_is_no_moved_layer(statecli, save, llama):

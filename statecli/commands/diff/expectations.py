@@ -154,7 +154,35 @@ def _explain_beyond_cast(change: Change) -> str:
         )
     if not _CAST_FIELDS.issuperset(change.fields):
         return "differs by more than a cast: "
+    if (lost := describe_lost_values(change)) is not None:
+        return lost
     return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values"
+
+
+#: Largest relative error of a value that is rounded within the range of the dtype: half of the spacing next to 1.
+_ROUNDING_ERRORS = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "float8_e5m2fnuz": 2.0**-3,
+}
+
+
+def describe_lost_values(change: Change) -> str | None:
+    """Return what an exactly rounded cast lost, because values are beyond the range of the dtype; None if nothing."""
+    values, dtype = change.values, _name_dtype(change)
+    if values is None:
+        return None
+    new = values.inf_after + values.nan_after - values.inf_before - values.nan_before
+    if new > 0:
+        return f"{new:,} of {values.elements:,} elements are beyond the range of {dtype} and are not finite"
+    if values.relative_l2 is not None and values.relative_l2 > 2 * _ROUNDING_ERRORS.get(dtype, 1.0):
+        return f"values are beyond the range of {dtype}: rel. change {values.relative_l2:.2g}"
+    return None
 
 
 def explain_beyond_merge(change: Change) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from typing import NamedTuple
 
 from statecli.commands.diff import pairing
@@ -103,6 +103,8 @@ def _count_pairs(before: ModelState, after: ModelState, rules: Sequence[str], *,
 
 #: Rules that one note suggests: more are another model.
 _MAX_RULES = 6
+#: Names of the scale and the shift of a norm: TensorFlow and old BERT checkpoints, and torch.
+_SYNONYMS = {"gamma": "weight", "beta": "bias", "weight": "gamma", "bias": "beta"}
 #: Components that one rule replaces together: `encoder.layer` by `enc.block`.
 _MAX_REPLACED = 3
 
@@ -153,14 +155,15 @@ def suggest_component_rules(
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
-    message = f"{count_tensors(expected)} without a partner may only be renamed: their shapes are equal"
+    message = f"{count_tensors(expected)} without a partner may have other names on both sides: their shapes are equal"
     return [Oddity("components-apart", f"{message}; to compare them, add {lines}")]
 
 
 def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:
     """Count the pairs of components by which one name becomes the other, each name once for each place.
 
-    Several tensors of one shape in a place are paired by their order, if the files keep the order of saving.
+    Several tensors of one shape in a place are paired by names that libraries use for the same thing, then by their
+    order, if the files keep the order of saving.
     """
     places: dict[_Place, tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((gone, new)):
@@ -172,8 +175,12 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
                     places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
     counts: Counter[tuple[str, str]] = Counter()
     for old, other in places.values():
-        if len(old) == len(other) and (has_order or len(old) == 1):
-            counts.update(zip(old, other, strict=True))
+        known = [(first, second) for first, second in product(old, other) if _SYNONYMS.get(first, "") == second]
+        counts.update(known)
+        left = [name for name in old if all(name != first for first, _ in known)]
+        right = [name for name in other if all(name != second for _, second in known)]
+        if len(left) == len(right) and (has_order or len(left) == 1):
+            counts.update(zip(left, right, strict=True))
     return counts
 
 

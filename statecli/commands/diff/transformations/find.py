@@ -23,6 +23,8 @@ from statecli.workers import pool
 #: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
 _MIN_UNRELATED_ELEMENTS = 256
 _STANDARD_DEVIATIONS = 3
+#: Part of the elements of an unrelated tensor that differ, at least: a few are equal by chance.
+_MIN_CHANGED = 0.9
 
 
 def find_transformations(
@@ -84,6 +86,8 @@ def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
     for n, change in enumerate(changes):
         values = change.values
         if values is None or values.cosine is None or values.left_out or not was_replaced(change):
+            continue
+        if values.changed < _MIN_CHANGED * values.elements:  # the rest is related
             continue
         if change.kind is Kind.OPTIMIZER:  # momentum is independent of itself after some steps
             continue

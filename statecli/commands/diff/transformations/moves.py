@@ -41,9 +41,9 @@ def find_moves(
     """Return the moves by the number of the change; `sections` are the paired sections, before → after.
 
     Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the other has
-    the values of this one. Their first elements decide which tensors are compared. Several sources with equal values,
-    or equal values throughout, are not evidence. `everything` are all changes, explained or identical too: a layer's
-    norms may have been in one.
+    the values of this one. Their first elements decide which tensors are compared. Of several sources with equal values
+    it is the first. Equal values throughout are not evidence. `everything` are all changes, explained or identical too:
+    a layer's norms may have been in one.
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, everything, sections):
@@ -54,7 +54,7 @@ def find_moves(
             sources.setdefault(fingerprint, []).append(entry)
         for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
             equal = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
-            if len(equal) == 1 and equal[0][0] != n:
+            if equal and all(number != n for number, _ in equal):
                 candidates[n] = equal[0][1]
     source_of = _confirm(changes, candidates, jobs)
     if source_of:

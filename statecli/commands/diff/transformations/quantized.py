@@ -22,6 +22,9 @@ _MAX_ERROR = 0.5
 _ZERO_OFFSETS = (1, 0)
 #: The error with a factor for each input channel is reported if it is so many times smaller.
 _CHANNEL_GAIN = 4.0
+#: Where such factors occur: AWQ, and SmoothQuant in the files of compressed-tensors.
+_LAYOUTS_WITH_FACTORS = (Layout.AWQ, Layout.PACKED)
+_SCALES_WITH_FACTORS = ("weight_scale",)
 #: Types whose values are not numbers of the weight until a scale is applied.
 _CODES = ("int8", "uint8", "int4", "uint4")
 
@@ -165,7 +168,8 @@ def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
 
 
 def _build_transformation(pair: _Pair, error: QuantizedError, kind: TransformationKind) -> Transformation:
-    by_channel = error.relative > _MAX_ERROR and error.by_channel * _CHANNEL_GAIN < error.relative
+    has_factors = pair.quantization.layout in _LAYOUTS_WITH_FACTORS or pair.quantization.scales in _SCALES_WITH_FACTORS
+    by_channel = has_factors and error.relative > _MAX_ERROR and error.by_channel * _CHANNEL_GAIN < error.relative
     relative = error.by_channel if by_channel else error.relative
     elements = math.prod(pair.dense.shape or ())
     names = () if pair.weight.in_one_row else pair.weight.parts.items()
