@@ -176,6 +176,67 @@ def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(desk, explain, 
     assert explain(f"part.py:Part({not in_file})", "a.pt")["loads"]
 
 
+def test_codes_are_not_loaded_as_weights(desk, net, explain):
+    """torch copies whole numbers into floating-point parameters without a word."""
+    state = net["Net"]().state_dict()
+    torch.save({**state, "head.weight": (state["head.weight"] * 100).to(torch.int8)}, "codes.pt")
+    document = explain("net.py:Net", "codes.pt")
+    assert causes(document) == ["quantized"]
+    assert not document["loads"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "new", "old", "doubt"),
+    [
+        ("self.qkv = nn.Linear(8, 24)", ("qkv",), {"q": (8, 8), "k": (8, 8), "v": (8, 8)}, "may be the rows of"),
+        ("self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)", ("q", "k"), {"qk": (16, 8)}, "may be the rows of"),
+    ],
+)
+def test_fused_projections_are_not_left_out(desk, explain, classes, new, old, doubt):
+    """The lines that drop them load, and are not proved."""
+    source = (
+        "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
+        f"        super().__init__()\n        self.embed = nn.Linear(4, 8)\n        {classes}\n"
+        "        self.out = nn.Linear(8, 3)\n        self.last = nn.Linear(3, 5)\n"
+    )
+    (desk / "part.py").write_text(source)
+    names: dict[str, object] = {"__name__": "part"}
+    exec(compile(source, "part.py", "exec"), names)  # noqa: S102 - the test's own file
+    state = {name: t for name, t in names["Part"]().state_dict().items() if name.split(".")[0] not in new}
+    for name, shape in old.items():
+        state |= {f"{name}.weight": torch.ones(shape), f"{name}.bias": torch.ones(shape[0])}
+    torch.save(state, "a.pt")
+    document = explain("part.py:Part", "a.pt")
+    assert not document["diagnosis"]["proved"]
+    assert doubt in document["diagnosis"]["proof"]
+
+
+def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
+    """They are the transposes of weights; square ones have the same shape."""
+    state = renamed(net["Net"]().state_dict(), lambda name: name.replace("query.weight", "query.kernel"))
+    torch.save(state, "tf.pt")
+    document = explain("net.py:Net", "tf.pt")
+    assert not document["diagnosis"]["proved"]
+    assert "may be transposed" in document["diagnosis"]["proof"]
+
+
+def test_a_lost_output_layer_may_be_tied(desk, net, explain):
+    """The class does not tie it to the embedding, and the file has no output layer."""
+    source = (
+        "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.embed = nn.Embedding(20, 4)\n        self.mid = nn.Linear(4, 4)\n"
+        "        self.lm = nn.Linear(4, 20, bias=False)\n"
+    )
+    (desk / "part.py").write_text(source)
+    names: dict[str, object] = {"__name__": "part"}
+    exec(compile(source, "part.py", "exec"), names)  # noqa: S102 - the test's own file
+    state = {name: t for name, t in names["Part"]().state_dict().items() if not name.startswith("lm.")}
+    torch.save(state, "a.pt")
+    document = explain("part.py:Part", "a.pt")
+    assert not document["diagnosis"]["proved"]
+    assert "may be tied to embed.weight" in document["diagnosis"]["proof"]
+
+
 def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
     """From the name that the file has."""
     state = net["Tied"]().state_dict()

@@ -12,6 +12,7 @@ from statecli.commands.explain import special_files
 from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
+from statecli.commands.explain.doubts import Rest, list_doubts_about_rest
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
@@ -20,6 +21,7 @@ from statecli.commands.explain.renaming import Step, apply_steps, find_steps
 from statecli.commands.explain.result import Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries, read_entries
 from statecli.core import quoting
+from statecli.core.dtypes import is_floating
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
@@ -72,7 +74,17 @@ def is_loaded_as_is(subject: Subject) -> bool:
     """Return True if `model.load_state_dict(torch.load(file, weights_only=True))` works, or that of safetensors."""
     source = subject.entries.source
     plain = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
-    return plain and not subject.entries.refused and load_whole(subject).is_accepted
+    is_plain = plain and not subject.entries.refused and not _list_codes(subject)
+    return is_plain and load_whole(subject).is_accepted
+
+
+def _list_codes(subject: Subject) -> list[TensorInfo]:
+    """Return the tensors of whole numbers that the class registers as floating-point: codes of unknown scales."""
+    return [
+        row
+        for row in subject.entries.rows
+        if (own := subject.registered.get(row.fqn)) and is_floating(own.dtype) and "int" in row.dtype
+    ]
 
 
 class _Matching(msgspec.Struct, frozen=True):
@@ -91,6 +103,14 @@ def diagnose(subject: Subject) -> Diagnosis:
     special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built.spec)
     if special is not None:
         return special
+    codes = _list_codes(subject)
+    if codes:
+        message = (
+            f"{plural(len(codes), 'tensor')} of {codes[0].dtype}, which {subject.model.target} registers as "
+            "floating-point: load_state_dict would copy codes as weights"
+        )
+        evidence = Evidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
+        return Diagnosis((evidence,), proof="there are no lines to prove: the scales are not known")
     matching = _match(subject)
     taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
     if taken < MIN_SHARE * len(subject.registered) or not taken:
@@ -268,9 +288,17 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
         yield (
             f"{plural(len(undecided), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
-            f"by order and likeness, and {rivals} has the same shape"
+            f"by order and likeness, and {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
-    yield from _list_possible_pairs(subject, matching)
+    yield from list_doubts_about_rest(
+        Rest(
+            matching.unexpected,
+            matching.missing,
+            {pair.name: pair.registered for pair in matching.pairs},
+            {row.fqn: row.shape for row in subject.entries.rows},
+            subject.shapes,
+        )
+    )
     if subject.entries.rivals:
         yield (
             f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} fits as well as "
@@ -286,17 +314,6 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     elif refused:
         names = quoting.names(refused)
         yield f"torch.load(weights_only=True) refuses {names} in the file; scan the file with statecli audit"
-
-
-def _list_possible_pairs(subject: Subject, matching: _Matching) -> Iterable[str]:
-    """Yield that a name keeps its initial value although the file has an unused tensor like it."""
-    rows = {row.fqn: row for row in subject.entries.rows}
-    free = {(name.rpartition(".")[2], rows[name].shape): name for name in reversed(matching.unexpected)}
-    for name in matching.missing:
-        other = free.get((name.rpartition(".")[2], subject.registered[name].shape))
-        if other is not None:
-            yield f"{other} is not used, and may be {name}, which has the same shape"
-            return
 
 
 def _describe_objections(result: LoadResult) -> str:

@@ -1,0 +1,94 @@
+"""Find why lines that a load accepts may load wrong values: tensors left out, made of others, or transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from statecli.commands.explain.align import Shape
+from statecli.core.units import plural
+
+#: Last components of kernels of TensorFlow and Flax, which are the transposes of torch's weights.
+_KERNELS = frozenset(["kernel"])
+
+
+class Rest(NamedTuple):
+    """The names of both sides that lines leave out, and the names that they load, with all shapes."""
+
+    unexpected: Sequence[str]
+    missing: Sequence[str]
+    pairs: Mapping[str, str]
+    own_shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Shape]
+
+
+def list_doubts_about_rest(rest: Rest) -> Iterable[str]:
+    """Yield a doubt of each kind."""
+    yield from _find_possible_pair(rest)
+    yield from _find_possible_join(rest)
+    yield from _find_possible_tie(rest)
+    yield from _find_transposed_kernels(rest)
+
+
+def _find_possible_pair(rest: Rest) -> Iterable[str]:
+    """Yield that a name keeps its initial value although the file has an unused tensor like it."""
+    free = {(_leaf(name), rest.own_shapes[name]): name for name in reversed(rest.unexpected)}
+    for name in rest.missing:
+        other = free.get((_leaf(name), rest.shapes[name]))
+        if other is not None:
+            yield f"{other} is not used, and may be {name}, which has the same shape"
+            return
+
+
+def _find_possible_join(rest: Rest) -> Iterable[str]:
+    """Yield that unused tensors have together the rows of those without a value: q, k and v of a fused projection."""
+    rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
+    for side, (names, shapes) in enumerate(((rest.unexpected, rest.own_shapes), (rest.missing, rest.shapes))):
+        for name in names:
+            shape = shapes[name]
+            if shape:
+                key = _parent_of_module(name), _leaf(name), shape[1:]
+                rows.setdefault(key, ([], []))[side].append(name)
+    for unused, unfilled in rows.values():
+        counts = [
+            sum((shapes[name] or (0,))[0] for name in names)
+            for names, shapes in ((unused, rest.own_shapes), (unfilled, rest.shapes))
+        ]
+        if unused and unfilled and len(unused) != len(unfilled) and counts[0] == counts[1]:
+            yield f"{', '.join(unused[:4])} are not used, and may be the rows of {', '.join(unfilled[:4])}"
+            return
+
+
+def _find_possible_tie(rest: Rest) -> Iterable[str]:
+    """Yield that an output layer keeps its initial value although the file has an embedding of its shape."""
+    embeddings: dict[Shape, str] = {
+        shape: name
+        for name, own in rest.pairs.items()
+        if "emb" in own.lower() and (shape := rest.shapes.get(own)) and len(shape) == 2
+    }
+    for name in rest.missing:
+        tied = embeddings.get(rest.shapes[name])
+        if tied is not None:
+            yield f"{name} keeps its initial values, and may be tied to {tied}, which has the same shape"
+            return
+
+
+def _find_transposed_kernels(rest: Rest) -> Iterable[str]:
+    kernels = [
+        name
+        for name, own in rest.pairs.items()
+        if _leaf(name) in _KERNELS and _leaf(own) not in _KERNELS and len(rest.shapes.get(own) or ()) > 1
+    ]
+    if kernels:
+        yield (
+            f"{plural(len(kernels), 'kernel')}, such as {kernels[0]}, may be transposed: TensorFlow and Flax store "
+            "[in, out], and torch [out, in]"
+        )
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _parent_of_module(name: str) -> str:
+    return ".".join(name.split(".")[:-2])
