@@ -26,7 +26,9 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.formats import dcp, sharded, torch_legacy, torch_tar, unsupported
+from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
+from statecli.formats.shared.code_in_text import find_code_in_text
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
@@ -208,8 +210,13 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
             yield file
 
 
-def _find_other_uses(head: bytes, *, has_zip_at_end: bool) -> Iterator[Hazard]:
-    """Yield the hazards of a file that loaders take by its first or last bytes, whatever else it is."""
+def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
+    """Yield the hazards of a file that loaders take by its first or last bytes, or by its name, whatever else it is."""
+    head = whole.head
+    if (reason := find_code_in_text(whole.path, whole)) is not None:
+        yield Hazard(reason, help=_TEXT_HELP)
+    if whole.path.lower().endswith(MSGPACK_SUFFIXES) and head[8:9] == b"{":
+        yield Hazard(_MSGPACK_USE, help=_MSGPACK_HELP)
     if unsupported.is_compiled(head):
         yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
     if unsupported.is_flatbuffer(head):
@@ -260,6 +267,9 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 
 
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
+_TEXT_HELP = "remove the file unless you trust its author"
+_MSGPACK_USE = "a library that reads msgpack, such as RLlib, takes the file by its name, and statecli reads safetensors"
+_MSGPACK_HELP = "rename the file to .safetensors"
 _CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
 _CACHE_HELP = "do not load it as a cache unless you made it"
 _ZIP_HELP = "save the tensors again without the archive, and ask who published the file"
@@ -320,7 +330,7 @@ class FileScan:
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
-        for hazard in _find_other_uses(head, has_zip_at_end=has_zip_at_end):
+        for hazard in _find_other_uses(self.whole, has_zip_at_end=has_zip_at_end):
             pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
         return pickles
 

@@ -45,6 +45,8 @@ from statecli.storage.byte_source import Source
 from statecli.storage.msgpack import Blob, Cut, Parser
 
 NAME = "flax-msgpack"
+#: Suffixes of Flax and of Ray's RLlib.
+MSGPACK_SUFFIXES = (".msgpack", ".msgpck")
 TRAITS = FormatTraits(
     never_mapped="numpy and Flax never memory-map .npz and msgpack files, so alignment does not matter",
     has_collections=True,
@@ -86,8 +88,8 @@ def sniff(path: str, head: bytes) -> bool:
     """Return whether the file begins with a map whose first key is printable text; a `.msgpack` may have any map."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
     if not head or head[0] not in _MAP or len(head) <= at or _safetensors.sniff(path, head):
-        return files.get_name(path).endswith(".msgpack") and head[:1] == b"\x80"
-    if files.get_name(path).endswith(".msgpack"):
+        return files.get_name(path).endswith(MSGPACK_SUFFIXES) and head[:1] == b"\x80"
+    if files.get_name(path).endswith(MSGPACK_SUFFIXES):
         return True
     if head[at] == 0xD9 and len(head) > at + 1:
         length, start = head[at + 1], at + 2

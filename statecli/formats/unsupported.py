@@ -8,6 +8,7 @@ import zlib
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.formats import registry
+from statecli.formats.shared.code_in_text import find_code_in_text
 from statecli.storage import files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
 
@@ -39,10 +40,6 @@ _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
 #: then a version, a name, or the key of the code.
 _COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{7})", re.DOTALL)
-#: Where Ray keeps pickles as digits in JSON: the preprocessor of a checkpoint, whose key an escape may spell, and the
-#: state of an experiment and of its trials, which always have some.
-_RAY_CHECKPOINT, _RAY_EXPERIMENT = ".metadata.json", re.compile(r"experiment_state-.*\.json|trial_metadata\.json")
-_RAY_PICKLE, _MAX_RAY_METADATA_BYTES = re.compile(rb"preprocessor_pkl|\\u"), 64 << 20
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
@@ -70,10 +67,10 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
                 "begins with other bytes, but ends with a zip archive, which loaders open and statecli cannot read; "
                 "do not load the file"
             )
-        if _is_ray_pickle(path, source):
+        if (reason := find_code_in_text(path, source)) is not None:
             return UnreadableError(
-                "holds a pickle of Ray as digits, which Ray loads and statecli does not read; remove the file unless "
-                "you trust its author"
+                f"is text that runs code: {reason}. statecli does not check it; remove the file unless you trust its "
+                "author"
             )
         if is_compiled(head):
             what = "a file of torch.compile, whose pickles and code run when it is loaded"
@@ -121,21 +118,12 @@ def describe_content(path: str, head: bytes, size: int) -> str:
 
 def is_code(path: str, source: Source) -> bool:
     """Return whether a loader runs code of the file, whatever else it is, and statecli does not read it."""
-    return is_compiled(source.head) or is_flatbuffer(source.head) or _is_ray_pickle(path, source)
+    return is_compiled(source.head) or is_flatbuffer(source.head) or find_code_in_text(path, source) is not None
 
 
 def is_flatbuffer(head: bytes) -> bool:
     """Return whether `torch.jit.load` takes a file that begins so for a TorchScript flatbuffer."""
     return head[4:8] == b"PTMF"
-
-
-def _is_ray_pickle(path: str, source: Source) -> bool:
-    """Return whether Ray unpickles a text of the JSON file: `get_preprocessor`, or the analysis of an experiment."""
-    name = files.get_name(path)
-    if name != _RAY_CHECKPOINT:
-        return _RAY_EXPERIMENT.fullmatch(name) is not None
-    text = source.read(0, min(source.size, _MAX_RAY_METADATA_BYTES + 1))
-    return len(text) > _MAX_RAY_METADATA_BYTES or _RAY_PICKLE.search(text) is not None
 
 
 def is_compiled(head: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Collection
 from typing import NamedTuple
@@ -198,6 +199,23 @@ def list_tracked_folders(path: str) -> set[str]:
                 with contextlib.suppress(ValueError):  # not the number of an iteration
                     tracked.add(f"iter_{int(word):07d}")
     return tracked
+
+
+#: The file in which MMEngine names the checkpoint from which a run is resumed.
+MMENGINE_TRACKER = "last_checkpoint"
+_PROTOCOL = re.compile(r"[A-Za-z][\w+.-]*:")
+
+
+def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
+    """Return the URL, or the file outside of the folder, that MMEngine's tracker names; None for all other places.
+
+    A path of another machine, which does not exist, is not loaded.
+    """
+    if MMENGINE_TRACKER not in names:
+        return None
+    place = decode_tracker(read_small_file(on_disk.join(path, MMENGINE_TRACKER), MAX_TRACKER_BYTES))
+    is_inside = os.path.realpath(place).startswith(os.path.join(os.path.realpath(path), ""))
+    return place if _PROTOCOL.match(place) or (os.path.exists(place) and not is_inside) else None
 
 
 #: The files in which sentence-transformers names the folders of its modules, and most bytes that are read of them.

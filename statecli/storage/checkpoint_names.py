@@ -34,6 +34,7 @@ CHECKPOINT_SUFFIXES = (
     ".mar",
     ".npz",
     ".msgpack",
+    ".msgpck",
     ".nemo",
     ".ptl",
     *TAR_SUFFIXES,

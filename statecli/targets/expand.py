@@ -378,6 +378,9 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
         yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
+    if (place := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
+        what = f"{quoting.quote(place)}, which {checkpoint_folder.MMENGINE_TRACKER} names"
+        yield f"{path}: MMEngine would load {what} and which is not in this folder; remove the file"
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
             what = f"{quoting.quote(folder)}, which is not below this folder"

@@ -263,7 +263,78 @@ def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
         path.write_text(text)
         result = statecli("audit", str(folder))
         assert result.code == 2
-        assert ".metadata.json: holds a pickle of Ray as digits, which Ray loads" in result.out
+        assert ".metadata.json: is text that runs code: Ray unpickles digits in it" in result.out
+
+
+ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True, "fqn": "ctypes:cdll", "name": "a"})}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "library"),
+    [
+        ("experiment_state-2026\n.json", "{}", "Ray"),
+        ("experiment_state.json", "{}", "Ray"),
+        ("state.json", '{"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}', "Ray"),
+        ("export.json", ENUM, "torch.utils._pytree"),
+        ("export.json", ENUM.replace("__enum__", "__enu\\\\u006d__"), "torch.utils._pytree"),
+        ("predictor.json", '{"__kind__": "instance", "class": "os.system", "args": ["true"]}', "GluonTS"),
+        ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
+        ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
+        ("config.yaml", "a: !!python/object/apply:os.system [pass]\n", "PyYAML"),
+        ("config.yaml", "%TAG ! tag:yaml.org,2002:python/\n---\na: !object/apply:os.system [pass]\n", "PyYAML"),
+    ],
+)
+def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, text, library):
+    """JSON and YAML of a folder, from which a library builds objects by name, or unpickles digits."""
+    path = folder / name
+    path.write_text("{}" if name.startswith("exp") and library != "Ray" else "a: 1\n" if "y" in name[-4:] else "[]")
+    if library != "Ray" or not name.startswith("experiment"):
+        assert statecli("audit", str(folder)).code == 0
+    path.write_text(text)
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert f"is text that runs code: {library} " in result.out
+
+
+def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
+    """It is read as the index of a model, and Ray unpickles its digits."""
+    index = {"weight_map": {"w": "model.safetensors"}, "preprocessor_pkl": EVIL.hex()}
+    (folder / ".metadata.json").write_text(json.dumps(index))
+    result = statecli("audit", str(folder))
+    assert result.code != 0
+    assert "Ray unpickles digits in it" in result.out
+
+
+def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli):
+    """The length of the header begins a map of msgpack, and RLlib takes the file by its name."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode().ljust(0x1DE)
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    assert content[0] == 0xDE
+    (folder / "state.safetensors").write_bytes(content)
+    assert statecli("audit", str(folder)).code == 0
+    (folder / "state.safetensors").rename(folder / "state.msgpack")
+    assert statecli("audit", str(folder)).code != 0
+
+
+def test_a_state_of_rllib_is_not_passed(folder, statecli):
+    """Its suffix is `.msgpck`, and msgpack_numpy unpickles an array of objects."""
+    kind = b"\x83\xc4\x02nd\xc3\xc4\x04kind\xc4\x01O\xc4\x04data\xc4" + bytes([len(EVIL)]) + EVIL
+    (folder / "algorithm_state.msgpck").write_bytes(kind)
+    assert statecli("audit", str(folder)).code == 2
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1/a.pth", "s3://bucket/a.pth", "openmmlab://resnet50", "OUTSIDE"])
+def test_a_checkpoint_that_mmengine_would_fetch_is_not_passed(folder, statecli, tmp_path_factory, place):
+    """`last_checkpoint` names what a resumed run loads; a path of another machine does not exist, and is not loaded."""
+    outside = tmp_path_factory.mktemp("other") / "a.pth"
+    outside.write_bytes(EVIL)
+    for harmless in ("/home/someone/work_dirs/epoch_3.pth", str(folder / "model.safetensors"), "epoch_3.pth"):
+        (folder / "last_checkpoint").write_text(harmless)
+        assert statecli("audit", str(folder)).code == 0
+    (folder / "last_checkpoint").write_text(str(outside) if place == "OUTSIDE" else place)
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "MMEngine would load" in result.out
 
 
 def build_old_tar(first_name: str = "first") -> bytes:
@@ -401,7 +472,7 @@ def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
     result = statecli("audit", str(folder))
     assert result.code == 2
     for name in ("experiment_state-2026.json", "trial_metadata.json"):
-        assert f"{name}: holds a pickle of Ray as digits" in result.out
+        assert f"{name}: is text that runs code: Ray unpickles digits" in result.out
 
 
 @pytest.mark.parametrize(("name", "code"), [("model.pth", 1), ("arrays.npz", 0)])

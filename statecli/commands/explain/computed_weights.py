@@ -15,9 +15,10 @@ _PARAMETRIZED = re.compile(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>[^.]
 
 
 class ComputedWeight(NamedTuple):
-    """A weight, and the name of the function in `torch.nn.utils` that computes it, or `a parametrization`."""
+    """A weight, a part of it, and the function in `torch.nn.utils` that computes it, or `a parametrization`."""
 
     name: str
+    part: str
     function: str
 
 
@@ -36,9 +37,9 @@ def find_computed_weights(
     for name, own in pairs:
         parts = _find_part(name, stored), _find_part(own, registered)
         if parts[0] is not None and parts[1] is None:
-            found.in_file.append(ComputedWeight(own, parts[0]))
+            found.in_file.append(ComputedWeight(own, name, parts[0]))
         elif parts[1] is not None and parts[0] is None:
-            found.in_class.append(ComputedWeight(name, parts[1]))
+            found.in_class.append(ComputedWeight(name, own, parts[1]))
     return found
 
 

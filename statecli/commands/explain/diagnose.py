@@ -134,7 +134,7 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
                 f"{has} has the parts from which {functions} computes {plural(len(names), 'weight')}, "
                 f"and {place} has the whole: {_list_modules(names)}"
             )
-            evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), next(f"{a} → {b}" for a, b in pairs if a != b))
+            evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
             return Diagnosis((evidence,), proof=f"there are no lines to prove: {advice}")
     return None
 

@@ -1,0 +1,71 @@
+"""Recognise JSON and YAML files from which a library builds objects by name, or unpickles digits.
+
+No such file is a checkpoint, and statecli does not read it: it is reported, in whatever format it is read otherwise.
+Sources: ray 2.60 (train/_checkpoint.py, tune/analysis), torch 2.13 (utils/_pytree.py), gluonts 0.17 (core/serde),
+hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py).
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Protocol
+
+from statecli.storage import files
+
+#: Bytes of a text that are searched; a longer one may have anything.
+_MAX_TEXT_BYTES = 64 << 20
+#: Files of Ray that have pickles as digits: the state of an experiment and of its trials.
+_RAY_STATES = ("experiment_state*.json", "trial_metadata.json")
+
+
+class Readable(Protocol):
+    """An open file."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        ...
+
+    def read(self, offset: int, length: int, /) -> bytes:
+        """Return bytes from an offset on."""
+        ...
+
+
+class _Sign(NamedTuple):
+    """What a text has if a library runs code of it."""
+
+    pattern: re.Pattern[bytes]
+    library: str
+    action: str
+
+
+_JSON_SIGNS = (
+    _Sign(re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles digits in it"),
+    _Sign(re.compile(rb"__enum__|default_factory_module"), "torch.utils._pytree", "imports what it names"),
+    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls what it names"),
+)
+_YAML_SIGNS = (
+    _Sign(re.compile(rb"!(?:apply|applyref|new|name|module):"), "HyperPyYAML", "calls what it names"),
+    _Sign(re.compile(rb"!!python/|tag:yaml\.org,2002:python|^%TAG", re.MULTILINE), "PyYAML", "calls what it names"),
+)
+_SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
+#: Printable characters of ASCII that JSON spells as an escape, also in a text within a text.
+_ESCAPE = re.compile(rb"\\+u00([2-7][0-9a-fA-F])")
+
+
+def find_code_in_text(path: str, source: Readable) -> str | None:
+    """Return which library runs code of the text, and how; None for other files."""
+    name = files.get_name(path)
+    if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):
+        return "Ray unpickles digits in it"
+    signs = _SUFFIXES.get(f".{name.rpartition('.')[2].lower()}", ())
+    if not signs:
+        return None
+    if source.size > _MAX_TEXT_BYTES:
+        return f"statecli reads {_MAX_TEXT_BYTES >> 20} MB of a text, and this one is longer"
+    text = source.read(0, source.size)
+    if signs is _JSON_SIGNS and b"\\u00" in text:
+        text = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)
+    found = next((sign for sign in signs if sign.pattern.search(text)), None)
+    return None if found is None else f"{found.library} {found.action}"
