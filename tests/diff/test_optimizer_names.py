@@ -100,3 +100,32 @@ def test_names_that_look_like_numbers_are_names(diff):
     assert set(names["state"]) == {"0", "1"}
     result = diff(optimizer.state_dict(), names)
     assert {change.status for change in result.changes} == {Status.IDENTICAL}
+
+
+@pytest.mark.parametrize("after", ["names", "flat"])
+def test_names_in_another_order_than_the_model_are_not_paired(diff, after):
+    """The states of two weights of one shape are under each other's names, and the model in the file tells."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 6)).pow(2).sum().backward()
+    optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=after == "flat")
+    honest = get_optimizer_state_dict(model, optimizer, options=options)
+    exchanged = {"0.weight": "1.weight", "1.weight": "0.weight"}
+
+    def exchange(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {exchange(key): exchange(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [exchange(one) for one in value]
+        if not isinstance(value, str):
+            return value
+        name = next((name for name in exchanged if name in value), None)
+        return value if name is None else value.replace(name, exchanged[name])
+
+    before = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    same = diff(before, {"model": model.state_dict(), "optimizer": honest})
+    assert {change.status for change in same.changes} == {Status.IDENTICAL}
+    wrong = diff(before, {"model": model.state_dict(), "optimizer": exchange(honest)})
+    assert {change.status for change in wrong.changes} >= {Status.ADDED, Status.REMOVED}

@@ -2,7 +2,8 @@
 
 `torch.optim.Optimizer.state_dict` numbers the parameters in the order of its groups. `torch.distributed.checkpoint`
 (`get_optimizer_state_dict`) and FSDP write their names in the same order; the flat form of the former has the settings
-of a group for each of its parameters. The order is trusted only if the shapes of all states agree.
+of a group for each of its parameters. The order is trusted only if the shapes of all states agree, and the names
+are in the order of the model's parameters, if the file has a model.
 """
 
 from __future__ import annotations
@@ -52,8 +53,24 @@ def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str
         if Keys.NUMBERS not in keys and places[0].keys() == places[1].keys():
             pairs.append(OptimizerPair((old.section, partner), keys, (places[0], places[0])))
         elif Keys.NUMBERS in keys and _list_shapes(old) == _list_shapes(new):
+            named = (after, new) if keys[0] is Keys.NUMBERS else (before, old)
+            if not _follows_model(*named):
+                continue
             pairs.append(OptimizerPair((old.section, partner), keys, places))
     return pairs
+
+
+def _follows_model(state: ModelState, facts: OptimizerFacts) -> bool:
+    """Return True unless the names of a group are in another order than the parameters of the model in the file.
+
+    Numbers follow the order of `model.parameters()`, so that names in another order may belong to other numbers.
+    """
+    places = {row.fqn: n for n, row in enumerate(state.tensors) if row.kind is Kind.PARAMETER}
+    for group in facts.groups:
+        known = [places[name] for parameter in group.params if (name := str(parameter)) in places]
+        if known != sorted(known):
+            return False
+    return True
 
 
 def _find_keys(state: ModelState, facts: OptimizerFacts) -> Keys:
