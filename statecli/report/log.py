@@ -32,7 +32,7 @@ from statecli.report import (
     rule_texts,
 )
 from statecli.report.bars import BAR_DECADES, draw_bar
-from statecli.report.sparkline import NAN_CELL, ZERO_CELL, draw_sparkline, find_range
+from statecli.report.sparkline import ZERO_CELL, draw_sparkline, find_range
 
 #: Significant digits of a norm and of a change for people.
 NORM_DIGITS, CHANGE_DIGITS = 5, 3
@@ -172,7 +172,7 @@ def _format_verdict(log: Log) -> str:
     if born:
         first = born[0]
         where = f"step {first.step.number:,}" if first.step else first.path
-        parts.append(f"NaN or infinities since {where}")
+        parts.append(f"first NaN or infinity at {where}")
     if not read:
         return ", ".join(parts)
     stopped = sum(module.stopped for module in log.modules)
@@ -263,7 +263,7 @@ def _build_module_group(log: Log, view: LogView) -> Group:
     summary = "rel. change from checkpoint to checkpoint"
     if limits is not None:
         low, high = (format_number(value, 2) for value in limits)
-        summary += f", {low} (▁) to {high} (█) log; {ZERO_CELL} unchanged, {NAN_CELL} not finite"
+        summary += f", {low} (▁) to {high} (█) log; {ZERO_CELL} unchanged"
     if len(shown) < len(lines):
         summary += f"; {len(lines) - len(shown)} more lines with --all"
     return Group(heading, summary, tuple(shown))
@@ -307,8 +307,10 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
         remark = f"unchanged since {f'step {row.step.number:,}' if row.step else row.path}"
     elif first.last_moved is None:
         remark = "never changed"
+    if first.has_nan:
+        remark = "; ".join(filter(None, ["has NaN or infinities", remark]))
     cells = (
-        format_fqn(name),
+        format_fqn(name) if name else "(the model itself)",
         "",
         format_number(math.hypot(*known), NORM_DIGITS) if known and len(known) == len(norms) else "-",
         format_relative(last),
