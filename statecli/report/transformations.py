@@ -21,6 +21,8 @@ DONE = "what was done"
 #: Tensors with exceptions that are named, and lines of the group.
 _MAX_NAMED = 3
 _MAX_LINES = 24
+#: An error of a quantized weight that is so many times the median is named.
+_OUTLIER_RATIO = 3
 _ROUNDINGS = {
     Rounding.NEAREST: "exactly rounded",
     Rounding.TRUNCATED: "rounded towards zero",
@@ -53,6 +55,7 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     )
     different = sum(change.status is not Status.IDENTICAL for change in changes)
     share = f"to {explained:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
+    share = share if different else "no tensor differs"
     return Group(DONE, f"{share}, checked on every element", tuple(lines))
 
 
@@ -486,8 +489,11 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
     return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
 
 
-def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
-    """Yield a line for the weights of each type, layout and scales, with the range of their errors."""
+def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
+    """Yield a line for the weights of each type, layout and scales, with the range of their errors.
+
+    A weight with a much larger error than the others is named, and each weight if lines are unfolded.
+    """
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:
         done = change.transformation
@@ -506,10 +512,14 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], __: b
         far = f"{len(wrong):,} not near the weight {_name_dense_side(done)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
-        for row in wrong[:_MAX_NAMED]:
-            yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", "bad")
-        if len(wrong) > _MAX_NAMED:
-            yield Line((f"  … and {len(wrong) - _MAX_NAMED:,} more",), "", "dim")
+        limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
+        outliers = [row for row in rows if row not in wrong and _error_of(row) > limit]
+        bad = [*wrong, *outliers]
+        for row in rows if unfold else bad[:_MAX_NAMED]:
+            mood = "bad" if row in bad else ""
+            yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", mood)
+        if len(bad) > _MAX_NAMED and not unfold:
+            yield Line((f"  … and {len(bad) - _MAX_NAMED:,} more",), "", "dim")
 
 
 _LIBRARIES = {

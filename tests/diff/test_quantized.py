@@ -285,3 +285,20 @@ def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
     assert "attributes of quantized tensors" in shown
     assert "block_size" not in shown
     assert "step" in shown
+
+
+def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
+    """The range of all errors does not say which."""
+    torch.manual_seed(0)
+    before = {f"l.{n}.weight": torch.randn(20, 40) for n in range(6)}
+    after = {}
+    for n in range(6):
+        weight = before[f"l.{n}.weight"]
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        after[f"l.{n}.weight"] = (weight / scale).round().to(torch.int8)
+        after[f"l.{n}.weight_scale"] = scale * (1.2 if n == 4 else 1)
+    paths = save(before, "a.safetensors"), save(after, "b.safetensors")
+    shown = statecli("diff", *paths).out.splitlines()
+    assert [line for line in shown if line.startswith("l.") and "rel. error" in line] == ["l.4.weight: rel. error 0.2"]
+    listed = statecli("diff", *paths, "--all").out.splitlines()
+    assert sum(line.startswith("l.") and ": rel. error" in line for line in listed) == 6

@@ -234,7 +234,7 @@ class _Comparison:
         changes, undecided = self._settle_codes(self._explain(changes))
         broken += [*unmerged, *undecided]
         changes = self._estimate_ranks(changes)
-        setting_changes = self._drop_codes_settings(setting_changes, changes)
+        setting_changes = self._drop_explained_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
         loading = self._explain_load() if load_result.findings else None
         if loading is not None and loading.covers_names:
@@ -542,8 +542,14 @@ class _Comparison:
                     settled.append(replace(change, fields=fields))
         return settled, undecided
 
-    def _drop_codes_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
-        """Return the settings that differ without the attributes of quantized tensors, which are one difference."""
+    def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
+        """Return the settings that differ, without attributes of quantized tensors and settings of an adapter alone."""
+        if any(c.transformation is not None and c.transformation.kind is TransformationKind.ADAPTER for c in changes):
+            kept = [change for change in settings if change.status is Status.CHANGED]
+            if len(kept) < len(settings):
+                count = plural(len(settings) - len(kept), "setting")
+                self._note("adapter-settings", f"{count} of the model or of the adapter alone are not listed")
+            return kept
         kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
         done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
         quantized = {name for c in done for name in (c.fqn, f"{c.section}.{c.fqn}")}
