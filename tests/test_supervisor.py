@@ -367,7 +367,7 @@ def test_lines_without_code_are_not_supervised():
 @pytest.mark.parametrize(
     "code",
     [
-        "signal.signal(signal.SIGALRM, lambda *_: sys.exit(0)); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)",
+        "signal.signal(signal.SIGALRM, lambda *_: sys.exit(0)); signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)",
         "sys.settrace(lambda frame, event, value: sys.exit(0) if 'report' in frame.f_code.co_filename else None)",
         "sys.setprofile(lambda frame, event, value: sys.exit(0) if 'report' in frame.f_code.co_filename else None)",
     ],
