@@ -398,6 +398,30 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
     assert (one.exceptions, one.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
 
 
+def test_a_fused_projection_with_a_wrong_part(diff, llama):
+    """The keys are those of another run: two parts of three are exact, and the third has its place."""
+    fused = fuse(llama)
+    fused["model.layers.1.self_attn.qkv_proj.weight"] = fused["model.layers.1.self_attn.qkv_proj.weight"].clone()
+    fused["model.layers.1.self_attn.qkv_proj.weight"][32:48] = torch.randn(16, 32)
+    done = changed(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    assert (done.kind, done.differing) == (KIND.JOINED, ("model.layers.1.self_attn.k_proj.weight",))
+    assert (done.rows, done.exceptions) == (16, 16 * 32)
+    fused["model.layers.1.self_attn.qkv_proj.weight"][:32] = torch.randn(32, 32)
+    wrong = changed(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    assert wrong is None
+
+
+@pytest.mark.parametrize("wrong", [(0,), (1,), (7,), (2, 5)])
+def test_a_stack_with_wrong_experts(diff, wrong):
+    torch.manual_seed(0)
+    experts = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
+    items = [torch.randn(6, 4) if n in wrong else tensor for n, tensor in enumerate(experts.values())]
+    done = changed(diff(experts, {"experts.w": torch.stack(items)}))["experts.w"].transformation
+    assert (done.kind, done.differing) == (KIND.STACKED, tuple(f"experts.{n}.w" for n in wrong))
+    none = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
+    assert found(diff(none, {"experts.w": torch.stack(items)})) == {}
+
+
 def test_the_input_projection_of_attention(diff):
     """`nn.MultiheadAttention` has one parameter for the weights of the three, without a module of its own."""
     torch.manual_seed(0)

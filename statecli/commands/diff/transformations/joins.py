@@ -30,6 +30,8 @@ from statecli.values.row_digests import RowTask, compute_row_digests
 #: Tensors of one module that may have been joined, and tensors of one join.
 _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
+#: Parts of a join, at least, if one of them is wholly different.
+_MIN_PARTS_WITH_WRONG = 3
 #: Rows of a part that are rows of the whole, at least.
 _MIN_SHARE = 0.5
 #: Items of a stack, as experts of a layer.
@@ -100,7 +102,7 @@ def _find_concatenations(
         }
         own = set(of_rows.get(whole.number, ()))
         related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), own) >= _MIN_SHARE]
-        for chosen in _list_combinations(whole, related):
+        for chosen in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
             ordered = _order_parts(whole, chosen, kind, jobs)
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
             transformation = transformation or _check_interleaving(whole, chosen, of_rows, kind, jobs)
@@ -172,6 +174,16 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
         for chosen in combinations(related, count):
             if sum(row.data.shape[0] for row in chosen) == whole.data.shape[0]:
                 yield chosen
+
+
+def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
+    """Yield two or three related tensors with the only other one that has the missing rows: its values may be wrong."""
+    if not 2 <= len(related) < _MAX_JOINED:
+        return
+    rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
+    others = [row for row in fitting if row not in related and row.data.shape[0] == rows]
+    if len(others) == 1:
+        yield (*related, *others)
 
 
 def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
@@ -257,11 +269,19 @@ def _check_interleaving(
 def _judge(
     results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
 ) -> Transformation | None:
-    """Return the claim, if at least one part is exact and of no part more than half of the rows differ."""
+    """Return the claim, if at least one part is exact and of no part differ more than half of the rows.
+
+    One of three or more parts, and a quarter of many, may be wholly different if all others are exact.
+    """
     checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):
         return None
-    if any(2 * result.rows > (task.after.shape or (1,))[0] for result, task in zip(checked, tasks, strict=True)):
+    sizes = [(task.after.shape or (1,))[0] for task in tasks]
+    different = sum(2 * result.rows > size for result, size in zip(checked, sizes, strict=True))
+    exact = sum(not result.exceptions for result in checked)
+    if different and (len(tasks) < _MIN_PARTS_WITH_WRONG or exact + different < len(tasks)):
+        return None
+    if different > max(1, len(tasks) // 4):
         return None
     wrong = [(name, result) for name, result in zip(names, checked, strict=True) if result.exceptions]
     return Transformation(
@@ -325,7 +345,7 @@ def _check_stack(
         tasks = list(_build_stack_tasks(whole, items, order, kind))
         if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):
             continue
-        ends = tasks[: len(items[0])] + tasks[-len(items[0]) :]
+        ends = tasks[: 2 * len(items[0])] + tasks[-len(items[0]) :]
         if not any(map(is_exact, check_elements(ends, jobs=jobs))):
             continue
         transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in rows], kind)
