@@ -280,6 +280,9 @@ ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True,
         ("predictor.json", '{"__kind__": "instance", "class": "os.system", "args": ["true"]}', "GluonTS"),
         ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
+        ("hyperparams.yaml", "a: !%61pply:builtins.exec [pass]\n", "HyperPyYAML"),
+        ("config.yaml", "\ufeffa: !!python/object/apply:os.system [pass]\n".encode("utf-16-le"), "PyYAML"),
+        ("predictor.json", '{"__kind__": "instance"}'.encode("utf-16-le"), "GluonTS"),
         ("config.yaml", "a: !!python/object/apply:os.system [pass]\n", "PyYAML"),
         ("config.yaml", "%TAG ! tag:yaml.org,2002:python/\n---\na: !object/apply:os.system [pass]\n", "PyYAML"),
     ],
@@ -290,7 +293,7 @@ def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, tex
     path.write_text("{}" if name.startswith("exp") and library != "Ray" else "a: 1\n" if "y" in name[-4:] else "[]")
     if library != "Ray" or not name.startswith("experiment"):
         assert statecli("audit", str(folder)).code == 0
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     result = statecli("audit", str(folder))
     assert result.code == 2
     assert f"is text that runs code: {library} " in result.out

@@ -53,6 +53,17 @@ _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: Printable characters of ASCII that JSON spells as an escape, also in a text within a text.
 _ESCAPE = re.compile(rb"\\+u00([2-7][0-9a-fA-F])")
 
+#: A character of a YAML tag.
+_TAG_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
+
+
+def _decode(text: bytes) -> bytes:
+    """Return the text in UTF-8; libraries take UTF-16 and UTF-32 too, by the first bytes."""
+    from json import detect_encoding  # imported here, because every command imports this module
+
+    encoding = detect_encoding(text)
+    return text if encoding.startswith("utf-8") else text.decode(encoding, "replace").encode()
+
 
 def find_code_in_text(path: str, source: Readable) -> str | None:
     """Return which library runs code of the text, and how; None for other files."""
@@ -64,8 +75,8 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
         return None
     if source.size > _MAX_TEXT_BYTES:
         return f"statecli reads {_MAX_TEXT_BYTES >> 20} MB of a text, and this one is longer"
-    text = source.read(0, source.size)
-    if signs is _JSON_SIGNS and b"\\u00" in text:
-        text = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)
+    text = _decode(source.read(0, source.size))
+    escape = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE
+    text = escape.sub(lambda match: bytes([int(match[1], 16)]), text)
     found = next((sign for sign in signs if sign.pattern.search(text)), None)
     return None if found is None else f"{found.library} {found.action}"
