@@ -8,17 +8,17 @@ with a Gaussian matrix is bounded as by Chevet's inequality.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
+from statecli.values.data_task import DataTask
 from statecli.values.delta import MAX_RANK
-from statecli.values.elements import SPACING, Array, require_element
-from statecli.values.ranges import iter_paths, prefetch
+from statecli.values.elements import SPACING, Array
+from statecli.values.ranges import prefetch
 from statecli.values.read import read_rows
 from statecli.workers import pool
 
@@ -34,7 +34,7 @@ _ROUNDINGS_OF_CHANGE = 4
 _MARGIN = 1.25
 
 
-class RankTask(msgspec.Struct, frozen=True, gc=False):
+class RankTask(DataTask, frozen=True, gc=False):
     """Estimate the rank of after - before, two matrices of one shape, with strides."""
 
     name: str
@@ -42,19 +42,9 @@ class RankTask(msgspec.Struct, frozen=True, gc=False):
     after: TensorData
 
     @property
-    def size(self) -> int:
-        """Bytes of both sides."""
-        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in (self.before, self.after))
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of both sides."""
-        return iter_paths(self.before, self.after)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All tensors of the task."""
+        return self.before, self.after
 
 
 def estimate_ranks(tasks: Sequence[RankTask], *, jobs: int = 0) -> list[int | StateError | None]:
@@ -67,7 +57,7 @@ def estimate_ranks(tasks: Sequence[RankTask], *, jobs: int = 0) -> list[int | St
 @with_denormals
 def rank_batch(_: None, tasks: Sequence[RankTask]) -> list[int | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in (task.before, task.after))):
+    with prefetch(*(data for task in tasks for data in task.all_data)):
         return [_estimate_or_error(task) for task in tasks]
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.elements import Array, require_element
-from statecli.values.ranges import iter_paths, prefetch
+from statecli.values.data_task import DataTask
+from statecli.values.elements import Array
+from statecli.values.ranges import prefetch
 from statecli.values.read import open_view, read_all_values, read_values
 from statecli.workers import pool
 
 
-class LowRankTask(msgspec.Struct, frozen=True, gc=False):
+class LowRankTask(DataTask, frozen=True, gc=False):
     """Compute ‖B A‖ / ‖W‖ of a weight W [out, in], A [rank, in] and B [out, rank]; Frobenius norms."""
 
     name: str
@@ -26,19 +26,9 @@ class LowRankTask(msgspec.Struct, frozen=True, gc=False):
     b: TensorData
 
     @property
-    def size(self) -> int:
-        """Bytes of all three."""
-        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in (self.weight, self.a, self.b))
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of all three."""
-        return iter_paths(self.weight, self.a, self.b)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All tensors of the task."""
+        return self.weight, self.a, self.b
 
 
 def measure_updates(tasks: Sequence[LowRankTask], *, jobs: int = 0) -> list[float | StateError | None]:
@@ -51,7 +41,7 @@ def measure_updates(tasks: Sequence[LowRankTask], *, jobs: int = 0) -> list[floa
 @with_denormals
 def low_rank_batch(_: None, tasks: Sequence[LowRankTask]) -> list[float | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in (task.weight, task.a, task.b))):
+    with prefetch(*(data for task in tasks for data in task.all_data)):
         return [_measure_or_error(task) for task in tasks]
 
 

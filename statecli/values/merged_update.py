@@ -11,8 +11,9 @@ import numpy as np
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.elements import SPACING, Array, require_element
-from statecli.values.ranges import iter_paths, prefetch
+from statecli.values.data_task import DataTask
+from statecli.values.elements import SPACING, Array
+from statecli.values.ranges import prefetch
 from statecli.values.read import read_all_values, read_rows
 from statecli.workers import pool
 
@@ -22,7 +23,7 @@ _BLOCK_ELEMENTS = 1 << 19
 _MAX_RESIDUAL = 0.05
 
 
-class MergeTask(msgspec.Struct, frozen=True, gc=False):
+class MergeTask(DataTask, frozen=True, gc=False):
     """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
 
     All four have strides. `factor` is None if it is not known: then the best one is used.
@@ -34,21 +35,6 @@ class MergeTask(msgspec.Struct, frozen=True, gc=False):
     left: TensorData
     right: TensorData
     factor: float | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes of all four."""
-        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in self.all_data)
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of all four."""
-        return iter_paths(*self.all_data)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,9 +15,9 @@ from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.core.quantized_weights import Part
+from statecli.values.data_task import DataTask
 from statecli.values.dequantize import DequantizeRule, open_rows
-from statecli.values.elements import require_element
-from statecli.values.ranges import iter_paths, prefetch, resolve_data
+from statecli.values.ranges import prefetch, resolve_data
 from statecli.values.read import read_rows
 from statecli.workers import pool
 
@@ -36,7 +36,7 @@ class StoredPart(NamedTuple):
     data: TensorData
 
 
-class QuantizedTask(msgspec.Struct, frozen=True, gc=False):
+class QuantizedTask(DataTask, frozen=True, gc=False):
     """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q."""
 
     name: str
@@ -45,23 +45,9 @@ class QuantizedTask(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[StoredPart, ...]
 
     @property
-    def size(self) -> int:
-        """Bytes of the weight and its parts."""
-        return sum(math.prod(data.shape) * require_element(data.dtype).size for data in self._all_data)
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of all tensors."""
-        return iter_paths(*self._all_data)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
-
-    @property
-    def _all_data(self) -> list[TensorData]:
-        return [self.weight, *(part.data for part in self.parts)]
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All tensors of the task."""
+        return self.weight, *(part.data for part in self.parts)
 
 
 class QuantizedError(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +74,7 @@ def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[Qua
 @with_denormals
 def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[QuantizedError | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in (task.weight, *(part.data for part in task.parts)))):
+    with prefetch(*(data for task in tasks for data in task.all_data)):
         return [_measure_or_error(task) for task in tasks]
 
 

@@ -139,7 +139,7 @@ def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, sa
 
 @pytest.mark.parametrize("wrong", ["twice", "inverse", "negated columns", "a column"])
 @pytest.mark.parametrize("scales", ["SCB", "weight_scale_inv", "weight_scale"])
-def test_wrong_scales_are_no_factors_of_input_channels(diff, dense, wrong, scales):
+def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, wrong, scales):
     """No loader takes them out: the weights are not near, whatever factor would fit."""
     largest = dense.abs().amax(1)
     codes = (dense / largest[:, None] * 127).round().to(torch.int8)
@@ -271,7 +271,7 @@ def subclass(monkeypatch):
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
-    """Its attributes are no settings of the checkpoint, and its codes are dequantized."""
+    """Its attributes are not settings of the checkpoint, and its codes are dequantized."""
     scale = dense.abs().amax(1, keepdim=True) / 127
     codes = (dense / scale).round().to(torch.int8)
     paths = [

@@ -97,7 +97,7 @@ def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
     ],
     ids=str,
 )
-def test_values_beyond_the_range_are_no_exact_cast(diff, statecli, save, after, message):
+def test_values_beyond_the_range_are_not_an_exact_cast(diff, statecli, save, after, message):
     """They are rounded as torch rounds them, to infinity or to the largest value, and lost."""
     torch.manual_seed(0)
     state = {f"w{n}": torch.randn(300) for n in range(5)}
@@ -518,7 +518,7 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.lists(st.integers(2, 12), max_size=3), min_size=10, max_size=10))
-def test_other_values_of_another_dtype_are_no_transformation(tmp_path_factory, seed, shapes):
+def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory, seed, shapes):
     """Names and dtypes differ, and the values are similar or independent: nothing is claimed to be exact."""
     generator = torch.Generator().manual_seed(seed)
     folder = tmp_path_factory.mktemp("pairs")
