@@ -543,7 +543,12 @@ class _Comparison:
         return settled, undecided
 
     def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
-        """Return the settings that differ, without attributes of quantized tensors and settings of an adapter alone."""
+        """Return the settings that differ, without attributes of quantized tensors and settings of an adapter alone.
+
+        An expectation judges all of them.
+        """
+        if self.request.expected:
+            return settings
         if any(c.transformation is not None and c.transformation.kind is TransformationKind.ADAPTER for c in changes):
             kept = [change for change in settings if change.status is Status.CHANGED]
             if len(kept) < len(settings):
