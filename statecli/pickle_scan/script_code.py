@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from statecli.pickle_scan import packed_weights, program_operators
@@ -32,9 +32,12 @@ _MENTION = re.compile(
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
     # Behind white space, a root of a path is not a method: the point ends a number (`1.`).
     rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
-    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)",
+    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)"
+    # torch's lexer takes `is not` for one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
+    r"|(?P<glued>(?:is not|not in)(?=\w)|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))",
     re.ASCII,
 )
+_GLUED_HARM = "has no space before the next word: torch never writes this, and it hides the next word"
 #: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
 _ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
 _ENUMERATION_HARM = "gets a number outside of its enumeration, which torch does not check"
@@ -126,7 +129,11 @@ _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.A
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = "__setstate__ packs with other numbers than those in the state of a quantized convolution"
 _MAX_LISTED_CALLS = 8
+#: A default, in a list of parameters as torch writes it or otherwise: some `=` that compares nothing behind a `:`.
+_ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")
+_DEFAULT = re.compile(r":[^=\n]*=(?!=)")
 _RUNS_HARM = "__setstate__ runs during loading, and which does not pack weights"
+_DEFAULT_HARM = "the default of a parameter computes during loading"
 _UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result cannot be determined"
 
 
@@ -171,15 +178,25 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """Yield the operators and loops of functions without weight packing that a `__setstate__` may run.
+    """Yield the operators and loops, besides those that pack weights, of defaults and of what a `__setstate__` may run.
 
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
     run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
     """
     texts = [code.decode("latin-1") for code in codes]
-    if not any(_SETSTATE in text for text in texts):
+    has_setstate = any(_SETSTATE in text for text in texts)
+    functions = [
+        function
+        for n, text in enumerate(texts)
+        if has_setstate or _DEFAULT.search(text)
+        for function in _split_functions(n, Strings(text, steps))
+    ]
+    for function in functions:
+        yield from (
+            (function.number, call) for call in _find_computed_defaults(function, texts[function.number], steps)
+        )
+    if not has_setstate:
         return
-    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, Strings(text, steps))]
     by_name: dict[str, list[_Function]] = {}
     for function in functions:
         by_name.setdefault(function.name, []).append(function)
@@ -229,6 +246,18 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
     starts = [(0, ""), *((match.start(), match[1]) for match in _FUNCTION.finditer(text)), (len(text), "")]
     for (start, name), (end, _) in pairwise(starts):
         yield _Function(number, name, start, text[start:end])
+
+
+def _find_computed_defaults(function: _Function, text: str, steps: Steps) -> Iterator[Call]:
+    """Yield a call in the defaults of a function, which loading evaluates even if nothing calls the function.
+
+    A list of parameters ends before the type of the result; it names no value but defaults. `float("inf")` is a value.
+    """
+    parameters = _ANNOTATION.sub(lambda match: " " * len(match[0]), function.text.partition("->")[0])
+    if function.name and "=" in parameters:
+        steps.take(Budget.TEXT, 1 + len(parameters) // CHARACTERS_PER_STEP)
+        calls = _find_computing_calls(function._replace(text=parameters), text, ())
+        yield from (call._replace(why=_DEFAULT_HARM) for call in islice(calls, 1))
 
 
 def _find_computing_calls(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
@@ -371,6 +400,8 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         if match["enumeration"] and not 0 <= int(match["number"][:9]) < _ENUMERATION_SIZES[match["enumeration"]]:
             yield "TorchScript", match["enumeration"], match.start(), _ENUMERATION_HARM
+        if match["glued"]:
+            yield "TorchScript", match["glued"], match.start(), _GLUED_HARM
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
         if names == _TO and _gives_odd_format(text, at):
             yield "torch", "to", match.start(), _ENUMERATION_HARM

@@ -36,6 +36,7 @@ WRITES = {
     "behind a long string": f"x = '''\n\"'''\n    t = torch.from_file({FILE})",
     "torch.save": 't = torch.ones([4])\n    torch.save(t, "HARM")',
     "behind a number that ends in a point": f"x = 1.\n    t = torch.from_file({FILE})",
+    "a word without a space before it": f"x = 1 is nottorch.from_file({FILE})\n    t = torch.from_file({FILE})",
     "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
 }
 MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
@@ -132,6 +133,47 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
     with contextlib.suppress(RuntimeError):  # a number that torch does not read
         torch.jit.load(str(path))
         assert (tmp_path / "HARM").exists()
+
+
+#: Calls whose first word stands behind another one, for torch's lexer; the archive defines a method of the same name.
+GLUED = ("1 is not{}", "1 not in{}", "x not in{}", "1or 1 is not{}", "(1)is not{}")
+
+
+@pytest.mark.parametrize("expression", GLUED)
+def test_a_word_without_a_space_before_it_hides_no_call(expression):
+    """torch's lexer takes `is not` for one token, whatever follows."""
+    call = expression.format('torch.save(y, "HARM")')
+    code = f"class N(Module):\n  def save(self, y):\n    return y\n  def f(self, x, y):\n    z = {call}\n    return y\n"
+    assert "TorchScript" in [one.module for one in script_code.find_calls(code.encode(), Steps()) if one.why]
+
+
+def test_numbers_and_names_are_not_words_without_a_space():
+    """Exponents, complex numbers, names with digits, and the operators themselves."""
+    code = b"x = 1e-05\ny = 2.5E10\nz = 1.5j\nw = conv2d_1e5x\nif x is not y:\n  u = x not in [1., 2]\nv = _1torch\n"
+    assert list(script_code.find_calls(code, Steps())) == []
+
+
+#: What a default computes, which torch.jit.load evaluates.
+DEFAULTS = ('bool=1 is nottorch.save("x", "HARM")', "Tensor=torch.ones([4])", "int=len(torch.ones([1]))", "int=2 ** 31")
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_a_default_that_computes_runs_on_load(default, records, tmp_path):
+    """torch evaluates the defaults of all parameters as it loads the code, called or not."""
+    code = next(data for name, data in records.items() if name.endswith(".py")).decode()
+    code = code.replace("x: Tensor) -> Tensor:", f"x: Tensor,\n    b: {default}) -> Tensor:", 1)
+    assert "b: " in code
+    assert [call.on_load for _, call in script_code.find_calls_on_load([code.encode()], Steps())] == [True]
+
+
+@pytest.mark.parametrize(
+    "default", ["float=1.5", "Optional[Tensor]=None", "List[int]=[1, -2]", 'str="torch.save()"', 'float=float("inf")']
+)
+def test_a_default_that_is_a_value_is_clean(default):
+    """What torch writes for constants."""
+    parameters = f"self: __torch__.N,\n    x: Tensor,\n    b: {default}"
+    code = f"class N(Module):\n  def f({parameters}) -> Tensor:\n    return torch.relu(x)\n"
+    assert list(script_code.find_calls_on_load([code.encode()], Steps())) == []
 
 
 @pytest.mark.parametrize("name", SPARES)
