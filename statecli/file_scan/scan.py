@@ -25,7 +25,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
-from statecli.formats import dcp, sharded, torch_legacy, torch_tar, unsupported
+from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.code_in_text import find_code_in_text
@@ -215,7 +215,7 @@ def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]
     head = whole.head
     if (reason := find_code_in_text(whole.path, whole)) is not None:
         yield Hazard(reason, help=_TEXT_HELP)
-    if whole.path.lower().endswith(MSGPACK_SUFFIXES) and head[8:9] == b"{":
+    if whole.path.lower().endswith(MSGPACK_SUFFIXES) and safetensors.sniff("", head):
         yield Hazard(_MSGPACK_USE, help=_MSGPACK_HELP)
     if unsupported.is_compiled(head):
         yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
@@ -317,7 +317,7 @@ class FileScan:
     def scan(self) -> list[ScannedPickle]:
         """Scan the file; return all pickles and code found."""
         head = self.whole.head
-        header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
+        header = safetensors.sniff("", head) and int.from_bytes(head[:8], "little") <= self.whole.size - 8
         is_metadata = files.get_name(self.whole.path).endswith(METADATA)
         sure = is_metadata or (head[:1] == b"\x80" and not header)
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
@@ -832,7 +832,7 @@ class FileScan:
     def _salvage(self, piece: _Piece) -> None:
         """Queue the records with a local header, whatever the directory says."""
         region, at = piece.region, 0
-        other = self.whole.head[:1] == b"\x80" or self.whole.head[8:9] == b"{"
+        other = self.whole.head[:1] == b"\x80" or safetensors.sniff("", self.whole.head)
         own = set() if piece.depth or other else set(_USUAL_PICKLES)
         while (at := _find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL_HEADER.size > region.size:

@@ -45,8 +45,8 @@ from statecli.storage.byte_source import Source
 from statecli.storage.msgpack import Blob, Cut, Parser
 
 NAME = "flax-msgpack"
-#: Suffixes of Flax and of Ray's RLlib.
-MSGPACK_SUFFIXES = (".msgpack", ".msgpck")
+#: Suffixes of msgpack, and the one that only Ray's RLlib gives.
+MSGPACK_SUFFIXES = (".msgpack", RLLIB_SUFFIX := ".msgpck")
 TRAITS = FormatTraits(
     never_mapped="numpy and Flax never memory-map .npz and msgpack files, so alignment does not matter",
     has_collections=True,
@@ -105,9 +105,13 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, section: str | None = None) -> ModelState:
     """Read the arrays of one file, in flax's sections, and the other values as settings.
 
-    Raises UnreadableError for msgpack without a flax array, MalformedError for contradictions. A contradicting array is
-    damaged and the rest is read; the same holds for the entry at which a truncated file ends.
+    Raises UnreadableError for msgpack of RLlib or without a flax array, MalformedError for contradictions. A
+    contradicting array is damaged and the rest is read; the same holds for the entry at which a truncated file ends.
     """
+    if path.lower().endswith(RLLIB_SUFFIX):
+        raise UnreadableError(
+            "is a state of Ray's RLlib, which unpickles texts in it; statecli does not read it: ask who published it"
+        )
     with Source(path) as source:
         parser = Parser(source, mends=True)
         root = parser.value()

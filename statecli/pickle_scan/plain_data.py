@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import known_names, random_states, texts_as_code
+from statecli.pickle_scan import array_texts, known_names, random_states, texts_as_code
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,
@@ -226,12 +226,24 @@ class _Walk:
                 yield from self._check_runtime_info(info)
         if _OLD_CHECKPOINT_PATH in items:
             yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
+        if array_texts.SPACE in items:
+            yield from self._check_space(node, items)
         for parent_key in texts_as_code.CONFIG_PARENTS:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
             root = items.get(parent_key)
             if type(root) in _CONTAINERS and self._is_unchecked(parent_key, root):
                 yield from self._check_hyperparameters(parent_key, root)
+
+    def _check_space(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check the arrays of a space of RLlib."""
+        for key in array_texts.ARRAYS:
+            text = read_text(items.get(key))
+            text = read_raw_bytes(text) if type(text) is Obj else text
+            if text is COMPUTED_TEXT or (isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)):
+                self._steps.take(Budget.TEXT)
+                place = f"{self.describe_path(node)}[{key!r}]"
+                yield Hazard(f"{place} is a text that RLlib unpacks and unpickles", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""

@@ -209,11 +209,14 @@ _PROTOCOL = re.compile(r"[A-Za-z][\w+.-]*:")
 def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
     """Return the URL, or the file outside of the folder, that MMEngine's tracker names; None for all other places.
 
-    A path of another machine, which does not exist, is not loaded.
+    A path of another machine, which does not exist, is not loaded. Raises UnreadableError.
     """
-    if MMENGINE_TRACKER not in names:
+    tracker = on_disk.join(path, MMENGINE_TRACKER)
+    if MMENGINE_TRACKER not in names or not on_disk.is_file(tracker):
         return None
-    place = decode_tracker(read_small_file(on_disk.join(path, MMENGINE_TRACKER), MAX_TRACKER_BYTES))
+    place = decode_tracker(read_small_file(tracker, MAX_TRACKER_BYTES))
+    if "\0" in place:
+        return None  # no path has one
     is_inside = os.path.realpath(place).startswith(os.path.join(os.path.realpath(path), ""))
     return place if _PROTOCOL.match(place) or (os.path.exists(place) and not is_inside) else None
 

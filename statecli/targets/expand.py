@@ -116,7 +116,7 @@ def expand_targets(
         path = _get_path(candidate)
         if isinstance(candidate, TargetResult):
             yield candidate
-        elif _get_key(name := names[files.resolve_links(path)]) == key:
+        elif _get_key(name := names[_get_use(path)]) == key:
             yield path
         else:
             yield TargetResult(path, Status.SKIPPED, f"{SAME_FILE_REASON} {name}")
@@ -165,17 +165,26 @@ def _get_key(text: str) -> str:
     return f"{files.make_absolute(text)}/" if files.is_folder(text) else files.make_absolute(text)
 
 
-def _choose_names(candidates: Collection[_Candidate]) -> dict[str, str]:
-    """Return the audited path of each file and model folder, by real path."""
-    names: dict[str, str] = {}
+def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
+    """Return the audited path of each file and model folder, by its use."""
+    names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
             paths = (files.join(model.path, member) for member in model.members)
-            names.update((files.resolve_links(path), path) for path in paths)
+            names.update((_get_use(path), path) for path in paths)
     typed = [_get_path(candidate) for candidate in candidates if not isinstance(candidate, TargetResult)]
     for path in sorted(typed, key=files.is_link):
-        names.setdefault(files.resolve_links(path), path)
-    return names
+        names.setdefault(_get_use(path), path)
+    named = {use[0]: path for use, path in names.items() if use[1]}
+    return {use: path if use[1] else named.get(use[0], path) for use, path in names.items()}
+
+
+def _get_use(path: str) -> tuple[str, str]:
+    """Return the real path, and the suffix by which libraries choose how to load a file.
+
+    A name without a suffix, as of the blobs of a hub cache, has no use of its own.
+    """
+    return files.resolve_links(path), files.get_name(path).rpartition(".")[2].lower() if "." in path else ""
 
 
 def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
@@ -378,9 +387,13 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
         yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
-    if (place := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
-        what = f"{quoting.quote(place)}, which {checkpoint_folder.MMENGINE_TRACKER} names"
-        yield f"{path}: MMEngine would load {what} and which is not in this folder; remove the file"
+    tracker = checkpoint_folder.MMENGINE_TRACKER
+    try:
+        if (place := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
+            what = f"{quoting.quote(place)}, which {tracker} names"
+            yield f"{path}: MMEngine would load {what} and which is not in this folder; remove the file"
+    except UnreadableError as error:
+        yield f"{files.join(path, tracker)}: {error}"
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
             what = f"{quoting.quote(folder)}, which is not below this folder"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import io
 import json
 import lzma
+import pickle
 import struct
 import tarfile
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
 import torch
+from msgspec import msgpack
 from safetensors.torch import save_file
 
 from statecli.pickle_scan.one_pickle import FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES
@@ -281,6 +285,11 @@ ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True,
         ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
         ("hyperparams.yaml", "a: !%61pply:builtins.exec [pass]\n", "HyperPyYAML"),
+        ("hyperparams.yaml", "a: !%2561pply:builtins.exec [pass]\n", "HyperPyYAML"),
+        ("hyperparams.yaml", "a: !include:notes.txt\n", "HyperPyYAML"),
+        ("hyperparams.yaml", "\ufeff%TAG !n! !appl\n---\na: !n!y:builtins.exec [pass]\n", "PyYAML"),
+        ("hyperparams.yaml", "# c\r%TAG !n! !appl\r---\ra: !n!y:builtins.exec [pass]\r", "PyYAML"),
+        ("export.json", ENUM.replace("__enum__", r"\u005c\u005cu005f_enum__"), "torch.utils._pytree"),
         ("config.yaml", "\ufeffa: !!python/object/apply:os.system [pass]\n".encode("utf-16-le"), "PyYAML"),
         ("predictor.json", '{"__kind__": "instance"}'.encode("utf-16-le"), "GluonTS"),
         ("config.yaml", "a: !!python/object/apply:os.system [pass]\n", "PyYAML"),
@@ -308,9 +317,30 @@ def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
     assert "Ray unpickles digits in it" in result.out
 
 
-def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli):
-    """The length of the header begins a map of msgpack, and RLlib takes the file by its name."""
+def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):
+    """What is within them is not known."""
+    (folder / "config.yaml").write_text("a: '%" + "25" * 20 + "61'\n")
+    result = statecli("audit", str(folder))
+    assert (result.code, "nested escapes" in result.out) == (2, True)
+
+
+@pytest.mark.parametrize(("link", "file"), [("hyperparams.yaml", "notes.bin"), ("state.msgpack", "a.safetensors")])
+def test_a_link_is_another_use_of_a_file(folder, statecli, link, file):
+    """A library chooses by the name of the link; the file itself is a clean checkpoint."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode().ljust(0x1DE)
+    tensors = len(header).to_bytes(8, "little") + header + bytes(8)
+    text = pickle.dumps("\na: !apply:builtins.exec [pass]\n", 0)
+    (folder / file).write_bytes(tensors if "safetensors" in file else text)
+    assert statecli("audit", str(folder)).code == 0
+    (folder / link).symlink_to(folder / file)
+    assert statecli("audit", str(folder)).code != 0
+
+
+@pytest.mark.parametrize("before", [b"", b" "])
+def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli, before):
+    """The length of the header begins a map of msgpack, and RLlib takes the file by its name."""
+    header = before + json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    header = header.ljust(0x1DE)
     content = len(header).to_bytes(8, "little") + header + bytes(8)
     assert content[0] == 0xDE
     (folder / "state.safetensors").write_bytes(content)
@@ -324,6 +354,62 @@ def test_a_state_of_rllib_is_not_passed(folder, statecli):
     kind = b"\x83\xc4\x02nd\xc3\xc4\x04kind\xc4\x01O\xc4\x04data\xc4" + bytes([len(EVIL)]) + EVIL
     (folder / "algorithm_state.msgpck").write_bytes(kind)
     assert statecli("audit", str(folder)).code == 2
+
+
+def packed(array: bytes) -> str:
+    """As RLlib writes the limits of a space."""
+    return base64.b64encode(zlib.compress(array)).decode()
+
+
+def saved(array: np.ndarray) -> bytes:
+    data = io.BytesIO()
+    np.save(data, array)
+    return data.getvalue()
+
+
+LIMITS = {
+    "an array of objects": (saved(np.array([None])), 1),
+    "an array with objects in it": (saved(np.zeros(1, [("a", "f4"), ("b", "O")])), 1),
+    "a pickle": (EVIL, 1),
+    "numbers": (saved(np.zeros(3, "f4")), 0),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_a_space_of_rllib_that_is_unpickled_is_not_passed(limits, folder, statecli):
+    """RLlib unpacks the text, and numpy unpickles objects."""
+    array, code = LIMITS[limits]
+    space = {"space": "box", "low": packed(array), "high": packed(saved(np.zeros(3))), "shape": [3], "dtype": "<f4"}
+    (folder / "policy_state.pkl").write_bytes(pickle.dumps({"policy_spec": {"observation_space": {"space": space}}}))
+    result = statecli("audit", str(folder))
+    assert (result.code, "unsafe-data" in result.out) == (code, bool(code))
+
+
+def test_msgpack_of_rllib_is_not_passed_for_an_array_of_flax(folder, statecli):
+    """Texts of RLlib's files are unpickled."""
+    array = msgpack.encode([[2], "float32", bytes(8)])
+    content = msgpack.encode({"weights": {"w": msgpack.Ext(1, array)}, "policy_spec": {}})
+    (folder / "a.msgpack").write_bytes(content)
+    assert statecli("audit", str(folder)).code == 0
+    (folder / "a.msgpack").rename(folder / "policy_state.msgpck")
+    assert statecli("audit", str(folder)).code == 2
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a loop of links", "a NUL byte", "a long text"])
+def test_a_tracker_that_names_nothing_hides_no_finding(kind, folder, statecli):
+    """The other files of the folder are audited."""
+    tracker = folder / "last_checkpoint"
+    if kind == "a folder":
+        tracker.mkdir()
+    elif kind == "a loop of links":
+        tracker.symlink_to(tracker)
+    else:
+        tracker.write_bytes(b"a\0b" if kind == "a NUL byte" else b"a" * 3_000_000)
+    assert statecli("audit", str(folder)).code == (2 if kind == "a long text" else 0)
+    (folder / "evil.pkl").write_bytes(EVIL)
+    result = statecli("audit", str(folder))
+    assert result.code != 0
+    assert "posix.system" in result.out
 
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1/a.pth", "s3://bucket/a.pth", "openmmlab://resnet50", "OUTSIDE"])

@@ -15,6 +15,8 @@ from statecli.storage import files
 
 #: Bytes of a text that are searched; a longer one may have anything.
 _MAX_TEXT_BYTES = 64 << 20
+#: Escapes within escapes; texts of libraries have two.
+_MAX_DECODINGS = 8
 #: Files of Ray that have pickles as digits: the state of an experiment and of its trials.
 _RAY_STATES = ("experiment_state*.json", "trial_metadata.json")
 
@@ -46,14 +48,15 @@ _JSON_SIGNS = (
     _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls what it names"),
 )
 _YAML_SIGNS = (
-    _Sign(re.compile(rb"!(?:apply|applyref|new|name|module):"), "HyperPyYAML", "calls what it names"),
-    _Sign(re.compile(rb"!!python/|tag:yaml\.org,2002:python|^%TAG", re.MULTILINE), "PyYAML", "calls what it names"),
+    _Sign(re.compile(rb"!(?:apply|applyref|new|name|module|include):"), "HyperPyYAML", "calls what it names"),
+    # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
+    _Sign(re.compile(rb"!!python/|tag:yaml\.org,2002:python|%TAG"), "PyYAML", "calls what it names"),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
-#: Printable characters of ASCII that JSON spells as an escape, also in a text within a text.
+#: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
 _ESCAPE = re.compile(rb"\\+u00([2-7][0-9a-fA-F])")
 
-#: A character of a YAML tag.
+#: A character of a YAML tag; HyperPyYAML decodes it twice.
 _TAG_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 
 
@@ -76,7 +79,12 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     if source.size > _MAX_TEXT_BYTES:
         return f"statecli reads {_MAX_TEXT_BYTES >> 20} MB of a text, and this one is longer"
     text = _decode(source.read(0, source.size))
-    escape = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE
-    text = escape.sub(lambda match: bytes([int(match[1], 16)]), text)
+    escape, changed = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
+    for _ in range(_MAX_DECODINGS):
+        text, changed = escape.subn(lambda match: bytes([int(match[1], 16)]), text)
+        if not changed:
+            break
+    if changed:
+        return f"statecli decodes {_MAX_DECODINGS} nested escapes of a text, and this one has more"
     found = next((sign for sign in signs if sign.pattern.search(text)), None)
     return None if found is None else f"{found.library} {found.action}"

@@ -1,0 +1,33 @@
+"""Judge the texts that RLlib unpacks to arrays: a checkpoint of a policy has the limits of its spaces as such texts.
+
+RLlib decodes base64, decompresses the result with zlib, and gives it to `numpy.load(allow_pickle=True)`, which
+unpickles an array of objects, and everything that is not an array. Source: rllib/utils/serialization.py of ray 2.60.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+
+#: The key of a mapping that describes a space, and the keys of its arrays.
+SPACE, ARRAYS = "space", ("low", "high", "nvec")
+HELP = "do not give the file to RLlib; ask who published it"
+#: Bytes of the array that are looked at: the header of an array of numbers has 128, one of version 1.0 at most 64 KB.
+_HEAD_BYTES = 1024
+#: Characters of a text that is decoded: limits of 100 million numbers compress to less.
+_MAX_CHARACTERS = 16 << 20
+_NUMBERS = re.compile(
+    rb"\x93NUMPY\x01\0..\{'descr': '[<>|=][biufc]\d{1,2}', 'fortran_order': (?:True|False), ", re.DOTALL
+)
+
+
+def unpickles_text(text: str | bytes) -> bool:
+    """Return True if RLlib unpickles what this text packs; False for an array of numbers and for what it refuses."""
+    if len(text) > _MAX_CHARACTERS:
+        return True
+    try:
+        head = zlib.decompressobj().decompress(base64.b64decode(text), _HEAD_BYTES)
+    except (ValueError, zlib.error):
+        return False  # RLlib decodes the text in the same way
+    return _NUMBERS.match(head) is None
