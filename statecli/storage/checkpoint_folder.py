@@ -204,6 +204,8 @@ def list_tracked_folders(path: str) -> set[str]:
 #: The file in which MMEngine names the checkpoint from which a run is resumed.
 MMENGINE_TRACKER = "last_checkpoint"
 _PROTOCOL = re.compile(r"[A-Za-z][\w+.-]*:")
+#: Characters of a path that a system opens.
+MAX_PATH_CHARACTERS = 4096
 
 
 def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
@@ -215,10 +217,12 @@ def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
     if MMENGINE_TRACKER not in names or not on_disk.is_file(tracker):
         return None
     place = decode_tracker(read_small_file(tracker, MAX_TRACKER_BYTES))
-    if "\0" in place:
-        return None  # no path has one
+    if "\0" in place or (len(place) > MAX_PATH_CHARACTERS and not _PROTOCOL.match(place)):
+        return None  # no file has such a path
+    if _PROTOCOL.match(place):
+        return place
     is_inside = os.path.realpath(place).startswith(os.path.join(os.path.realpath(path), ""))
-    return place if _PROTOCOL.match(place) or (os.path.exists(place) and not is_inside) else None
+    return place if os.path.exists(place) and not is_inside else None
 
 
 #: The files in which sentence-transformers names the folders of its modules, and most bytes that are read of them.
@@ -243,11 +247,16 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
 
 
 def split_module_folder(folder: str) -> list[str] | None:
-    """Return the folder and its parents, outermost first; None for a path that leads out of its own folder."""
+    """Return the folder and its parents, outermost first; None for a path that leads out of its own folder.
+
+    No folder has a path of more than MAX_PATH_CHARACTERS; of more than MAX_FOLDER_DEPTH parents, a walk visits no more.
+    """
     steps = [step for step in folder.replace("\\", "/").split("/") if step not in ("", ".")]
     if folder.startswith("/") or ".." in steps or ":" in folder:
         return None
-    return ["/".join(steps[: n + 1]) for n in range(len(steps))]
+    if len(folder) > MAX_PATH_CHARACTERS:
+        return []
+    return ["/".join(steps[: n + 1]) for n in range(min(len(steps), on_disk.MAX_FOLDER_DEPTH + 1))]
 
 
 def list_inner_folders(path: str) -> list[str]:

@@ -11,6 +11,7 @@ import lzma
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 
@@ -322,6 +323,27 @@ def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):
     (folder / "config.yaml").write_text("a: '%" + "25" * 20 + "61'\n")
     result = statecli("audit", str(folder))
     assert (result.code, "nested escapes" in result.out) == (2, True)
+
+
+LONG = {
+    "backslashes": ("notes.json", b'{"a": "' + b"\\" * 400_000 + b'"}'),
+    "a path of mmengine": ("last_checkpoint", b"a/" * 200_000),
+    "a path of a module": ("modules.json", json.dumps([{"path": "a/" * 200_000}] * 4).encode()),
+    "many paths of modules": (
+        "modules.json",
+        json.dumps([{"path": "a/" * 2000 + f"{n}"} for n in range(100)]).encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_small_text_costs_little(kind, folder, statecli):
+    """No text of a folder is read again and again."""
+    name, content = LONG[kind]
+    (folder / name).write_bytes(content)
+    before = time.process_time()
+    assert statecli("audit", str(folder)).code == 0
+    assert time.process_time() - before < 3
 
 
 @pytest.mark.parametrize(("link", "file"), [("hyperparams.yaml", "notes.bin"), ("state.msgpack", "a.safetensors")])

@@ -54,7 +54,7 @@ _YAML_SIGNS = (
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
-_ESCAPE = re.compile(rb"\\+u00([2-7][0-9a-fA-F])")
+_ESCAPE = re.compile(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
 
 #: A character of a YAML tag; HyperPyYAML decodes it twice.
 _TAG_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
