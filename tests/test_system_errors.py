@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,34 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
         assert pool.run_tasks(double, 2, [Large(1), Large(2), Large(3)], absent=None) == [2, 4, 6]
     with pool.run_in_background(len, "four") as length:
         assert length() == 4
+
+
+@pytest.mark.parametrize("threads", range(5))
+def test_the_work_is_done_where_few_threads_can_be_started(monkeypatch, threads, capsys):
+    """A limit of a container: the pool of processes needs one thread, and that thread another one."""
+    start, left = threading.Thread.start, [threads]
+
+    def start_or_refuse(thread):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    with pool.use_engine(pool.Processes(2)):
+        assert pool.run_tasks(double, 2, [Large(1), Large(2), Large(3)], absent=None) == [2, 4, 6]
+    left[0] = threads
+    with pool.run_in_background(len, "four") as length:
+        assert length() == 4
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_library_that_does_not_fit_into_memory_is_one_line():
+    """The loader's error is that of an import."""
+    body = "import sys\nclass Finder:\n    def find_spec(name, *_):\n"
+    body += "        if name == 'numpy': raise ImportError('numpy.so: failed to map segment from shared object')\n"
+    done = _program(body + "sys.meta_path.insert(0, Finder)\n" + MAIN.format(["inspect", "a.pt", "--stats"]))
+    assert (done.returncode, done.stderr) == (2, "statecli: not enough memory; there is no result\n")
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])

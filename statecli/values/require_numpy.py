@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import _thread
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from statecli.core.errors import MissingDependency
 
+#: What the loader of shared libraries says in a process whose memory is limited (`ulimit -v`).
+_NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
+
 
 @contextmanager
 def require_numpy() -> Iterator[None]:
-    """Let the block import modules that read values. Raises MissingDependency if numpy is not installed."""
-    if "numpy" not in sys.modules and not _can_start_thread():
+    """Let the block import modules that read values.
+
+    Raises MissingDependency if numpy is not installed, MemoryError if its libraries do not fit.
+    """
+    if "numpy" not in sys.modules and not _can_start_threads(os.cpu_count() or 1):
         # OpenBLAS raises SIGINT if it cannot start its threads, as if the user had pressed Ctrl-C.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -23,12 +30,24 @@ def require_numpy() -> Iterator[None]:
         if error.name != "numpy":
             raise
         raise MissingDependency("reading values needs numpy, which is not installed: pip install numpy") from error
+    except ImportError as error:
+        if not _NO_MEMORY.search(str(error)):
+            raise
+        raise MemoryError from error
 
 
-def _can_start_thread() -> bool:
-    """Whether the system has room for a thread (`ulimit -u`)."""
-    try:
-        _thread.start_new_thread(int, ())
-    except RuntimeError:
-        return False
+def _can_start_threads(count: int) -> bool:
+    """Return True if the system has room for so many threads at a time (`ulimit -u`, a limit of a container)."""
+    lock = _thread.allocate_lock()
+    with lock:
+        for _ in range(count):
+            try:
+                _thread.start_new_thread(_wait_for, (lock,))
+            except RuntimeError:
+                return False
     return True
+
+
+def _wait_for(lock: _thread.LockType) -> None:
+    with lock:
+        pass

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -36,6 +36,8 @@ MIN_BYTES_FOR_WORKERS = 64 << 20
 REMOTE_READ_THREADS = 16
 #: Seconds to wait for a killed process.
 KILLED_WORKER_JOIN_TIMEOUT_S = 2.0
+#: Seconds after which the thread that delivers the results of processes is looked at again.
+MANAGER_CHECK_S = 1.0
 
 _Task = TypeVar("_Task", bound=Task)
 _Argument = TypeVar("_Argument")
@@ -240,22 +242,50 @@ def run_in_background(function: Callable[[_Argument], _Result], argument: _Argum
     """
     with ExitStack() as stack:
         try:
-            executor = stack.enter_context(_process_executor(1))
-            with defer_interrupt(), _detect_no_workers():
-                future = executor.submit(function, argument)
+            executor, future = stack.enter_context(_submit_to_process(function, argument))
         except _NoWorkers:
             yield lambda: function(argument)
             return
-        yield lambda: _wait_for_result(future)
+
+        def wait_for_result() -> _Result:
+            from concurrent.futures import BrokenExecutor
+
+            try:
+                return next(_iter_completed(executor, [future])).result()
+            except BrokenExecutor as error:
+                raise UnreadableError(WORKER_KILLED) from error
+            except _NoWorkers:
+                return function(argument)
+
+        yield wait_for_result
 
 
-def _wait_for_result(future: Future[_Result]) -> _Result:
-    from concurrent.futures import BrokenExecutor
+@contextmanager
+def _submit_to_process(
+    function: Callable[[_Argument], _Result], argument: _Argument
+) -> Iterator[tuple[Executor, Future[_Result]]]:
+    """Yield another process and the future of `function(argument)` there. Raises _NoWorkers."""
+    with _process_executor(1) as executor:
+        with defer_interrupt(), _detect_no_workers():
+            future = executor.submit(function, argument)
+        yield executor, future
 
-    try:
-        return future.result()
-    except BrokenExecutor as error:
-        raise UnreadableError(WORKER_KILLED) from error
+
+def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
+    """Yield the futures as they end. Raises _NoWorkers if the thread that delivers them has ended before.
+
+    That thread starts another one. If the system starts no more threads, it ends, and no future ever does.
+    """
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    waiting = set(futures)
+    while waiting:
+        manager = getattr(executor, "_executor_manager_thread", None)
+        is_alive = manager is None or manager.is_alive()
+        done, waiting = wait(waiting, MANAGER_CHECK_S, FIRST_COMPLETED)
+        if waiting and not done and not is_alive:
+            raise _NoWorkers
+        yield from done
 
 
 class _NoWorkers(Exception):
@@ -268,7 +298,7 @@ def _detect_no_workers() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+        if isinstance(error, RuntimeError) and not _is_refused_thread(error):
             raise
         raise _NoWorkers from error
 
@@ -337,13 +367,13 @@ class Processes:
         self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], deliver: Deliver
     ) -> bool:
         """Return False if a worker was killed, so that some batches were not delivered."""
-        from concurrent.futures import BrokenExecutor, as_completed
+        from concurrent.futures import BrokenExecutor
 
         try:
             with _process_executor(min(self._jobs, len(batches))) as executor:
                 with defer_interrupt(), _detect_no_workers():
                     numbers = {executor.submit(function, shared, batch): n for n, batch in batches.items()}
-                for future in as_completed(numbers):
+                for future in _iter_completed(executor, numbers):
                     deliver(numbers[future], run_or_error(future.result))
         except BrokenExecutor:
             return False
@@ -402,7 +432,8 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
             os.close(end)
         raise
     try:
-        yield processes
+        with _hide_refused_threads():
+            yield processes
     except BaseException:
         workers = list((processes._processes or {}).values())
         for process in workers:
@@ -417,6 +448,26 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
     finally:
         for end in pipe:
             os.close(end)
+
+
+@contextmanager
+def _hide_refused_threads() -> Iterator[None]:
+    """Print no traceback of a thread that ends because the system starts no other; `_iter_completed` finds it."""
+    before = threading.excepthook
+
+    def print_others(error: threading.ExceptHookArgs) -> None:
+        if not _is_refused_thread(error.exc_value):
+            before(error)
+
+    threading.excepthook = print_others
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _is_refused_thread(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
 @contextmanager
