@@ -55,7 +55,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for annotation in _limit_annotations(annotations):
             sink.text(_format_command(level, annotation))
     verdict = report.page().verdict
-    last = report.describe_weakening() if options.quiet else verdict
+    last = report.describe_scope() if options.quiet else verdict
     if last:
         sink.text(f"statecli: {_escape_old_command(escape_sentence(last))}\n")
 

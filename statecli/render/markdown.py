@@ -59,7 +59,7 @@ class _CharacterBudget:
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
-    if options.quiet and report.has_passed() and not report.describe_weakening():
+    if options.quiet and report.has_passed() and not report.describe_scope():
         return
     page = report.page()
     limit = math.inf if report.show_all else MAX_COMMENT_CHARACTERS - RESERVED_CHARACTERS

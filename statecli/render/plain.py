@@ -65,8 +65,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         label = f"{problem.label_help()}: "
         for n, code in enumerate(() if options.quiet else (problem.help or "").splitlines()):
             write_line(f"  {' ' * len(label) if n else label}{code}")
-    if options.quiet and (weakening := report.describe_weakening()):
-        write_line(weakening)
+    if options.quiet and (scope := report.describe_scope()):
+        write_line(scope)
     if result:
         write_line(escape_sentence(result))
 

@@ -42,7 +42,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     if not options.quiet:
         page.write_result()
     else:
-        page.write_weakening()
+        page.write_scope()
     sink.text(page.get_text())
 
 
@@ -368,8 +368,8 @@ class _PageWriter:
             self.write_wrapped(f"explain a rule: statecli rules {self.page.problems[0].rule}", "dim", "")
         self.write_wrapped(result, "bold", "")
 
-    def write_weakening(self) -> None:
-        if text := self.report.describe_weakening():
+    def write_scope(self) -> None:
+        if text := self.report.describe_scope():
             self.write_wrapped(text, "bold", "")
 
     def write_problems(self) -> None:

@@ -21,7 +21,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.run_scope import Configuration, NotChecked
-from statecli.core.units import describe_configuration, plural
+from statecli.core.units import describe_configuration, describe_not_checked, plural
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -384,12 +384,16 @@ class Report(msgspec.Struct, frozen=True):
         """Return the findings that set exit status 1."""
         return self.describe(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
 
-    def describe_weakening(self) -> str:
-        """Describe a configuration that disables or weakens rules, else return "". Outputs show this with `-q` too."""
+    def describe_scope(self) -> str:
+        """Describe unchecked parts, and a configuration that disables or weakens rules, for outputs with `-q`.
+
+        Returns "" if everything was checked by all rules.
+        """
+        parts = [f"not checked: {describe_not_checked(self.not_checked)}"] if self.not_checked else []
         configuration = self.configuration
-        if configuration is None or not (configuration.disabled or configuration.weakened):
-            return ""
-        return describe_configuration(configuration)
+        if configuration is not None and (configuration.disabled or configuration.weakened):
+            parts.append(describe_configuration(configuration))
+        return "; ".join(parts)
 
 
 def build_scope_notes(report: Report) -> tuple[Finding, ...]:

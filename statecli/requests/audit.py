@@ -181,6 +181,8 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
     weakened += [f"per-target-ignore.{glob}: {', '.join(ignore.rules)}" for glob, ignore in ignores]
     if configured.fail_on is Severity.ERROR and options.fail_on is None:
         weakened.append(f"fail-on = {configured.fail_on.value}")
+    if configured.values is False and not (options.values or options.no_values):
+        weakened.append("values = false")
     if loaded.is_judged:
         weakened.append(
             "cannot weaken rules about pickles, because this file is in the audited folder and may come from the "

@@ -164,8 +164,8 @@ Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only the findings or differences that set exit status 1. json, jsonl, csv, sarif, junit and gitlab stay "
-        "complete.",
+        "Print only the findings or differences that set exit status 1, and what was not checked. json, jsonl, csv, "
+        "sarif, junit and gitlab stay complete.",
         group=Group.ROWS,
     ),
 ]

@@ -225,22 +225,27 @@ def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
     return place if os.path.exists(place) and not is_inside else None
 
 
-#: The files in which sentence-transformers names the folders of its modules, and most bytes that are read of them.
+#: The files in which sentence-transformers names the folders of its modules, the file in which transformers names those
+#: of an exported model, and most bytes that are read of them.
 MODULES, ROUTERS, MAX_MODULES_BYTES = "modules.json", ("router_config.json", "config.json"), 4 << 20
+EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the folders in `path`, hidden or not, that sentence-transformers loads modules from by its files.
+    """Return the folders in `path`, hidden or not, from which a library loads modules that its files name.
 
     `names` are the files of the folder.
     """
     found: list[object] = []
-    for name in (MODULES, *ROUTERS):
+    for name in (MODULES, EXPORT, *ROUTERS):
         if name in names:
             with contextlib.suppress(UnreadableError, ValueError, RecursionError):  # then the loader fails too
                 document = json.loads(read_small_file(on_disk.join(path, name), MAX_MODULES_BYTES))
                 if name == MODULES and isinstance(document, list):
                     found.extend(module.get("path") for module in document if isinstance(module, dict))
+                if name == EXPORT and isinstance(document, dict) and isinstance(document.get("components"), dict):
+                    programs = [part.get("file") for part in document["components"].values() if isinstance(part, dict)]
+                    found.extend(file.rpartition("/")[0] or "." for file in programs if isinstance(file, str))
                 if name in ROUTERS and isinstance(document, dict) and isinstance(document.get("structure"), dict):
                     found.extend(document["types"] if isinstance(document.get("types"), dict) else ())
     return list(dict.fromkeys(folder for folder in found if isinstance(folder, str) and folder))

@@ -396,8 +396,8 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
         yield f"{files.join(path, tracker)}: {error}"
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
-            what = f"{quoting.quote(folder)}, which is not below this folder"
-            yield f"{path}: sentence-transformers would load {what}; move the module into the folder"
+            what = f"{quoting.quote(folder)}, which its files name and which is not below it"
+            yield f"{path}: a library would load a module of {what}; move the module into the folder"
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:

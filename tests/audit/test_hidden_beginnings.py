@@ -286,6 +286,10 @@ ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True,
         ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
         ("hyperparams.yaml", "a: !%61pply:builtins.exec [pass]\n", "HyperPyYAML"),
+        ("hyperparams.yaml", 'a: !tuple "(\\x21!python/object/apply:os.system [pass],)"\n', "HyperPyYAML"),
+        ("hyperparams.yaml", "b: x\na: !ref <b>\n", "HyperPyYAML"),
+        ("config.yaml", "a: !!python/tuples [1]\n", "PyYAML"),
+        ("config.yaml", "a: !<tag:yaml.org,2002:python/name:os.system>\n", "PyYAML"),
         ("hyperparams.yaml", "a: !%2561pply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yaml", "a: !include:notes.txt\n", "HyperPyYAML"),
         ("hyperparams.yaml", "\ufeff%TAG !n! !appl\n---\na: !n!y:builtins.exec [pass]\n", "PyYAML"),
@@ -316,6 +320,35 @@ def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
     result = statecli("audit", str(folder))
     assert result.code != 0
     assert "Ray unpickles digits in it" in result.out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: !!python/tuple\n- 1\n- 2\n",  # hparams.yaml of Lightning
+        "a: !!python/tuple [!!python/complex 1.5, !!python/str b]\n",
+        "a: Hello !name, see https://example.org/!ref-1 and a!tuple\n",
+        "rope_theta: !!float 1e6\n",
+    ],
+)
+def test_yaml_of_plain_values_is_passed(folder, statecli, text):
+    """What ordinary libraries write next to a checkpoint."""
+    (folder / "hparams.yaml").write_text(text)
+    assert statecli("audit", str(folder)).code == 0
+
+
+@pytest.mark.parametrize(("file", "code"), [(".cache/program", 1), ("../program", 2), ("program", 1)])
+def test_a_program_that_an_export_names_is_audited(folder, statecli, file, code):
+    """`ExportedModel.from_pretrained` of transformers loads the file, wherever it is."""
+    model = folder / "model"
+    (model / ".cache").mkdir(parents=True)
+    save_file({"a": torch.ones(1)}, model / "model.safetensors")
+    with zipfile.ZipFile(model / file, "w") as archive:
+        archive.writestr("p/data.pkl", EVIL)
+        archive.writestr("p/version", "3\n")
+    components = {"model": {"file": file, "metadata": {"architecture": "Net"}}}
+    (model / "export.json").write_text(json.dumps({"export_format": "dynamo", "components": components}))
+    assert statecli("audit", str(model)).code == code
 
 
 def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):

@@ -37,6 +37,14 @@ def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output
     assert found.code == 0
 
 
+@pytest.mark.parametrize("output", ["plain", "table", "markdown", "html", "github"])
+def test_quiet_output_counts_them_too(statecli, folder, output):
+    """Nothing else is said of a clean folder in plain text."""
+    found = statecli("audit", ".", "-q", "-f", output)
+    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in found.out
+    assert output not in ("plain", "table") or found.out.startswith("not checked: ")
+
+
 def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
     """Broken links come first in the walk."""
     (folder / "0").symlink_to("nowhere")

@@ -47,10 +47,21 @@ _JSON_SIGNS = (
     _Sign(re.compile(rb"__enum__|default_factory_module"), "torch.utils._pytree", "imports what it names"),
     _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls what it names"),
 )
+#: Tags of PyYAML for plain values: Lightning writes tuples into hparams.yaml.
+_PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple dict".split()
 _YAML_SIGNS = (
-    _Sign(re.compile(rb"!(?:apply|applyref|new|name|module|include):"), "HyperPyYAML", "calls what it names"),
+    # A tuple and a reference are texts that are loaded again, and may compute such a tag.
+    _Sign(
+        re.compile(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
+        "HyperPyYAML",
+        "calls what it names",
+    ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
-    _Sign(re.compile(rb"!!python/|tag:yaml\.org,2002:python|%TAG"), "PyYAML", "calls what it names"),
+    _Sign(
+        re.compile(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
+        "PyYAML",
+        "calls what it names",
+    ),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
