@@ -7,6 +7,7 @@ whatever needs torch or big arrays, the making of the inputs included, happens i
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,45 +19,18 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
+_COLLECTED = re.compile(r"Collected : (\d+)")
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One run of one process: seconds of wall clock, seconds of CPU (children included), peak resident bytes."""
+class Figures:
+    """One process, or the medians of several: seconds of wall clock and of CPU (children included), peak resident
+    bytes, and the instructions that callgrind counts; 0 if they were not counted."""
 
     wall: float
     cpu: float
     peak: int
-
-
-@dataclass(frozen=True)
-class Median:
-    """The medians of several samples of the same command."""
-
-    wall: float
-    cpu: float
-    peak: int
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Median:
-        """Each figure's own median."""
-        return cls(
-            median(sample.wall for sample in samples),
-            median(sample.cpu for sample in samples),
-            int(median(sample.peak for sample in samples)),
-        )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. `met` None: a figure without a target."""
-
-    work: str
-    ours: str
-    peer: str
-    ratio: str
-    target: str
-    met: bool | None
+    instructions: int = 0
 
 
 @dataclass
@@ -81,8 +55,15 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def run(command: Sequence[str], accept: Sequence[int] = (0,)) -> Sample:
-    """Runs one command to its end. Raises `Failed` for an exit status that is not accepted."""
+def environment() -> dict[str, str]:
+    """This checkout first on the path, no colour, no progress, bytecode that is kept."""
+    unset = ("PYTHONDONTWRITEBYTECODE",)
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONHASHSEED": "0", "PROMPTFOO_DISABLE_TELEMETRY": "1"}
+
+
+def run(command: Sequence[str], accept: Sequence[int] = (0,)) -> Figures:
+    """Run one command to its end. Raises `Failed` for an exit status that is not accepted."""
     with tempfile.TemporaryFile() as said:
         start = time.perf_counter()
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, cwd=ROOT, env=environment())
@@ -93,38 +74,34 @@ def run(command: Sequence[str], accept: Sequence[int] = (0,)) -> Sample:
             said.seek(0)
             raise Failed(command, child.returncode, said.read().decode(errors="replace")[-2000:])
     scale = 1 if sys.platform == "darwin" else 1024
-    return Sample(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * scale)
+    return Figures(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * scale)
 
 
-def environment() -> dict[str, str]:
-    """This checkout first on the path, no colour, no progress."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
+def count_instructions(command: Sequence[str], accept: Sequence[int] = (0,)) -> int:
+    """Count the instructions of a process, not of its children, with callgrind: the same on a busy machine.
+
+    The command runs once before, for its bytecode. Raises FileNotFoundError without valgrind, `Failed` as `run` does.
+    """
+    run(command, accept)
+    traced = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    done = subprocess.run(traced, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    found = _COLLECTED.search(done.stderr)
+    if done.returncode not in accept or found is None:
+        raise Failed(traced, done.returncode, done.stderr[-2000:])
+    return int(found[1])
 
 
-def alternate(*commands: Sequence[str], rounds: int = 5, accept: Sequence[int] = (0,)) -> list[Median]:
-    """Runs the commands in turn, `rounds` times after one round to warm up, and gives each its medians."""
+def alternate(*commands: Sequence[str], rounds: int = 5, accept: Sequence[int] = (0,)) -> list[Figures]:
+    """Run the commands in turn, `rounds` times after one round to warm up; return the medians of each."""
     for command in commands:
         run(command, accept)
-    samples: list[list[Sample]] = [[] for _ in commands]
+    samples: list[list[Figures]] = [[] for _ in commands]
     for _ in range(rounds):
         for command, gathered in zip(commands, samples, strict=True):
             gathered.append(run(command, accept))
-    return [Median.of(gathered) for gathered in samples]
-
-
-def seconds(found: Median) -> str:
-    """Wall and CPU time for the table."""
-    if found.wall < 1:
-        return f"{found.wall * 1e3:.0f} ms ({found.cpu * 1e3:.0f} CPU)"
-    return f"{found.wall:.2f} s ({found.cpu:.2f} CPU)"
-
-
-def with_peak(found: Median) -> str:
-    """Wall and CPU time and peak memory for the table."""
-    return f"{seconds(found)}, {found.peak / MB:.0f} MB"
-
-
-def faster(peer: Median, ours: Median) -> str:
-    """How the wall times compare, in words."""
-    ratio = peer.wall / ours.wall
-    return f"{ratio:.1f} × faster" if ratio >= 1 else f"{1 / ratio:.1f} × slower"
+    return [
+        Figures(
+            median(one.wall for one in all_), median(one.cpu for one in all_), int(median(one.peak for one in all_))
+        )
+        for all_ in samples
+    ]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from _inputs import changed_values, safetensors_values
-from _measure import ROOT, Median, Row, alternate, environment, python, seconds, statecli
+from _measure import ROOT, Figures, alternate, environment, python, statecli
 
 SIZE = 2 << 30
 #: Two workers of one thread each; it ends when its standard input is closed.
@@ -53,16 +53,16 @@ if __name__ == "__main__":
 """
 
 
-def rows(folder: Path) -> list[Row]:
+def lines(folder: Path) -> list[str]:
     """The engines beside two threads, with the cluster begun before; what a parcel costs beside its work."""
     before = safetensors_values(folder / "before.safetensors", "bfloat16", SIZE)
     after = changed_values(before, folder / "after.safetensors")
     with _cluster(folder) as address:
         engines = ("threads:2", "processes:2", f"dask:{address}")
-        lines = [statecli("diff", str(before), str(after), "-f", "json", "--executor", one) for one in engines]
-        documents = {_said(line) for line in lines}
+        commands = [statecli("diff", str(before), str(after), "-f", "json", "--executor", one) for one in engines]
+        documents = {_said(command) for command in commands}
         assert len(documents) == 1, "the engines disagree"
-        threads, processes, dask = alternate(*lines, rounds=7, accept=(1,))
+        threads, processes, dask = alternate(*commands, rounds=7, accept=(1,))
         files = (str(before), str(after))
         parcels = [_parcel("Dask", python(PARCELS, *files, f"dask:{address}", "dask"))]
     parcels += [
@@ -77,16 +77,11 @@ def rows(folder: Path) -> list[Row]:
     ]
 
 
-def _parcel(to: str, command: list[str]) -> Row:
+def _parcel(to: str, command: list[str]) -> str:
     handing, work = json.loads(_said(command, code=0))
-    return Row(
-        f"sending a batch to {to}, compared with its work",
-        f"{handing * 1e3:.2f} ms",
-        f"the work: {work * 1e3:.0f} ms",
-        f"{handing / work:.1%}",
-        "≤ 2 %",
-        handing <= 0.02 * work,
-    )
+    met = "yes" if handing <= 0.02 * work else "**no**"
+    figures = f"{handing * 1e3:.2f} ms | the work: {work * 1e3:.0f} ms | {handing / work:.1%} | ≤ 2 % | {met} |"
+    return f"| sending a batch to {to}, compared with its work | {figures}"
 
 
 def _ranks(folder: Path, *arguments: str) -> list[str]:
@@ -98,16 +93,12 @@ def _ranks(folder: Path, *arguments: str) -> list[str]:
     return [mpiexec, "-n", "3", interpreter, "-m", "mpi4py.futures", str(script), *arguments]
 
 
-def _row(name: str, found: Median, threads: Median, limit: float | None) -> Row:
+def _row(name: str, found: Figures, threads: Figures, limit: float | None) -> str:
     ratio = found.wall / threads.wall
-    return Row(
-        f"`diff` of 2 GiB of bfloat16, every element changed, by {name}",
-        seconds(found),
-        f"two threads: {seconds(threads)}",
-        f"{ratio:.2f} × the time, the same document",
-        "—" if limit is None else f"≤ {limit} ×",
-        None if limit is None else ratio <= limit,
-    )
+    met = "—" if limit is None else "yes" if ratio <= limit else "**no**"
+    aim = "—" if limit is None else f"≤ {limit} × the time"
+    times = f"{found.wall:.2f} s | two threads: {threads.wall:.2f} s | {ratio:.2f} × the time, the same document"
+    return f"| `diff` of 2 GiB of bfloat16, every element changed, by {name} | {times} | {aim} | {met} |"
 
 
 def _said(command: list[str], code: int = 1) -> str:

@@ -1,0 +1,229 @@
+"""The measurements as data: what is run, beside what, and how good it should be.
+
+In the commands `{d}` is the folder of the inputs, `{url}` an http server of this folder with 30 ms to the first byte.
+A peer that begins with `peer ` is a function of `_peers.py`. Commands of statecli begin with `statecli `.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from _inputs import TYPES
+
+#: Figures of a row, in the units of its aims: millions of instructions, seconds, seconds, MB.
+INSTRUCTIONS, WALL, CPU, PEAK = "M instructions", "s", "s CPU", "MB"
+
+
+class Aim(NamedTuple):
+    """`figure` is at most `limit`; with `of_peer` the limit is a multiple of the first peer's figure."""
+
+    figure: str
+    limit: float
+    of_peer: bool = False
+
+
+class Row(NamedTuple):
+    """A measurement. `means` says what makes it fast, or why an aim is missed and what was tried."""
+
+    name: str
+    work: str
+    ours: str
+    peers: dict[str, str]
+    inputs: tuple[str, ...] = ()
+    aims: tuple[Aim, ...] = ()
+    means: str = ""
+    rounds: int = 3
+    size: int = 0  # bytes of one side, for a rate
+
+
+EMPTY = {
+    "`python -c pass`": "python -c pass",
+    "an empty click command": "python -c 'import click; click.command()(lambda: 0)([])'",
+}
+TORCH = {"`import torch`": "python -c 'import torch'"}
+INPUT = "--input int64:8x128<30522"
+
+
+def _start(name: str, work: str, command: str, limit: float, *inputs: str, wall: float | None = None) -> Row:
+    aims = (Aim(INSTRUCTIONS, limit), *((Aim(WALL, wall),) if wall else ()))
+    return Row(name, work, command, EMPTY, inputs, aims, START, rounds=11)
+
+
+START = (
+    "The parser of plain command lines needs no Typer, and a reader and a renderer are imported by name. About 90 M "
+    "of the instructions import msgspec, which imports inspect, uuid and datetime; 40 M compile regular expressions."
+)
+START_ROWS = (
+    _start("start", "`inspect` of a small safetensors", "statecli inspect {d}/small.safetensors -f json", 190,
+           "small.safetensors", wall=0.060),
+    _start("version", "`--version`", "statecli --version", 100),
+    _start("help", "`--help`", "statecli --help", 100),
+    _start("mistake", "a mistyped option", "statecli inspect --colour", 100),
+    _start("rules", "`rules`", "statecli rules", 250),
+    _start("schema", "`schema inspect`", "statecli schema inspect", 250),
+    _start("config", "`config`", "statecli config", 250),
+    _start("diff-small", "`diff` of small files", "statecli diff {d}/small.safetensors {d}/small2.safetensors", 300,
+           "small.safetensors", "small2.safetensors"),
+    _start("lock-small", "`lock` of a small file", "statecli lock {d}/small.safetensors -o {d}/small.lock", 300,
+           "small.safetensors"),
+    Row("list-2k", "2,000 tensors, `.safetensors`, to JSON", "statecli inspect {d}/2k.safetensors -f json",
+        {"`safe_open`": "peer list_safetensors {d}/2k.safetensors"}, ("2k.safetensors",)),
+)  # fmt: skip
+
+SAFE_OPEN = {"`safe_open`, dtype and shape of each": "peer list_safetensors {d}/100k.safetensors"}
+MANY_ROWS = (
+    Row("list-100k", "100,000 tensors, `.safetensors`, to JSON", "statecli inspect {d}/100k.safetensors -f json",
+        SAFE_OPEN, ("100k.safetensors",), (Aim(CPU, 0.35), Aim(PEAK, 110)),
+        "A typed decode of the header, and one encoder for all rows. Half of the time classifies the tensors."),
+    Row("list-900k", "900,000 tensors, `.safetensors`, to JSON", "statecli inspect {d}/900k.safetensors -f json",
+        {"`safe_open`": "peer list_safetensors {d}/900k.safetensors"}, ("900k.safetensors",),
+        (Aim(CPU, 3), Aim(PEAK, 500)), "As above; the rows are streamed."),
+    Row("list-100k-pt", "100,000 tensors, `.pt`, to JSON", "statecli inspect {d}/100k.pt -f json",
+        {'`torch.load(map_location="meta")`': "peer load_on_meta {d}/100k.pt"}, ("100k.pt",), (Aim(CPU, 1.0),),
+        "One pass over the opcodes, without objects for the calls that rebuild tensors."),
+    Row("diff-names", "`diff --metadata-only` of two of 100,000 tensors",
+        "statecli diff --metadata-only {d}/100k.safetensors {d}/100k2.safetensors",
+        {"`inspect` of one": "statecli inspect {d}/100k.safetensors -f json"},
+        ("100k.safetensors", "100k2.safetensors"), (Aim(CPU, 2.2, of_peer=True),)),
+    Row("lock-100k", "`lock` of 100,000 small tensors", "statecli lock {d}/100k.safetensors -o {d}/100k.lock",
+        {"`inspect` of it": "statecli inspect {d}/100k.safetensors -f json"}, ("100k.safetensors",), (Aim(CPU, 0.6),),
+        "One descriptor, and neighbouring tensors in one read."),
+    Row("audit-100k-pt", "`audit` of 100,000 tensors, `.pt`", "statecli audit --no-values {d}/100k.pt",
+        {"`inspect` of it": "statecli inspect {d}/100k.pt -f json"}, ("100k.pt",), (Aim(CPU, 1.3, of_peer=True),)),
+    Row("list-400mb-pt", "200-tensor 400 MB `.pt`", "statecli inspect {d}/400MB.pt -f json",
+        {'`torch.load(map_location="meta")`': "peer load_on_meta {d}/400MB.pt"}, ("400MB.pt",),
+        (Aim(WALL, 0.1, of_peer=True), Aim(PEAK, 60))),
+    Row("shards", "128 shards, 36,864 tensors, to JSON", "statecli inspect {d}/model -f json",
+        {"`json`, then `safe_open` of each": "peer list_shards {d}/model"}, ("model",), (Aim(WALL, 1.5),)),
+    Row("shards-table", "the same, to a table", "statecli inspect {d}/model -f table",
+        {"`json`, then `safe_open` of each": "peer list_shards {d}/model"}, ("model",), (Aim(WALL, 1.5),)),
+    Row("dcp", "10,000 tensors of a distributed checkpoint", "statecli inspect {d}/chunks-1 -f json",
+        {"`read_metadata`": "peer read_dcp {d}/chunks-1"}, ("chunks-1",), (Aim(WALL, 1),)),
+    Row("dcp-chunks", "the same, in 8 chunks each", "statecli inspect {d}/chunks-8 -f json",
+        {"`read_metadata`": "peer read_dcp {d}/chunks-8"}, ("chunks-8",)),
+)  # fmt: skip
+
+#: Types, and how many times the CPU of bfloat16 they may take.
+LIMITS = {**dict.fromkeys(("int8", "int16", "int32", "int64", "bool"), 1.5),
+          **dict.fromkeys(("float8_e4m3fn", "float64", "complex64"), 2.0)}  # fmt: skip
+
+
+def _compare(dtype: str, more: str = "") -> str:
+    return f"statecli diff {{d}}/type.{dtype}/a.safetensors {{d}}/type.{dtype}/b.safetensors --jobs 1 {more}"
+
+
+TYPE_ROWS = tuple(
+    row
+    for dtype in TYPES
+    for row in (
+        Row(f"diff-{dtype}", f"`diff` of 256 MiB of {dtype}, every element changed, one worker", _compare(dtype),
+            {"as many bytes of bfloat16": _compare("bfloat16")}, (f"type.{dtype}", "type.bfloat16"),
+            (Aim(CPU, LIMITS[dtype], of_peer=True),) if dtype in LIMITS else (), size=256 << 20),
+        Row(f"diff-{dtype}-atol", f"the same with `--atol 1e-3` ({dtype})", _compare(dtype, "--atol 1e-3"),
+            {"without": _compare(dtype)}, (f"type.{dtype}",), (Aim(CPU, 1.2, of_peer=True),), size=256 << 20),
+    )
+)  # fmt: skip
+
+NUMPY = "import sys; sys.modules['statecli.values._native'] = None; from statecli.__main__ import command; command()"
+
+
+def _compare_files(dtype: str, after: str = "b") -> str:
+    return f"statecli diff {{d}}/pair.{dtype}/a.safetensors {{d}}/pair.{dtype}/{after}.safetensors"
+
+
+def _cmp(dtype: str) -> dict[str, str]:
+    return {"`cmp` of identical files": f"cmp {{d}}/pair.{dtype}/a.safetensors {{d}}/pair.{dtype}/same.safetensors"}
+
+
+KERNEL = "One pass over both sides in C. numpy takes eleven passes over blocks of the second-level cache."
+VALUE_ROWS = (
+    *(
+        row
+        for dtype in ("bfloat16", "float16", "float32")
+        for row in (
+            Row(f"diff-same-{dtype}", f"`diff` of identical 1 GiB {dtype} files", _compare_files(dtype, "same"),
+                _cmp(dtype), (f"pair.{dtype}",), (Aim(WALL, 1.0, of_peer=True),), rounds=5, size=1 << 30),
+            Row(f"diff-all-{dtype}", f"the same, every element changed, all statistics ({dtype})",
+                _compare_files(dtype), _cmp(dtype), (f"pair.{dtype}",), (Aim(CPU, 1.2, of_peer=True),), KERNEL,
+                rounds=5, size=1 << 30),
+        )
+    ),
+    Row("diff-loop", "`diff` of 1 GiB of bfloat16, every element changed", _compare_files("bfloat16"),
+        {"a loop with torch": "peer loop_with_torch {d}/pair.bfloat16/a.safetensors {d}/pair.bfloat16/b.safetensors"},
+        ("pair.bfloat16",), (Aim(WALL, 0.125, of_peer=True),), rounds=1, size=1 << 30),
+    Row("diff-numpy", "the same without a compiler at install, one worker", f"python -c \"{NUMPY}\" "
+        + _compare_files("bfloat16").removeprefix("statecli ") + " --jobs 1",
+        {"with": _compare_files("bfloat16") + " --jobs 1"}, ("pair.bfloat16",), (), KERNEL, size=1 << 30),
+    Row("diff-memory", "memory of `diff`, 10 GiB",
+        "statecli diff {d}/more_zeros/a.safetensors {d}/more_zeros/b.safetensors",
+        {"1 GiB": "statecli diff {d}/zeros/a.safetensors {d}/zeros/b.safetensors"}, ("zeros", "more_zeros"),
+        (Aim(PEAK, 1.2, of_peer=True),), rounds=1),
+    Row("stats", "`inspect --stats` of 1 GB of bfloat16", "statecli inspect --stats {d}/1GB.safetensors -f json",
+        {"`audit --values` of it": "statecli audit --values {d}/1GB.safetensors",
+         "a loop with torch": "peer list_statistics {d}/1GB.safetensors"},
+        ("1GB.safetensors",), (Aim(CPU, 1.2, of_peer=True),), rounds=1, size=10**9),
+    *(
+        Row(f"audit-{name}", f"`audit --values` of 1 GB of {dtype}, all rules about values",
+            f"statecli audit --values {{d}}/{file}", {"`sha256sum`": f"sha256sum {{d}}/{file}",
+            "`openssl dgst -sha256`": f"openssl dgst -sha256 {{d}}/{file}"}, (file,),
+            (Aim(WALL, 1.0, of_peer=True),), size=10**9)
+        for name, dtype, file in (("bfloat16", "bfloat16", "1GB.safetensors"),
+                                  ("float32", "float32", "1GB.float32.safetensors"),
+                                  ("float8", "float8_e4m3fn", "1GB.float8.safetensors"))
+    ),
+    Row("lock", "`lock` of 1 GB of safetensors", "statecli lock {d}/1GB.safetensors -o {d}/1GB.lock",
+        {"BLAKE3 of the file on all cores": "peer hash_blake3 {d}/1GB.safetensors",
+         "`sha256sum`": "sha256sum {d}/1GB.safetensors"}, ("1GB.safetensors",), size=10**9),
+    Row("lock-pt", "`lock` of 1 GB of `.pt`, with the checksums of the zip",
+        "statecli lock {d}/1GB.pt -o {d}/1GB.pt.lock",
+        {"BLAKE3 of the file on all cores": "peer hash_blake3 {d}/1GB.pt",
+         "`sha256sum`": "sha256sum {d}/1GB.pt"}, ("1GB.pt",), size=10**9),
+)  # fmt: skip
+
+CLASS_ROWS = (
+    Row("class", "`inspect` of a BERT-base of plain layers", "statecli inspect {d}/classes/net.py:Plain -f json",
+        {"import and build it": "peer build {d}/classes Plain", **TORCH}, ("classes",),
+        (Aim(WALL, 1.3, of_peer=True),)),
+    Row("class-meta", "the same, `--init-device meta`",
+        "statecli inspect {d}/classes/net.py:Plain --init-device meta -f json",
+        TORCH, ("classes",), (Aim(WALL, 1.5, of_peer=True),)),
+    Row("move", "`verify --check move` of a tiny model", "statecli verify {d}/classes/net.py:Tiny --check move -f json",
+        TORCH, ("classes",), (Aim(CPU, 1.15, of_peer=True),),
+        "A move needs no FakeTensorMode, which imports dynamo and sympy.", rounds=5),
+    Row("verify", "`verify`, all proofs of a BERT-base of plain layers",
+        f"statecli verify {{d}}/classes/net.py:Plain -f json {INPUT}",
+        {"import, build and 2.5 steps": "peer train {d}/classes Plain 2.5",
+         "import and build it": "peer build {d}/classes Plain"}, ("classes",), (Aim(WALL, 1.0, of_peer=True),),
+        "Most of the time is memory that is written for the first time: the copies of cast, save and copy."),
+    Row("verify-bert", "the same of transformers' BERT-base",
+        f"statecli verify {{d}}/classes/net.py:bert -f json {INPUT}",
+        {"import, build and 2.5 steps": "peer train {d}/classes bert 2.5",
+         "import and build it": "peer build {d}/classes bert"}, ("classes",), (Aim(WALL, 1.0, of_peer=True),)),
+    Row("save", "`verify --check save` of it: memory", "statecli verify {d}/classes/net.py:bert --check save -f json",
+        {"import and build it": "peer build {d}/classes bert"}, ("classes",), (Aim(PEAK, 787 + 3 * 418),), rounds=1),
+)  # fmt: skip
+
+AUDIT_ROWS = (
+    Row("audit", "`audit` of a 200-tensor 400 MB `.pt`", "statecli audit --no-values {d}/400MB.pt",
+        {name: f"{{scanners}}/{name} {words} {{d}}/400MB.pt"
+         for name, words in (("modelaudit", "scan"), ("picklescan", "-p"), ("modelscan", "-p"))},
+        ("400MB.pt",), (Aim(WALL, 0.25), Aim(PEAK, 60))),
+    Row("audit-many", "`audit` of 1,000 small `.pt` in one run", "statecli audit {d}/many",
+        {name: f"{{scanners}}/{name} -p {{d}}/many" for name in ("picklescan", "modelscan")}, ("many",),
+        (Aim(WALL, 10),)),
+)  # fmt: skip
+
+REMOTE_ROWS = (
+    Row("remote-shards", "128 shards over http, 30 ms to the first byte", "statecli inspect {url}/model/ -f json",
+        {"headers alone, 16 at a time": "peer list_headers {url}/model/",
+         "on disk": "statecli inspect {d}/model -f json"}, ("model",), (Aim(WALL, 1.12),)),
+    Row("remote-pt", "400 MB `.pt` over http", "statecli inspect {url}/400MB.pt -f json",
+        {"download and `torch.load`": "peer download_and_load {url}/400MB.pt"}, ("400MB.pt",),
+        (Aim(WALL, 0.2, of_peer=True),)),
+    Row("remote-diff", "`diff` of 2 × 256 MiB, both sides over http",
+        "statecli diff {url}/far/a.safetensors {url}/far/b.safetensors",
+        {"`curl` of both": "curl -sS --parallel -o {d}/1 {url}/far/a.safetensors -o {d}/2 {url}/far/b.safetensors"},
+        ("far",), (Aim(WALL, 1.5, of_peer=True), Aim(PEAK, 128)), size=256 << 20),
+)  # fmt: skip
+
+ROWS = (*START_ROWS, *MANY_ROWS, *TYPE_ROWS, *VALUE_ROWS, *CLASS_ROWS, *AUDIT_ROWS, *REMOTE_ROWS)
