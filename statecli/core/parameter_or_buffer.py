@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.core.quantized_weights import Layout, Part, find_quantized_by_section
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
@@ -71,12 +72,31 @@ def classify_tensors(state: ModelState) -> ModelState:
         )
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
     trained = _find_all_trained(state, unclassified, by_convention, tensors)
+    quantized = _find_registered_parts(tensors)
     for row in unclassified:
         if row in trained:
             tensors[row] = replace(tensors[row], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
-        elif row in by_convention:
+        elif quantized.get((tensors[row].section, tensors[row].fqn)) is Kind.PARAMETER:
+            tensors[row] = replace(tensors[row], evidence=Evidence.CONVENTION)
+        elif row in by_convention or (tensors[row].section, tensors[row].fqn) in quantized:
             tensors[row] = replace(tensors[row], kind=Kind.BUFFER, evidence=Evidence.CONVENTION, persistent=True)
     return _fill_belongs_to(state, tensors)
+
+
+def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str], Kind]:
+    """Return what libraries register the tensors of quantized weights as, by section and name.
+
+    bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
+    register buffers; compressed-tensors, transformers and torchao register parameters.
+    """
+    kinds = {}
+    for weight in find_quantized_by_section(tensors):
+        for part, row in weight.parts.items():
+            is_buffer = weight.layout in (Layout.GPTQ, Layout.AWQ) or (
+                part is not Part.CODES and (weight.layout is Layout.BITSANDBYTES or weight.divisor != 1)
+            )
+            kinds[row.section, row.fqn] = Kind.BUFFER if is_buffer else Kind.PARAMETER
+    return kinds
 
 
 def _is_unclassified(tensor: TensorInfo) -> bool:

@@ -422,11 +422,13 @@ class RowView(View, frozen=True):
         sort: Order of the rows; None keeps the order of the file, unless `top` or `lines` hides rows.
         top: Largest number of rows, then shown as one group.
         lines: Largest number of lines in each group.
+        parts: List the tensors of quantized weights too.
     """
 
     sort: TensorOrder | ChangeOrder | None = None
     top: int | None = None
     lines: int | None = None
+    parts: bool = False
 
     @property
     def hides_rows(self) -> bool:

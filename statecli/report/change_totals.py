@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from statecli.commands.diff.result import Change, Diff, TransformationKind
+from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.model_state import Kind
 from statecli.core.units import format_number
 from statecli.values.delta import ZERO_BEFORE, Delta
@@ -64,7 +65,8 @@ def _list_norms(changed: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float
     for change, delta in changed:
         after = change.after
         place = after is not None and (after.data or after.parts) and (after.data, after.parts)
-        if change.kind is not Kind.PARAMETER or (place and place in places):
+        is_codes = after is not None and after.dtype in INTEGER_DTYPES  # of a quantized weight
+        if change.kind is not Kind.PARAMETER or is_codes or (place and place in places):
             continue
         if change.transformation is not None and change.transformation.kind in _CODES:
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -16,15 +17,18 @@ from statecli.commands.audit.result import Audit
 from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status, Transformation
 from statecli.commands.explain.result import Diagnosis, Explanation
+from statecli.commands.inspect.quantized import fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.commands.verify.result import WORST_FIRST, Check, Name, Verdict, Verification
 from statecli.core.errors import UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
+from statecli.core.quantized_weights import Layout
 from statecli.core.run_scope import Configuration, NotChecked
-from statecli.core.sizes import Totals
+from statecli.core.sizes import Totals, sum_by_kind
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows, RuleText
 from statecli.report.change_totals import ChangeTotals, sum_changes
@@ -61,6 +65,42 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     after: After | UnsetType = UNSET
     stats: Stats | UnsetType = UNSET
     appeared: bool = False
+    #: The quantized weight that the tensor is a part of, as in `quantized`.
+    part_of: str | None = None
+
+
+class QuantizedRow(msgspec.Struct, frozen=True):
+    """One quantized weight. `tensors` are its tensors, the codes first; `bytes` is the size of all of them.
+
+    `dtype` and `bits` describe a code. `shape` is null if the checkpoint does not store it; `elements` is then an upper
+    limit, or null. `defect` says what is wrong with the tensors.
+    """
+
+    fqn: str
+    section: str
+    layout: Layout
+    dtype: str
+    bits: int | None
+    shape: tuple[int, ...] | None
+    elements: int | None
+    bytes: int
+    tensors: tuple[str, ...]
+    defect: str | None
+
+
+class WeightTotals(msgspec.Struct, frozen=True):
+    """Sums over a checkpoint with quantized weights, each counted as one weight.
+
+    `parameters` is the number of elements of all parameters; `quantized` the number of quantized weights, `tensors`
+    that of their tensors. `unknown_shapes` weights do not store their shape: `parameters` is then an upper limit, less
+    `unknown_elements` weights that are not counted.
+    """
+
+    parameters: int
+    quantized: int
+    tensors: int
+    unknown_shapes: int
+    unknown_elements: int
 
 
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,6 +153,8 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str = ""
     problems: tuple[ProblemRow, ...] = ()
     accepted: tuple[AcceptedRow, ...] = ()
+    quantized: tuple[QuantizedRow, ...] = ()
+    weights: WeightTotals | UnsetType = UNSET
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -517,6 +559,10 @@ def build_inspect_document(
 ) -> InspectDocument:
     """Return the document of an inspection."""
     state = inspection.state
+    weights = select_weights(state.tensors, inspection.weights)
+    owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts[1:]}
+    owners |= {(w.codes.section, w.codes.fqn): w.fqn for w in weights if len(w.parts) > 1}
+    build_row = partial(_build_tensor_row, owners=owners) if owners else _build_tensor_row
     return InspectDocument(
         "statecli.inspect/1",
         __version__,
@@ -524,7 +570,7 @@ def build_inspect_document(
         state.format,
         state.sections,
         summary,
-        cast("tuple[TensorRow, ...]", Rows(_build_tensor_row, state.tensors)),
+        cast("tuple[TensorRow, ...]", Rows(build_row, state.tensors)),
         inspection.findings,
         state.oddities,
         state.metadata.values,
@@ -533,10 +579,37 @@ def build_inspect_document(
         verdict,
         tuple(map(_build_problem_row, problems)),
         _build_accepted_rows(accepted),
+        cast("tuple[QuantizedRow, ...]", Rows(_build_quantized_row, weights)) if weights else (),
+        _sum_weights(state.tensors, weights) if weights else UNSET,
     )
 
 
-def _build_tensor_row(t: TensorInfo) -> TensorRow:
+def _build_quantized_row(weight: LogicalWeight) -> QuantizedRow:
+    return QuantizedRow(
+        fqn=weight.fqn,
+        section=weight.codes.section,
+        layout=weight.layout,
+        dtype=weight.dtype,
+        bits=weight.bits,
+        shape=weight.shape,
+        elements=weight.elements,
+        bytes=weight.nbytes,
+        tensors=tuple(part.fqn for part in weight.parts),
+        defect=weight.defect or None,
+    )
+
+
+def _sum_weights(tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight]) -> WeightTotals:
+    return WeightTotals(
+        parameters=sum_by_kind(fold_tensors(tensors, weights))[Kind.PARAMETER.value].elements,
+        quantized=len(weights),
+        tensors=sum(len(weight.parts) for weight in weights),
+        unknown_shapes=sum(weight.shape is None for weight in weights),
+        unknown_elements=sum(weight.elements is None for weight in weights),
+    )
+
+
+def _build_tensor_row(t: TensorInfo, owners: Mapping[tuple[str, str], str] | None = None) -> TensorRow:
     return TensorRow(
         t.fqn,
         t.section,
@@ -561,6 +634,7 @@ def _build_tensor_row(t: TensorInfo) -> TensorRow:
         t.after if t.after is not None else UNSET,
         t.stats if t.stats is not None else UNSET,
         t.appeared,
+        owners.get((t.section, t.fqn)) if owners else None,
     )
 
 

@@ -9,14 +9,16 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
+from statecli.commands.inspect.quantized import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.finding import Severity
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
+from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
-from statecli.core.sizes import Totals
 from statecli.core.units import (
     COUNT_FIELDS,
     KIND_NOUNS,
@@ -98,7 +100,7 @@ def build_inspect_report(
             accepted,
         ),
         table=lambda: _build_table(inspection, view),
-        short_table=lambda: _build_table(inspection, view, details=view.verbose),
+        short_table=lambda: _build_table(_fold_weights(inspection, parts=view.parts), view, details=view.verbose),
         page=lambda: _build_page(inspection, group_problems(), view, accepted),
         page_without_rows=lambda: _build_page(inspection, group_problems(), view, accepted, rows=False),
         findings=findings,
@@ -134,26 +136,27 @@ def _build_page(
     rows: bool = True,
 ) -> Page:
     """Return the page; tensors with accepted findings need no fix."""
-    state = inspection.state
     accepted_names = {entry.finding.fqn for entry in accepted}
-    verdict = _format_page_verdict(problems, state, accepted)
-    summary = sizes.sum_by_kind(state.tensors)
+    fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
+    verdict = _format_page_verdict(problems, inspection.state, accepted)
+    subtitle = _format_subtitle(inspection)
+    inspection = _fold_weights(inspection)
+    state = inspection.state
     columns = _list_columns(inspection, view)
     groups: tuple[Group, ...] = ()
     if rows:
         groups = tree.build_tree_groups(state, view.unfold) if view.tree else _build_groups(inspection, columns, view)
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
-        subtitle=_format_subtitle(state, summary)
-        + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
+        subtitle=subtitle + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
         groups=groups,
         totals=(
-            *_format_totals(state, summary),
+            *_format_totals(state, _count_hidden_parts(inspection)),
             *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
             *((verdict,) if problems else ()),
         ),
-        fixes=select_fixes(_list_fixes(_select_tensors_to_fix(inspection, view, accepted_names)), problems),
+        fixes=select_fixes(fixes, problems),
         problems=problems,
         verdict=verdict,
     )
@@ -174,8 +177,30 @@ def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepte
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
     """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor could not be read`."""
-    read = _format_page_verdict(problems, inspection.state, accepted) or plural(len(inspection.state.tensors), "tensor")
+    read = _format_page_verdict(problems, inspection.state, accepted) or _count_tensors(inspection)
     return read + (f"; {plural(len(inspection.broken), 'tensor')} could not be read" if inspection.broken else "")
+
+
+def _count_tensors(inspection: Inspection) -> str:
+    """Return `1,024 tensors`; of quantized weights also `14 quantized weights in 63 tensors, 90.4 K parameters`."""
+    count = plural(len(inspection.state.tensors), "tensor")
+    weights = select_weights(inspection.state.tensors, inspection.weights)
+    if not weights:
+        return count
+    own = sum(len(weight.parts) for weight in weights)
+    parameters = _format_parameters_of(inspection)
+    return f"{count}: {plural(len(weights), 'quantized weight')} in {plural(own, 'tensor')}; {parameters} in all"
+
+
+def _fold_weights(inspection: Inspection, *, parts: bool = False) -> Inspection:
+    """Return the inspection with one row for each quantized weight, and with `parts` its tensors after the row.
+
+    If the tensors were measured one by one, they have the rows.
+    """
+    if not inspection.weights or inspection.to is not None or _has_stats(inspection):
+        return inspection
+    tensors = tuple(fold_tensors(inspection.state.tensors, inspection.weights, parts=parts))
+    return replace(inspection, state=replace(inspection.state, tensors=tensors))
 
 
 def _describe_target(state: ModelState) -> Iterator[Oddity]:
@@ -260,16 +285,35 @@ def _get_statistic(name: str, tensor: TensorInfo) -> Cell:
 MAX_SHOWN_DTYPES = 3
 
 
-def _format_subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
+def _format_subtitle(inspection: Inspection) -> str:
     """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 K parameters, all trainable; sections model, optimizer`."""
-    tensors = sum(total.tensors for total in summary.values())
-    size = sizes.sum_bytes(state.tensors)
-    parameters = summary[Kind.PARAMETER.value].elements
-    counts = f": {_format_parameters(parameters)}{_describe_trainable(state, parameters)}" if parameters else ""
+    state = inspection.state
+    tensors, size = len(state.tensors), _sum_stored_bytes(inspection)
+    text = _format_parameters_of(inspection)
+    state = replace(state, tensors=tuple(fold_tensors(state.tensors, inspection.weights)))
+    parameters = sizes.sum_by_kind(state.tensors)[Kind.PARAMETER.value].elements
+    counts = f": {text}{_describe_trainable(state, parameters)}" if parameters else ""
     sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
     dtypes = f", {_list_dtypes(state.tensors)}" if state.tensors else ""
     size_text = f"{plural(tensors, 'tensor')}, {format_size(size)}"
     return f"{state.format}, {size_text}{dtypes}{counts}{sections}{_format_scalars(state)}"
+
+
+def _sum_stored_bytes(inspection: Inspection) -> int:
+    """Return the size of the tensors; the tensors of a weight that a subclass holds count instead of the subclass."""
+    of_subclasses = [weight for weight in inspection.weights if len(weight.parts) == 1]
+    return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
+
+
+def _format_parameters_of(inspection: Inspection) -> str:
+    """Return `90.4 K parameters`, with each quantized weight at its own size, as far as the size is known."""
+    tensors = inspection.state.tensors
+    weights = select_weights(tensors, inspection.weights)
+    count = sizes.sum_by_kind(fold_tensors(tensors, weights))[Kind.PARAMETER.value].elements
+    limited = sum(weight.shape is None and weight.elements is not None for weight in weights)
+    unknown = sum(weight.elements is None for weight in weights)
+    text = f"{_format_parameters(count)}{' at most' if limited else ''}"
+    return f"{text} and {plural(unknown, 'weight')} of unknown size" if unknown else text
 
 
 def _format_parameters(count: int) -> str:
@@ -308,13 +352,25 @@ def _format_scalars(state: ModelState) -> str:
     return f"; {', '.join(texts[:6])}" if texts else ""
 
 
-def _format_totals(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
+def _count_hidden_parts(inspection: Inspection) -> int:
+    """Return the number of tensors that have no row, because they have one together."""
+    rows = {(row.section, row.fqn) for row in inspection.state.tensors}
+    weights = _list_weights_by_row(inspection)
+    return sum(len(weight.parts) - 1 for key, weight in weights.items() if key in rows)
+
+
+def _format_totals(state: ModelState, hidden: int) -> tuple[str, ...]:
+    """Return a line for each kind. `hidden` tensors are parts of the parameters."""
+    summary = sizes.sum_by_kind(state.tensors)
     assumed = sum(t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER for t in state.tensors)
     lines = []
     for kind, total in summary.items():
         if total.tensors:
             assumed_text = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
-            counts = f"{plural(total.tensors, 'tensor')}{assumed_text}, {plural(total.elements, 'element')}"
+            tensors = plural(total.tensors, "tensor")
+            if hidden and kind == Kind.PARAMETER.value:
+                tensors = f"{plural(total.tensors, 'weight')} in {plural(total.tensors + hidden, 'tensor')}"
+            counts = f"{tensors}{assumed_text}, {plural(total.elements, 'element')}"
             lines.append(f"{kind:<12} {counts}, {total.bytes:,} bytes")
     return tuple(lines)
 
@@ -331,6 +387,8 @@ def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
     tensors, moved = inspection.state.tensors, inspection.to is not None
     with_stats = _has_stats(inspection)
     columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
+    if (inspection.weights or any(row.dtype in BLOCK_SIZES for row in tensors)) and not moved and not with_stats:
+        columns.append(Column("bits", right=True))
     if view.top is not None:
         columns.append(Column("kind", shared_format="all {}"))
     if not with_stats:
@@ -349,15 +407,56 @@ def _build_groups(inspection: Inspection, columns: tuple[Column, ...], view: Row
     tensors = arrange_tensors(state.tensors, view)
     if view.top is not None:
         return (_build_top_group(tensors, inspection, columns, view),)
-    sections: dict[str, dict[Kind, list[TensorInfo]]] = {}
+    weights = _list_weights_by_row(inspection)
+    sections: dict[str, dict[Kind | None, list[TensorInfo]]] = {}
     for tensor in tensors:
-        sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
+        kind = None if (tensor.section, tensor.fqn) in weights else tensor.kind
+        sections.setdefault(tensor.section, {}).setdefault(kind, []).append(tensor)
     return tuple(
         _build_group(section, kind, kinds[kind], inspection, columns, view)
+        if kind is not None
+        else _build_quantized_group(section, kinds[kind], inspection, columns, view)
         for section, kinds in sections.items()
-        for kind in Kind
+        for kind in (None, *Kind)
         if kind in kinds
     )
+
+
+def _list_weights_by_row(inspection: Inspection) -> dict[tuple[str, str], LogicalWeight]:
+    """Return the quantized weights by section and name of their rows; none if their tensors have rows."""
+    if inspection.to is not None or _has_stats(inspection):
+        return {}
+    return {(weight.codes.section, weight.fqn): weight for weight in inspection.weights}
+
+
+def _build_quantized_group(
+    section: str, rows: list[TensorInfo], inspection: Inspection, columns: tuple[Column, ...], view: RowView
+) -> Group:
+    """Return the quantized weights as a group, with `view.parts` each with its tensors below."""
+    weights = _list_weights_by_row(inspection)
+    count = sum(len(weights[row.section, row.fqn].parts) for row in rows)
+    elements = sizes.sum_by_kind(rows)[Kind.PARAMETER.value].elements
+    size = sizes.sum_bytes(part for row in rows for part in weights[row.section, row.fqn].parts)
+    heading = "quantized weights"
+    if len(inspection.state.sections) > 1:
+        heading = f"{section or '(top level)'}: {heading}"
+    in_tensors = f" in {plural(count, 'tensor')}" if count > len(rows) else ""
+    summary = f"{plural(len(rows), 'weight')}{in_tensors}, {_format_elements(elements)}, {format_size(size)}"
+    lines = [line for row in rows for line in _build_weight_lines(row, weights[row.section, row.fqn], columns, view)]
+    return Group(heading, summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
+
+
+def _build_weight_lines(
+    row: TensorInfo, weight: LogicalWeight, columns: tuple[Column, ...], view: RowView
+) -> Iterator[Line]:
+    """Yield the line of a quantized weight and, with `view.parts`, the lines of its tensors without remarks."""
+    if view.parts:
+        row = replace(row, note=describe_defect(weight) or None)
+    line = _build_line(row, columns, "", view, doubt=False, is_reported=False)
+    yield replace(line, mood="bad") if weight.defect else line
+    for part in weight.parts if view.parts and len(weight.parts) > 1 else ():
+        line = _build_line(part, columns, "", view, doubt=False, is_reported=False)
+        yield replace(line, cells=(f"  {line.cells[0]}", *line.cells[1:]), mood="dim")
 
 
 def _build_group(
@@ -448,6 +547,7 @@ def _build_line(
         "dtype": tensor.dtype,
         "shape": format_shape(tensor.shape),
         "kind": format_kind(tensor),
+        "bits": format_number(tensor.nbytes * 8 / tensor.elements, digits=2) if tensor.elements else "-",
         "size": format_size(tensor.nbytes),
         "device": _format_device(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],

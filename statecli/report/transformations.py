@@ -529,6 +529,8 @@ _LIBRARIES = {
     Layout.AWQ: "AWQ",
     Layout.PACKED: "compressed-tensors",
     Layout.NVFP4: "NVFP4",
+    Layout.MXFP4: "MXFP4",
+    Layout.MXFP4_EXPERTS: "MXFP4",
     Layout.GGUF: "GGUF",
 }
 

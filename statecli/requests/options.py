@@ -387,6 +387,10 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(("--stats",), "Read the values and show min, max, mean, std, and the numbers of zeros, NaN and Inf."),
     ] = False
+    parts: Annotated[
+        bool,
+        Option(("--parts",), "List the tensors of each quantized weight below the weight.", group=Group.ROWS),
+    ] = False
     input: Annotated[
         tuple[str, ...],
         Option(

@@ -34,6 +34,7 @@ def build_row_view(options: InspectOptions | DiffOptions) -> RowView:
         sort=options.sort,
         top=options.top,
         lines=options.lines,
+        parts=isinstance(options, InspectOptions) and options.parts,
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from statecli.commands.inspect.quantized import list_weights
 from statecli.core.finding import Severity
+from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, TensorInfo
-from statecli.core.units import format_shape, join_names
+from statecli.core.units import format_shape, join_names, plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
@@ -36,7 +38,7 @@ ISOLATION = 3.0
 #: Factor between the smallest and the largest of the siblings' scales, at most, so that none of them can be 0.
 MAX_SCALE_RANGE = 10.0
 #: Parts of names that start at 0, and stay there in a layer that is not trained: all of its values may be 0.
-_STARTS_AT_ZERO = re.compile(r"bias|lora_")
+_STARTS_AT_ZERO = re.compile(r"bias|lora_|zero_point")
 #: The number of a layer; a list of layers has no longer one.
 _INDEX = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
 
@@ -72,6 +74,8 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     needs tensors of 64 elements or more, or of one element. A factor of 100 is reported if the deviation from the
     median is three times that of any sibling (as a logarithm). A scale of one element that is 0 or negative is reported
     if its siblings are positive and at most a factor of 10 apart.
+    A quantized weight that lacks a tensor (scales, zero points), or whose tensors do not fit each other, is reported in
+    a stack of any size: its codes mean nothing without the rest.
     GGUF files choose a dtype for each tensor on purpose and are skipped. On 204 honest checkpoints of transformers and
     torch, with random weights and after three steps of training, the rule has no finding
     (`benchmarks/honest_checkpoints.py`).
@@ -82,9 +86,14 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     """
     if subject.state.traits.mixed_dtypes:
         return
+    weights = list_weights(subject.state)
+    yield from _report_incomplete_weights(weights)
+    missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
+    parts = {(part.section, part.fqn) for weight in weights for part in weight.parts}
+    for stack in find_stacks(subject.state.tensors, parts):
+        yield from _report_odd_names(stack, missing)
     for stack in find_stacks(subject.state.tensors):
         yield from _report_missing_layer(subject, stack)
-        yield from _report_odd_names(stack)
         yield from _report_odd_dtypes(subject, stack)
         yield from _report_odd_shapes(subject, stack)
         if subject.values is not None:
@@ -92,11 +101,14 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
             yield from _report_lost_values(subject, subject.values, stack)
 
 
-def find_stacks(tensors: tuple[TensorInfo, ...]) -> list[Stack]:
-    """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in one number."""
+def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = frozenset()) -> list[Stack]:
+    """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in one number.
+
+    `parts` are sections and names of buffers that belong to parameters.
+    """
     layers_by_stack: dict[tuple[str, str], dict[int, dict[str, int]]] = {}
     for position, tensor in enumerate(tensors):
-        if tensor.kind is not Kind.PARAMETER:
+        if tensor.kind is not Kind.PARAMETER and (tensor.section, tensor.fqn) not in parts:
             continue
         for match in _INDEX.finditer(tensor.fqn):
             layers = layers_by_stack.setdefault((tensor.section, tensor.fqn[: match.start()]), {})
@@ -121,9 +133,28 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
         yield Issue(message, None, stack.section, "save the missing layer too", about=name)
 
 
-def _report_odd_names(stack: Stack) -> Iterator[Issue]:
-    """Find layers that lack some tensors of their siblings and have no others, and one that has more."""
-    kinds = {index: frozenset(rest) for index, rest in stack.layers.items()}
+def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Issue]:
+    """Find quantized weights that lack a tensor, or with tensors that do not fit each other."""
+    whole = Counter(weight.layout for weight in weights if not weight.defect)
+    for weight in weights:
+        if not weight.defect:
+            continue
+        others = f"; {plural(whole[weight.layout], 'other weight')} of this layout" if whole[weight.layout] else ""
+        have = " have all tensors" if whole[weight.layout] > 1 else " has all tensors"
+        is_missing = f"{others}{have}" if weight.missing and others else ""
+        message = f"{weight.fqn}: {weight.defect}{is_missing}"
+        help = "save the missing tensors too" if weight.missing else "quantize the weight again"
+        yield Issue(message, weight.codes.fqn, weight.codes.section, help)
+
+
+def _report_odd_names(stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
+    """Find layers that lack some tensors of their siblings and have no others, and one that has more.
+
+    `reported` are the sections and names of tensors whose absence is reported already.
+    """
+    names = {name for section, name in reported if section == stack.section and name.startswith(stack.prefix)}
+    left_out = {name[len(stack.prefix) :].partition(".")[2] for name in names}
+    kinds = {index: frozenset(rest) - left_out for index, rest in stack.layers.items()}
     usual, _ = Counter(kinds[index] for index in stack.inner).most_common(1)[0]
     ends = {kinds[min(kinds)], kinds[max(kinds)]}
     odd = [index for index in stack.inner if kinds[index] != usual]

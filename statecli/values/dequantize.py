@@ -7,6 +7,8 @@ GPTQ                (q - z - 1) * s, codes of a column in one bit stream      gp
 AWQ                 (q - z) * s, eight columns in the order 0 2 4 6 1 3 5 7   autoawq, WQLinear_GEMM.from_linear
 packed              (q - z) * s, codes of a row in one bit stream             compressed-tensors, pack_to_int32
 NVFP4               e2m1[q] * s / global, low nibble first                    compressed-tensors, nvfp4
+                    e2m1[q] * s * factor                                      ModelOpt, NVFP4QTensor.dequantize
+MXFP4               e2m1[q] * 2 ** (s - 127), low nibble first                compressed-tensors, mxfp4
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ Rows = Callable[[int, int], Array]
 #: The columns of the eight codes in a word of AWQ, lowest bits first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E8M0_BIAS = 127.0
 #: Bytes of the JSON text that bitsandbytes stores with a weight.
 _MAX_STATE_BYTES = 4096
 
@@ -170,10 +173,23 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
 
 
 def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    scales = _read(parts[Part.SCALES], name).reshape(rule.shape[0], -1)
+    if Part.GLOBAL_SCALE in parts:
+        scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
+    else:
+        scales = scales * _read(parts[Part.GLOBAL_FACTOR], name, (1,))
+    return _open_fp4(rule, parts, name, scales)
+
+
+def _open_mxfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
+    scales = _read(parts[Part.SCALES], name).reshape(rule.shape[0], -1)
+    is_exponent = parts[Part.SCALES].dtype == "uint8"
+    return _open_fp4(rule, parts, name, np.exp2(scales - _E8M0_BIAS) if is_exponent else scales)
+
+
+def _open_fp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str, scales: Array) -> Rows:
     height, width = rule.shape
-    scales = _read(parts[Part.SCALES], name).reshape(height, -1)
     groups = _read_groups(None, name, scales.shape[1], width)
-    scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
     codes = _locate(parts[Part.CODES], name, (height, width // 2))
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -191,6 +207,7 @@ _OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], R
     Layout.AWQ: _open_awq,
     Layout.PACKED: _open_packed,
     Layout.NVFP4: _open_nvfp4,
+    Layout.MXFP4: _open_mxfp4,
 }
 
 

@@ -306,3 +306,31 @@ def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
     assert [line for line in shown if line.startswith("l.") and "rel. error" in line] == ["l.4.weight: rel. error 0.2"]
     listed = statecli("diff", *paths, "--all").out.splitlines()
     assert sum(line.startswith("l.") and ": rel. error" in line for line in listed) == 6
+
+
+LAYERS = load_file(DATA.with_name("quantized_layers.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("form", "error"), [("mxfp4", 0.16), ("fp8_block", 0.03), ("w8a8", 0.01), ("llm_int8", 0.01), ("w4a16_asym", 0.09)]
+)
+def test_a_layer_of_a_library_is_recognised(diff, form, error):
+    """The dense weight is that of `linear` in make_quantized_layers.py. MXFP4 has exponents for scales."""
+    torch.manual_seed(3)
+    height, width = (130, 260) if form == "fp8_block" else (32, 64)
+    dense = torch.nn.Linear(width, height, bias=False).weight.detach()
+    done = only_transformation(compare(diff, dense, parts_of(LAYERS, form)))
+    assert done.kind is KIND.QUANTIZED
+    assert error / 3 < done.relative_l2 < error
+
+
+def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, stored, weight):
+    """The factor is one over the global scale of compressed-tensors."""
+    parts = parts_of(stored, "nvfp4")
+    renamed = {
+        "weight": parts["weight_packed"],
+        "weight_scale": parts["weight_scale"],
+        "weight_scale_2": (1 / parts["weight_global_scale"]).reshape(()),
+    }
+    first, second = (only_transformation(compare(diff, weight, own)).relative_l2 for own in (parts, renamed))
+    assert first == pytest.approx(second, rel=1e-6)

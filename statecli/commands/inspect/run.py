@@ -10,10 +10,12 @@ import msgspec
 from statecli import live as modules
 from statecli.commands.inspect import forward_harm, rules
 from statecli.commands.inspect.forward_harm import Harm
+from statecli.commands.inspect.quantized import list_weights
 from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
+from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
@@ -56,12 +58,14 @@ class Inspection(msgspec.Struct, frozen=True):
         findings: Reasons for exit status 1.
         to: Device to which the tensors were moved; None without a move.
         inputs: Description of the inputs of forward; None if forward was not called.
+        weights: The quantized weights; the state has their tensors.
     """
 
     state: ModelState
     findings: tuple[Finding, ...] = ()
     to: str | None = None
     inputs: str | None = None
+    weights: tuple[LogicalWeight, ...] = ()
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -175,6 +179,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
     full_state = state
+    weights = list_weights(full_state)
     state = select(state, request.selection, request.target)
     if state is not full_state:
         findings = list(_select_findings(findings, full_state, state, request))
@@ -190,7 +195,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
 
         state = place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
-    return Inspection(state, tuple(findings), request.to)
+    return Inspection(state, tuple(findings), request.to, weights=weights)
 
 
 def _select_findings(

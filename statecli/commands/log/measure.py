@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.commands.diff.pairing import Match, pair_tensors
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import read_state
+from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
@@ -189,7 +190,8 @@ def list_counted(model: ModelState) -> list[int]:
     numbers: list[int] = []
     for n, tensor in enumerate(model.tensors):
         place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
-        if tensor.kind is Kind.PARAMETER and place not in seen:
+        is_codes = tensor.dtype in INTEGER_DTYPES  # of a quantized weight: the norm of codes says nothing
+        if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen:
             seen.add(place)
             numbers.append(n)
     return numbers

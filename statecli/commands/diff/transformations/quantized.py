@@ -12,7 +12,14 @@ from statecli.commands.diff.result import Change, Field, Quantization, Status, T
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
-from statecli.core.quantized_weights import Layout, Part, QuantizedWeight, find_quantized_weights, split_codes
+from statecli.core.quantized_weights import (
+    DEFAULT_BLOCK,
+    Layout,
+    Part,
+    QuantizedWeight,
+    find_quantized_weights,
+    split_codes,
+)
 from statecli.values.dequantize import DequantizeRule
 from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart, measure_errors
 
@@ -105,6 +112,8 @@ def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[
 
 def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pair | None:
     dense = get_data(before)
+    if weight.layout is Layout.MXFP4_EXPERTS:
+        return None
     data = {part: own for part, row in weight.parts.items() if (own := get_data(row)) is not None}
     if dense is None or len(dense.shape) != 2 or "float" not in dense.dtype or len(data) < len(weight.parts):
         return None
@@ -145,8 +154,8 @@ def _find_scaled_block(
         return rows, columns
     if scales in ((rows,), (rows, 1)):
         return 1, columns
-    size = weight.square
-    if size is not None and scales == (-(-rows // size), -(-columns // size)):
+    size = weight.square or DEFAULT_BLOCK
+    if scales == (-(-rows // size), -(-columns // size)):
         return size, size
     is_grouped = len(scales) == 2 and scales[0] == rows and scales[1] and columns % scales[1] == 0
     return (1, columns // scales[1]) if is_grouped else None
@@ -160,7 +169,7 @@ def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
     if weight.layout is Layout.BITSANDBYTES:
         state = weight.parts.get(Part.STATE)
         return "fp4" if state is not None and state.fqn.endswith("fp4") else "nf4"
-    if weight.layout is Layout.NVFP4:
+    if weight.layout in (Layout.NVFP4, Layout.MXFP4):
         return "fp4"
     if weight.layout is Layout.AWQ:
         return "int4"

@@ -1,0 +1,159 @@
+"""Group the tensors of a checkpoint by quantized weight, and read the small tensors that say the shape of a weight."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.core.errors import UnreadableError
+from statecli.core.logical_weights import LogicalWeight, StoredShape, describe_subclass, describe_weight
+from statecli.core.model_state import Evidence, Kind, ModelState, TensorData, TensorInfo
+from statecli.core.quantized_weights import Part, QuantizedWeight, find_quantized_by_section
+from statecli.core.units import join_names
+from statecli.storage import files
+from statecli.storage.byte_source import Source
+
+#: Bytes of the JSON text that bitsandbytes stores with a weight, and of the sizes of a weight.
+_MAX_STORED_BYTES = 4096
+_MAX_SHOWN_PARTS = 8
+_INTEGER_FORMATS = {"int64": "q", "int32": "i"}
+
+
+class _State(msgspec.Struct):
+    """What the JSON text of bitsandbytes says about a weight."""
+
+    shape: tuple[int, ...]
+    blocksize: int = 64
+
+
+def list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
+    """Return the quantized weights of the state. Reads the tensors of a few bytes with their shapes."""
+    settings = state.metadata.values
+    quantized = find_quantized_by_section(state.tensors)
+    stored = dict(_read_shapes(quantized))
+    weights = [describe_weight(weight, stored.get(n), settings) for n, weight in enumerate(quantized)]
+    of_subclasses = (describe_subclass(row, settings) for row in state.tensors if row.parts)
+    return (*weights, *(weight for weight in of_subclasses if weight is not None))
+
+
+def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, StoredShape]]:
+    """Yield the position of each weight with a stored shape, and the shape. An unreadable tensor says nothing."""
+    holders = {
+        n: data
+        for n, weight in enumerate(weights)
+        if (row := weight.parts.get(Part.STATE) or weight.parts.get(Part.SHAPE)) is not None
+        and (data := row.data) is not None
+        and row.nbytes <= _MAX_STORED_BYTES
+    }
+    places = {n: place for n, data in holders.items() if (place := _locate(data)) is not None}
+    with files.expect_values([place for place in places.values() if files.reads_are_requests(place[0])]):
+        for n, data in holders.items():
+            raw = data.inline if data.inline is not None else _read(places[n]) if n in places else None
+            shape = _parse_shape(raw, data.dtype) if raw is not None else None
+            if shape is not None:
+                yield n, shape
+
+
+def _locate(data: TensorData) -> tuple[str, int, int] | None:
+    """Return path, offset and length of the bytes; None if they are not in one piece of a file as they are."""
+    where = data.storage
+    is_plain = data.strides in (None, (1,)) and where.packing is None and where.boxes is None and len(data.shape) == 1
+    size = struct.calcsize(_INTEGER_FORMATS.get(data.dtype, "B"))
+    if not is_plain or where.big_endian or not where.path:
+        return None
+    start, length = data.offset * size, math.prod(data.shape) * size
+    return (where.path, where.offset + start, length) if start + length <= where.length else None
+
+
+def _read(place: tuple[str, int, int]) -> bytes | None:
+    path, offset, length = place
+    try:
+        with Source(path, offset, length) as source:
+            return source.read(0, length)
+    except (UnreadableError, OSError):
+        return None
+
+
+def _parse_shape(raw: bytes, dtype: str) -> StoredShape | None:
+    """Return the shape in the JSON text of bitsandbytes, or in the integers of compressed-tensors."""
+    if dtype in _INTEGER_FORMATS:
+        size = struct.calcsize(_INTEGER_FORMATS[dtype])
+        shape, block = (
+            struct.unpack(f"<{len(raw) // size}{_INTEGER_FORMATS[dtype]}", raw[: len(raw) // size * size]),
+            None,
+        )
+    else:
+        try:
+            state = msgspec.json.decode(raw, type=_State)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        shape, block = state.shape, state.blocksize
+    return StoredShape(shape, block) if shape and min(shape) > 0 and (block is None or block > 0) else None
+
+
+def fold_tensors(
+    tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight], *, parts: bool = False
+) -> list[TensorInfo]:
+    """Return the tensors with one row for each quantized weight in place of its tensors, or with `parts` before them.
+
+    A weight is shown where its codes are among the tensors; otherwise its tensors stay.
+    """
+    rows = list(tensors)
+    shown = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
+    hidden = {_key(part) for weight in shown.values() for part in weight.parts} - shown.keys()
+    folded = []
+    for row in rows:
+        if (weight := shown.get(_key(row))) is not None:
+            folded.append(build_row(weight))
+            if parts and len(weight.parts) > 1:
+                folded.extend(replace(part, note=f"part of {weight.fqn}") for part in weight.parts)
+        elif _key(row) not in hidden:
+            folded.append(row)
+    return folded
+
+
+def select_weights(tensors: Iterable[TensorInfo], weights: Iterable[LogicalWeight]) -> list[LogicalWeight]:
+    """Return the weights whose codes are among the tensors."""
+    present = {_key(row) for row in tensors}
+    return [weight for weight in weights if _key(weight.codes) in present]
+
+
+def build_row(weight: LogicalWeight) -> TensorInfo:
+    """Return the row of a quantized weight: its own name, shape and elements, and the bytes of all its tensors."""
+    codes = weight.codes
+    is_registered = codes.evidence in (Evidence.REGISTERED, Evidence.TYPE)
+    return replace(
+        codes,
+        fqn=weight.fqn,
+        dtype=weight.dtype,
+        shape=weight.shape,
+        elements=weight.elements or 0,
+        nbytes=weight.nbytes,
+        kind=Kind.PARAMETER,
+        evidence=codes.evidence if is_registered else Evidence.CONVENTION,
+        storage_bytes=None,
+        note=describe_parts(weight),
+        data=None,
+        parts=(),
+    )
+
+
+def describe_parts(weight: LogicalWeight) -> str:
+    """Return `shape not stored; from weight, absmax, quant_map`: what is not known or wrong, and the tensors."""
+    last = weight.fqn.rpartition(".")[2]
+    names = [name.removeprefix(f"{last}.") for name in weight.names]
+    return "; ".join(filter(None, (describe_defect(weight), f"from {join_names(names, _MAX_SHOWN_PARTS)}")))
+
+
+def describe_defect(weight: LogicalWeight) -> str:
+    """Return what is wrong with the tensors, or that they do not say the shape; "" for a sound weight."""
+    unknown = "shape not stored" if weight.shape is None and not weight.defect else ""
+    return weight.defect or unknown
+
+
+def _key(row: TensorInfo) -> tuple[str, str]:
+    return row.section, row.fqn

@@ -1,0 +1,363 @@
+"""Describe each quantized weight as one weight: its shape, its elements, the type of its codes, and its tensors.
+
+The shape of packed codes is in other tensors of the weight: in `quant_state` (bitsandbytes), `weight_shape`
+(compressed-tensors), or it follows from the shapes of codes, scales and zero points together. Without them it is not
+known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, TypeGuard
+
+import msgspec
+
+from statecli.core.model_state import Scalar, TensorInfo
+from statecli.core.quantized_weights import DEFAULT_BLOCK, Layout, Part, QuantizedWeight
+from statecli.core.units import format_shape, join_names
+
+Shape = tuple[int, ...]
+
+#: Types whose codes are counted as values, two to a byte.
+_CODES_PER_BYTE = 2
+#: Values of a scale in NVFP4 and MXFP4.
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+_MAX_BITS = 8
+
+
+class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
+    """A quantized weight as the weight that its tensors stand for.
+
+    Attributes:
+        fqn: The name that the weight has when it is not quantized.
+        codes: The tensor of the codes; the weight has its section.
+        parts: All tensors of the weight, the codes first.
+        names: Names of the tensors below the module of the weight, or of the inner tensors of a subclass.
+        dtype: Type of the codes: `nf4`, `int4`, `float8_e4m3fn`.
+        bits: Bits of a code; None if not known.
+        shape: None if the tensors do not say it.
+        elements: None if not known. Without a shape, an upper limit.
+        missing: Full names of the tensors that the layout needs and the checkpoint lacks.
+        defect: What is wrong with the tensors, in one line; "" if nothing is.
+    """
+
+    fqn: str
+    layout: Layout
+    codes: TensorInfo
+    parts: tuple[TensorInfo, ...]
+    names: tuple[str, ...]
+    dtype: str
+    bits: int | None
+    shape: Shape | None
+    elements: int | None
+    missing: tuple[str, ...] = ()
+    defect: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the weight."""
+        return sum(part.nbytes for part in self.parts)
+
+
+class StoredShape(NamedTuple):
+    """What the values of a small tensor say: the shape of the weight, and the values of a scale."""
+
+    shape: Shape
+    block: int | None = None
+
+
+class _Source(NamedTuple):
+    """Where the facts about a weight come from."""
+
+    weight: QuantizedWeight
+    stored: StoredShape | None
+    settings: Mapping[str, Scalar]
+
+
+class _Named(msgspec.Struct):
+    data: str = msgspec.field(name="_data")
+
+
+class _Attributes(msgspec.Struct):
+    target_dtype: _Named
+
+
+class _FlattenedWeight(msgspec.Struct):
+    """The entry of a weight in the metadata of torchao's safetensors."""
+
+    data: _Attributes = msgspec.field(name="_data")
+
+
+class _Facts(NamedTuple):
+    """What the tensors of a weight say about it. `elements` alone is an upper limit."""
+
+    dtype: str
+    bits: int | None
+    shape: Shape | None = None
+    elements: int | None = None
+    defect: str = ""
+
+
+def describe_weight(
+    weight: QuantizedWeight, stored: StoredShape | None = None, settings: Mapping[str, Scalar] | None = None
+) -> LogicalWeight:
+    """Return the weight with its shape.
+
+    `stored` is from `quant_state` or `weight_shape`, `settings` are those of the checkpoint.
+    """
+    facts = _DESCRIBE[weight.layout](_Source(weight, stored, settings or {}))
+    defect = facts.defect
+    module = f"{weight.fqn.rpartition('.')[0]}."
+    if weight.missing:
+        names = [name.removeprefix(module) for name in weight.missing]
+        defect = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} missing"
+    elements = math.prod(facts.shape) if facts.shape is not None else facts.elements
+    parts = (weight.codes, *(row for part, row in weight.parts.items() if part is not Part.CODES))
+    return LogicalWeight(
+        fqn=weight.fqn,
+        layout=weight.layout,
+        codes=weight.codes,
+        parts=parts,
+        names=tuple(part.fqn.removeprefix(module) for part in parts),
+        dtype=facts.dtype,
+        bits=facts.bits,
+        shape=facts.shape,
+        elements=elements,
+        missing=weight.missing,
+        defect=defect,
+    )
+
+
+def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> LogicalWeight | None:
+    """Return the weight of a row with the inner tensors of a subclass of torchao; None for any other row.
+
+    The subclass has the shape of the weight, and may say the type of its codes (`target_dtype`).
+    """
+    inner = dict(row.parts)
+    codes = inner.get("qdata")
+    if codes is None or "scale" not in inner or not row.elements:
+        return None
+    stored = sum(data.storage.length for data in inner.values())
+    target = settings.get(f"{row.fqn}.target_dtype") or settings.get(f"{row.section}.{row.fqn}.target_dtype")
+    dtype, bits = codes.dtype, _count_bits(codes.dtype)
+    if isinstance(target, str) and (named := target.strip("<>").removeprefix("torch.")).startswith(("int", "uint")):
+        dtype, bits = named, _count_bits(named)
+    elif math.prod(codes.shape) != row.elements:
+        whole = math.prod(codes.shape) * (bits or 0)
+        dtype, bits = (
+            (f"int{whole // row.elements}", whole // row.elements)
+            if whole and not whole % row.elements
+            else (codes.dtype, None)
+        )
+    own = msgspec.structs.replace(row, nbytes=stored)
+    return LogicalWeight(row.fqn, Layout.SCALED, row, (own,), tuple(inner), dtype, bits, row.shape, row.elements)
+
+
+def _count_bits(dtype: str) -> int | None:
+    """Return the number in `int4`, `uint8` and `float8_e4m3fn`."""
+    digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(digits) if digits.isdigit() else None
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+def _describe_scaled(source: _Source) -> _Facts:
+    weight = source.weight
+    codes, shape = weight.codes, weight.codes.shape
+    defect = _find_misfit(source, shape) if shape is not None else ""
+    dtype = _find_target_dtype(source.settings.get(weight.fqn)) or codes.dtype
+    return _Facts(dtype, _count_bits(dtype), shape, defect=defect)
+
+
+def _find_target_dtype(text: Scalar) -> str | None:
+    """Return the type of the codes in the JSON text that torchao writes for a weight (`int4` in bytes); else None."""
+    if not isinstance(text, str) or "target_dtype" not in text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=_FlattenedWeight).data.target_dtype.data
+    except msgspec.MsgspecError:
+        return None
+
+
+def _find_misfit(source: _Source, shape: Shape) -> str:
+    """Return that the scales do not fit a weight of this shape; "" if they do, or without scales."""
+    scales = source.weight.parts.get(Part.SCALES)
+    if scales is None or _fits_scales(shape, scales.shape or (), source.weight, source.settings):
+        return ""
+    return _format_misfit(scales, source.weight.codes, shape)
+
+
+def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> bool:
+    """Return True for one scale, a scale for each row, for part of a row, or for a block of a size that is in use.
+
+    LLM.int8() has a scale for each row only.
+    """
+    is_by_row = bool(scales) and scales[0] == shape[0] and math.prod(scales) == shape[0]
+    if is_by_row or weight.divisor != 1:
+        return is_by_row
+    if math.prod(scales) == 1:
+        return True
+    if len(shape) < 2 or len(scales) != len(shape) or scales[:-2] != shape[:-2]:
+        return False
+    (rows, columns), (down, across) = shape[-2:], scales[-2:]
+    if down == rows and across and columns % across == 0:
+        return True
+    blocks = _list_block_sizes(weight, settings)
+    return any(-(-rows // block) == down for block in blocks) and any(
+        -(-columns // block) == across for block in blocks
+    )
+
+
+def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> set[int]:
+    """Return the sizes of blocks that the configuration names, and those in use."""
+    keys = ("weight_block_size", "block_structure")
+    named = {
+        value
+        for key, value in settings.items()
+        if any(word in key for word in keys) and isinstance(value, int) and value > 0
+    }
+    return named | {weight.square or DEFAULT_BLOCK, 64, DEFAULT_BLOCK, 256}
+
+
+def _describe_bitsandbytes(source: _Source) -> _Facts:
+    weight = source.weight
+    held = weight.codes.nbytes * _CODES_PER_BYTE
+    state = weight.parts.get(Part.STATE)
+    kind = source.settings.get("config.quantization_config.bnb_4bit_quant_type")
+    dtype = state.fqn.rpartition("__")[2] if state is not None else kind if kind in ("nf4", "fp4") else "4-bit"
+    facts = _Facts(str(dtype), 4, elements=held)
+    if source.stored is None:
+        return facts._replace(defect="" if state is None else "quant_state cannot be read")
+    shape, block = source.stored
+    if math.prod(shape) not in (held, held - 1):
+        return facts._replace(defect=f"quant_state says {format_shape(shape)}, but weight has {held:,} codes")
+    scales = weight.parts.get(Part.SCALES)
+    count = -(-math.prod(shape) // block) if block else None
+    if scales is None or count is None or math.prod(scales.shape or ()) == count:
+        return facts._replace(shape=shape)
+    return facts._replace(shape=shape, defect=_format_misfit(scales, weight.codes, shape))
+
+
+def _describe_gptq(source: _Source) -> _Facts:
+    """Zero points have the bits: qzeros [groups, out * bits / 32]. With act-order, only the order of groups differs."""
+    weight = source.weight
+    codes = weight.codes.shape or ()
+    zeros, scales, groups = (weight.parts.get(part) for part in (Part.ZEROS, Part.SCALES, Part.GROUPS))
+    unknown = _Facts(weight.codes.dtype, None)
+    if not _is_matrix(codes):
+        return unknown._replace(defect=_format_not_matrix(weight.codes))
+    bits: Scalar = None
+    if source.settings.get("config.quantization_config.quant_method") == "gptq":
+        bits = source.settings.get("config.quantization_config.bits")
+    if groups is not None:
+        width = math.prod(groups.shape or ())
+        bits = codes[0] * 32 // width if width and not codes[0] * 32 % width else None
+    if scales is not None and not (_is_matrix(scales.shape) and scales.shape[-1] == codes[1]):
+        return unknown._replace(defect=_format_misfit(scales, weight.codes))
+    if zeros is not None and scales is not None:
+        sizes = zeros.shape or ()
+        if not _is_matrix(sizes) or sizes[0] != (scales.shape or ())[0] or sizes[1] * 32 % codes[1]:
+            return unknown._replace(defect=_format_misfit(zeros, scales))
+        if groups is not None and bits != sizes[1] * 32 // codes[1]:
+            return unknown._replace(defect=_format_misfit(groups, weight.codes))
+        bits = sizes[1] * 32 // codes[1]
+    if not isinstance(bits, int) or not 1 <= bits <= _MAX_BITS or codes[0] * 32 % bits:
+        return unknown
+    return _Facts(f"int{bits}", bits, (codes[1], codes[0] * 32 // bits))
+
+
+def _describe_awq(source: _Source) -> _Facts:
+    weight = source.weight
+    codes = weight.codes.shape or ()
+    scales, zeros = (weight.parts.get(part) for part in (Part.SCALES, Part.ZEROS))
+    if not _is_matrix(codes):
+        return _Facts(weight.codes.dtype, None, defect=_format_not_matrix(weight.codes))
+    if zeros is not None and scales is not None and zeros.shape != ((scales.shape or (0,))[0], codes[1]):
+        return _Facts(weight.codes.dtype, None, defect=_format_misfit(zeros, scales))
+    return _Facts("int4", 4, (codes[1] * 8, codes[0]))
+
+
+def _describe_packed(source: _Source) -> _Facts:
+    """Codes of a row fill whole words: [out, in * bits / 32], rounded up."""
+    weight = source.weight
+    codes = weight.codes.shape or ()
+    named = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
+    bits = named.pop() if len(named) == 1 else None
+    unknown = _Facts(f"int{bits}" if isinstance(bits, int) else "packed int", bits if isinstance(bits, int) else None)
+    if source.stored is None:
+        return unknown._replace(defect="weight_shape cannot be read" if Part.SHAPE in weight.parts else "")
+    if not (_is_matrix(codes) and _is_matrix(source.stored.shape)) or source.stored.shape[0] != codes[0]:
+        return unknown._replace(defect=_format_stored(source.stored.shape, weight.codes))
+    width = source.stored.shape[1]
+    fitting = [bits for bits in range(1, _MAX_BITS + 1) if -(-width * bits // 32) == codes[1]]
+    if not fitting or (bits is not None and bits not in fitting):
+        return unknown._replace(defect=_format_stored(source.stored.shape, weight.codes))
+    found = bits if isinstance(bits, int) else fitting[0] if len(fitting) == 1 else None
+    shape = source.stored.shape
+    return _Facts(f"int{found}" if found else "packed int", found, shape, defect=_find_misfit(source, shape))
+
+
+def _describe_fp4(source: _Source) -> _Facts:
+    """Two codes in a byte: [out, in / 2]; a scale for 16 (NVFP4) or 32 (MXFP4) values."""
+    weight = source.weight
+    codes = weight.codes.shape or ()
+    group = _NVFP4_GROUP if weight.layout is Layout.NVFP4 else _MXFP4_GROUP
+    if not _is_matrix(codes):
+        return _Facts(weight.layout.value, 4, defect=_format_not_matrix(weight.codes))
+    shape = codes[0], codes[1] * _CODES_PER_BYTE
+    scales = weight.parts.get(Part.SCALES)
+    fits = scales is None or scales.shape == (shape[0], -(-shape[1] // group))
+    return _Facts(
+        weight.layout.value, 4, shape, defect="" if fits or scales is None else _format_misfit(scales, weight.codes)
+    )
+
+
+def _describe_experts(source: _Source) -> _Facts:
+    """Blocks of 32 values in 16 bytes. transformers transposes the last two dimensions when it dequantizes."""
+    weight = source.weight
+    *leading, groups, size = weight.codes.shape or (0, 0)
+    shape = (*leading, groups * _MXFP4_GROUP)
+    scales = weight.parts.get(Part.SCALES)
+    defect = ""
+    if size * _CODES_PER_BYTE != _MXFP4_GROUP:
+        codes = format_shape(weight.codes.shape)
+        return _Facts("mxfp4", 4, defect=f"blocks {codes} do not end in {_MXFP4_GROUP // _CODES_PER_BYTE} bytes")
+    if scales is not None and scales.shape != (*leading, groups):
+        defect = _format_misfit(scales, weight.codes)
+    if weight.codes.fqn.endswith("_blocks") and len(shape) > 2:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return _Facts("mxfp4", 4, shape, defect=defect)
+
+
+_DESCRIBE = {
+    Layout.SCALED: _describe_scaled,
+    Layout.BITSANDBYTES: _describe_bitsandbytes,
+    Layout.GPTQ: _describe_gptq,
+    Layout.AWQ: _describe_awq,
+    Layout.PACKED: _describe_packed,
+    Layout.NVFP4: _describe_fp4,
+    Layout.MXFP4: _describe_fp4,
+    Layout.MXFP4_EXPERTS: _describe_experts,
+}
+
+
+def _is_matrix(shape: Shape | None) -> TypeGuard[tuple[int, int]]:
+    return shape is not None and len(shape) == 2 and min(shape) > 0
+
+
+def _format_not_matrix(codes: TensorInfo) -> str:
+    return f"{codes.fqn.rpartition('.')[2]} {format_shape(codes.shape)} is not a matrix"
+
+
+def _format_misfit(part: TensorInfo, codes: TensorInfo, shape: Shape | None = None) -> str:
+    """Return `absmax [7] does not fit weight [64,64]`."""
+    size = codes.shape if shape is None else shape
+    name, of = (row.fqn.rpartition(".")[2] for row in (part, codes))
+    return f"{name} {format_shape(part.shape)} does not fit {of} {format_shape(size)}"
+
+
+def _format_stored(shape: Shape, codes: TensorInfo) -> str:
+    name = codes.fqn.rpartition(".")[2]
+    return f"weight_shape says {format_shape(shape)}, which {name} {format_shape(codes.shape)} cannot hold"

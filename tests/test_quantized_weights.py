@@ -1,0 +1,455 @@
+"""A quantized weight is listed as one weight: files of the real libraries, and twins with one part lost or wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+DATA = Path(__file__).parent / "data"
+
+#: Form -> type of the codes, bits of a code; all but one are a weight [32, 64].
+FORMS = {
+    "gptq": ("int4", 4),
+    "gptq_v2": ("int4", 4),
+    "gptq_8_act_order": ("int8", 8),
+    "gptq_3": ("int3", 3),
+    "awq": ("int4", 4),
+    "nf4": ("nf4", 4),
+    "nf4_double": ("nf4", 4),
+    "fp4": ("fp4", 4),
+    "packed_4": ("int4", 4),
+    "packed_4_asymmetric": ("int4", 4),
+    "packed_3": ("int3", 3),
+    "packed_8_channel": ("int8", 8),
+    "torchao_int8": ("int8", 8),
+    "torchao_fp8": ("float8_e4m3fn", 8),
+    "llm_int8": ("int8", 8),
+    "nf4_bfloat16": ("nf4", 4),
+    "w4a16_asym": ("int4", 4),
+    "w8a8": ("int8", 8),
+    "fp8": ("float8_e4m3fn", 8),
+    "fp8_dynamic": ("float8_e4m3fn", 8),
+    "fp8_block": ("float8_e4m3fn", 8),
+    "nvfp4": ("nvfp4", 4),
+    "mxfp4": ("mxfp4", 4),
+}
+SHAPES = {"fp8_block": (130, 260)}
+#: Libraries that register the tensors as buffers: gptqmodel and autoawq.
+BUFFERS = ("gptq", "awq")
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, torch.Tensor]:
+    return load_file(DATA / "quantized.safetensors") | load_file(DATA / "quantized_layers.safetensors")
+
+
+def parts_of(stored, form, prefix="proj"):
+    start = f"{form}."
+    return {
+        f"{prefix}.{name.removeprefix(start)}": tensor
+        for name, tensor in stored.items()
+        if name.startswith(start) and not name.endswith("dequantized")
+    }
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Write a state_dict as .pt or .safetensors."""
+
+    def write(tensors, name):
+        path = tmp_path / name
+        tensors = {key: tensor.contiguous().clone() for key, tensor in tensors.items()}
+        if name.endswith(".pt"):
+            torch.save(tensors, path)
+        else:
+            save_file(tensors, path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def document(statecli, save):
+    """The JSON of a listing of the tensors as .safetensors, or of any path."""
+
+    def run(tensors, *args):
+        path = tensors
+        if isinstance(tensors, dict):
+            path = save(tensors, "listed.safetensors")
+        return json.loads(statecli("inspect", path, "-f", "json", *args).out)
+
+    return run
+
+
+def join_lines(result):
+    """The text without the breaks of a narrow terminal."""
+    return " ".join(result.out.split())
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+# --- real files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_has_its_own_shape_and_all_its_tensors(document, stored, form):
+    """The shape is the shape before the library quantized it, the size is that of all tensors."""
+    tensors = parts_of(stored, form)
+    result = document(tensors | {"norm.weight": torch.ones(7)})
+    (weight,) = result["quantized"]
+    shape = SHAPES.get(form, (32, 64))
+    assert weight["fqn"] == "proj.weight"
+    assert (weight["dtype"], weight["bits"], tuple(weight["shape"])) == (*FORMS[form], shape)
+    assert weight["elements"] == math.prod(shape)
+    assert weight["bytes"] == bytes_of(tensors)
+    assert set(weight["tensors"]) == set(tensors)
+    assert weight["defect"] is None
+    assert result["weights"] == {
+        "parameters": math.prod(shape) + 7,
+        "quantized": 1,
+        "tensors": len(tensors),
+        "unknown_shapes": 0,
+        "unknown_elements": 0,
+    }
+    assert {row["fqn"]: row.get("part_of") for row in result["tensors"]} == (
+        dict.fromkeys(tensors, "proj.weight") | {"norm.weight": None}
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_codes_are_what_the_library_registers(document, stored, form):
+    """A parameter, except in gptqmodel and autoawq, which register buffers."""
+    tensors = parts_of(stored, form)
+    result = document(tensors)
+    kinds = {row["fqn"]: (row["kind"], row["evidence"]) for row in result["tensors"]}
+    codes = result["quantized"][0]["tensors"][0]
+    assert kinds[codes] == ("buffer" if form.startswith(BUFFERS) else "parameter", "convention")
+    if form.startswith(BUFFERS):
+        assert set(kinds.values()) == {("buffer", "convention")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_table_has_one_row_a_weight(statecli, save, stored, form, suffix):
+    """Each format gives the same row and the same number of parameters."""
+    path = save(parts_of(stored, form) | {"norm.weight": torch.ones(7)}, f"a{suffix}")
+    shown = statecli("inspect", path, "-f", "table").out
+    height, width = SHAPES.get(form, (32, 64))
+    (row,) = [line for line in shown.splitlines() if line.strip().startswith("proj.")]
+    assert row.split()[:3] == ["proj.weight", FORMS[form][0], f"[{height},{width}]"]
+    count = height * width + 7
+    assert f"{count / 1000:.3g} K parameters" in " ".join(shown.split())
+
+
+def test_parts_lists_the_tensors_below_the_weight(statecli, save, stored):
+    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    names = list(parts_of(stored, "nf4"))
+    for output in ("table", "plain", "markdown"):
+        shown = statecli("inspect", path, "--parts", "-f", output).out
+        assert all(name in shown for name in names)
+    short = statecli("inspect", path, "-f", "plain").out
+    assert not any(f"{name} " in short for name in names if name != "proj.weight")
+
+
+def test_programs_get_every_tensor(statecli, save, stored):
+    """JSON lines and CSV have a row for each tensor of the file, with or without --parts."""
+    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    for output in ("csv", "jsonl"):
+        assert statecli("inspect", path, "-f", output).out == statecli("inspect", path, "-f", output, "--parts").out
+        assert "proj.weight.absmax" in statecli("inspect", path, "-f", output).out
+
+
+def test_repeated_layers_share_a_line(statecli, save, stored):
+    tensors = {k: v for n in range(3) for k, v in parts_of(stored, "awq", f"layers.{n}.proj").items()}
+    shown = statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
+    assert "layers.{0..2}.proj.weight" in shown
+    assert "3 weights in 9 tensors" in " ".join(shown.split())
+
+
+def test_a_torchao_subclass_is_one_weight(document, statecli):
+    """The row had the size of bfloat16; int4 codes of torchao take a byte each, and the scales their own."""
+    path = DATA / "quantized_subclass.pt"
+    (weight,) = document(path)["quantized"]
+    assert (weight["fqn"], weight["dtype"], weight["bits"], weight["shape"]) == ("proj.weight", "int4", 4, [32, 64])
+    state = torch.load(path, weights_only=False)["proj.weight"] if _has_torchao() else None
+    expected = 32 * 64 + 32 * 4 + 32
+    if state is not None:
+        expected = sum(t.numel() * t.element_size() for t in (state.qdata, state.scale, state.zero_point))
+    assert weight["bytes"] == expected
+    assert "from qdata, scale, zero_point" in statecli("inspect", path, "-f", "table").out
+
+
+def _has_torchao() -> bool:
+    try:
+        import torchao.quantization  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def test_torchao_says_the_type_of_flattened_codes(document, tmp_path):
+    """int4 codes lie in bytes; the metadata has the type, as `flatten_tensor_state_dict` of torchao 0.18 writes it."""
+    text = (
+        '{"_type": "IntxUnpackedToInt8Tensor", "_data": {"target_dtype": {"_type": "torch.dtype", "_data": "int4"}, '
+        '"block_size": [1, 64]}, "_tensor_data_names": ["qdata", "scale", "zero_point"]}'
+    )
+    tensors = {"proj._weight_qdata": torch.zeros(32, 64, dtype=torch.int8), "proj._weight_scale": torch.ones(32, 1)}
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"proj.weight": text})
+    (weight,) = document(tmp_path / "a.safetensors")["quantized"]
+    assert (weight["dtype"], weight["bits"]) == ("int4", 4)
+
+
+@pytest.mark.parametrize("name", ["experts.gate_up_proj_{}", "mlp.mlp1_weight.{}"])
+def test_mxfp4_experts_have_the_shape_of_the_dequantized_tensor(document, name):
+    """transformers dequantizes `_blocks` and transposes (`convert_moe_packed_tensors`); OpenAI does not transpose."""
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    blocks = torch.zeros(3, 20, 2, 16, dtype=torch.uint8)
+    scales = torch.full((3, 20, 2), 127, dtype=torch.uint8)
+    (weight,) = document({name.format("blocks"): blocks, name.format("scales"): scales})["quantized"]
+    dense = mxfp4.convert_moe_packed_tensors(blocks, scales)
+    expected = dense if name.endswith("_{}") else dense.transpose(1, 2)
+    assert weight["shape"] == list(expected.shape)
+    assert weight["fqn"] == name.removesuffix("_{}").removesuffix(".{}")
+
+
+def test_modelopt_nvfp4(document):
+    """Names and shapes of ModelOpt: hf_quant_config.json with NVFP4, export/quant_utils.py of nvidia-modelopt."""
+    tensors = {
+        "proj.weight": torch.zeros(32, 32, dtype=torch.uint8),
+        "proj.weight_scale": torch.ones(32, 4).to(torch.float8_e4m3fn),
+        "proj.weight_scale_2": torch.tensor(1.0),
+        "proj.input_scale": torch.tensor(1.0),
+    }
+    (weight,) = document(tensors)["quantized"]
+    assert (weight["dtype"], weight["shape"], weight["bytes"]) == ("nvfp4", [32, 64], 32 * 32 + 32 * 4 + 8)
+
+
+def test_bits_of_gguf_blocks_are_shown(statecli, tmp_path):
+    """A tensor of GGUF is one weight already: 256 values of q4_k take 144 bytes, 4.5 bits each."""
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q4_K
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((64, 144), np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shown = statecli("inspect", tmp_path / "a.gguf", "-f", "table").out
+    (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("blk.0")]
+    assert row[:4] == ["blk.0.ffn_up.weight", "q4_k", "[64,256]", "4.5"]
+    assert "16.4 K parameters" in shown
+
+
+def test_plain_checkpoints_are_listed_as_before(document, statecli, save):
+    """Integer buffers and float weights make no quantized weight, and no column of bits."""
+    tensors = {"bn.weight": torch.ones(4), "bn.num_batches_tracked": torch.tensor(3), "ids": torch.arange(4).int()}
+    result = document(tensors)
+    assert result.get("quantized", []) == []
+    assert "weights" not in result
+    assert "bits" not in statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
+
+
+def test_stats_and_moves_list_the_tensors(statecli, save, stored):
+    """Values belong to the tensors of the file."""
+    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    for args in (("--stats",), ("--to", "cpu")):
+        shown = statecli("inspect", path, "-f", "table", *args).out
+        assert "proj.weight.absmax" in shown
+        assert "2.05 K parameters" in shown
+
+
+def test_a_selection_of_parts_lists_them(statecli, save, stored):
+    """Without its codes among the selected tensors, a weight has no row."""
+    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    shown = statecli("inspect", path, "-f", "table", "-i", "*absmax").out
+    assert "proj.weight.absmax" in shown
+    whole = statecli("inspect", path, "-f", "table", "-i", "proj.weight").out
+    assert "[32,64]" in whole
+
+
+# --- twins with one part lost or wrong -------------------------------------------------------------------------------
+
+LOST = [
+    ("gptq", "scales", "scales is missing"),
+    ("gptq", "qzeros", "qzeros is missing"),
+    ("awq", "scales", "scales is missing"),
+    ("nf4", "weight.absmax", "weight.absmax is missing"),
+    ("nf4", "weight.quant_map", "weight.quant_map is missing"),
+    ("packed_4", "weight_scale", "weight_scale is missing"),
+    ("nvfp4", "weight_scale", "weight_scale is missing"),
+    ("nvfp4", "weight_global_scale", "weight_global_scale is missing"),
+    ("mxfp4", "weight_scale", "weight_scale is missing"),
+    ("llm_int8", "SCB", "SCB is missing"),
+    ("w8a8", "weight_scale", "weight_scale is missing"),
+    ("fp8_dynamic", "weight_scale", "weight_scale is missing"),
+    ("torchao_int8", "_weight_scale", "_weight_scale is missing"),
+]
+
+
+def stack(stored, form, count=9):
+    return {k: v for n in range(count) for k, v in parts_of(stored, form, f"layers.{n}.proj").items()}
+
+
+@pytest.mark.parametrize(("form", "name", "defect"), LOST)
+def test_a_missing_part_is_named(document, statecli, stored, save, form, name, defect):
+    """In one of nine layers: the weight says what it lacks, and the audit finds it."""
+    tensors = stack(stored, form)
+    del tensors[f"layers.4.proj.{name}"]
+    result = document(tensors)
+    defects = {weight["fqn"]: weight["defect"] for weight in result["quantized"]}
+    assert len(defects) == 9
+    assert {fqn for fqn, text in defects.items() if text} == {"layers.4.proj.weight"}
+    assert defects["layers.4.proj.weight"] == defect
+    shapes = {tuple(weight["shape"]) for weight in result["quantized"] if weight["shape"] is not None}
+    assert shapes == {(32, 64)}
+    path = save(tensors, "a.safetensors")
+    assert defect in join_lines(statecli("inspect", path, "-f", "table"))
+    findings = json.loads(statecli("audit", path, "-f", "json", "--select", "sibling-gap").out)["findings"]
+    (message,) = [finding["message"] for finding in findings]
+    assert "layers.4.proj" in message
+    assert name.rpartition(".")[2] in message
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("nf4", "weight.quant_state.bitsandbytes__nf4"), ("packed_4", "weight_shape"), ("gptq", "g_idx")]
+)
+def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
+    """One of nine layers lacks what the other eight have."""
+    tensors = stack(stored, form)
+    del tensors[f"layers.4.proj.{name}"]
+    found = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
+    (message,) = [finding["message"] for finding in found["findings"]]
+    assert message == f"layers.4: lacks proj.{name}, which 8 other layers have"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_stacks_have_no_finding(statecli, save, stored, form):
+    path = save(stack(stored, form), "a.safetensors")
+    assert json.loads(statecli("audit", path, "-f", "json", "--select", "sibling-gap").out)["findings"] == []
+
+
+WRONG = [
+    ("gptq", "scales", (2, 31)),
+    ("gptq", "qzeros", (3, 4)),
+    ("gptq_8_act_order", "g_idx", (63,)),
+    ("awq", "scales", (2, 31)),
+    ("awq", "qzeros", (2, 5)),
+    ("nf4", "weight.absmax", (31,)),
+    ("packed_4", "weight_scale", (32, 3)),
+    ("packed_4", "weight_scale", (31, 2)),
+    ("nvfp4", "weight_scale", (32, 3)),
+    ("mxfp4", "weight_scale", (31, 2)),
+    ("llm_int8", "SCB", (31,)),
+    ("llm_int8", "SCB", (1,)),
+    ("w8a8", "weight_scale", (31, 1)),
+    ("fp8_dynamic", "weight_scale", (31, 1)),
+    ("fp8_block", "weight_scale", (5, 3)),
+]
+
+
+@pytest.mark.parametrize(("form", "name", "shape"), WRONG)
+def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, stored, form, name, shape):
+    """The weight says which tensor does not fit; its shape is the true one or not known."""
+    tensors = parts_of(stored, form)
+    old = tensors[f"proj.{name}"]
+    tensors[f"proj.{name}"] = torch.ones(shape).to(old.dtype)
+    (weight,) = document(tensors)["quantized"]
+    last = name.rpartition(".")[2]
+    assert f"{last} [{','.join(map(str, shape))}] does not fit" in weight["defect"]
+    assert weight["shape"] in (None, list(SHAPES.get(form, (32, 64))))
+    findings = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
+    (message,) = [finding["message"] for finding in findings["findings"]]
+    assert message == f"proj.weight: {weight['defect']}"
+
+
+@pytest.mark.parametrize("form", ["nf4", "fp4", "nf4_bfloat16"])
+def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, stored, form):
+    """The codes say the number of values, rounded up to a byte, and not the shape."""
+    tensors = {name: part for name, part in parts_of(stored, form).items() if "quant_state" not in name}
+    result = document(tensors)
+    (weight,) = result["quantized"]
+    assert (weight["shape"], weight["elements"], weight["dtype"], weight["defect"]) == (None, 2048, "4-bit", None)
+    assert result["weights"]["unknown_shapes"] == 1
+    shown = join_lines(statecli("inspect", save(tensors, "a.safetensors"), "-f", "table"))
+    assert "shape not stored" in shown
+    assert "2.05 K parameters at most" in shown
+
+
+def test_without_weight_shape_the_size_is_not_known(document, statecli, save, stored):
+    """Codes fill whole words, and their bits are not stored."""
+    tensors = parts_of(stored, "packed_4")
+    del tensors["proj.weight_shape"]
+    result = document(tensors | {"norm": torch.ones(7)})
+    (weight,) = result["quantized"]
+    assert (weight["shape"], weight["elements"], weight["bits"]) == (None, None, None)
+    assert result["weights"] == {
+        "parameters": 7,
+        "quantized": 1,
+        "tensors": 2,
+        "unknown_shapes": 1,
+        "unknown_elements": 1,
+    }
+    shown = join_lines(statecli("inspect", save(tensors | {"norm": torch.ones(7)}, "a.safetensors"), "-f", "table"))
+    assert "7 parameters and 1 weight of unknown size" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{",
+        b"[]",
+        b'{"shape": [32, 63]}',
+        b'{"shape": [-32, -64]}',
+        b'{"shape": []}',
+        b'{"shape": [0, 5]}',
+        b'{"shape": [99999999999999999999, 2]}',
+        b'{"shape": "32"}',
+        b'{"shape": [32, 64], "blocksize": 0}',
+        b"\xff" * 5000,
+    ],
+)
+def test_a_hostile_quant_state_gives_no_shape(document, stored, text):
+    tensors = parts_of(stored, "nf4")
+    name = next(name for name in tensors if "quant_state" in name)
+    tensors[name] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    (weight,) = document(tensors)["quantized"]
+    assert weight["shape"] is None
+    assert "quant_state" in weight["defect"]
+
+
+@pytest.mark.parametrize("sizes", [(32, 63), (31, 64), (-32, 64), (0, 0), (32, 64, 1), (2**62, 4)])
+def test_a_hostile_weight_shape_gives_no_shape(document, stored, sizes):
+    """[32, 63] fits the words as well: a width is only refused if no number of bits fits it."""
+    tensors = parts_of(stored, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
+    (weight,) = document(tensors)["quantized"]
+    assert (weight["shape"] is None) == (sizes != (32, 63))
+
+
+def test_float8_without_scales_is_a_plain_weight(document):
+    """Unscaled float8 is a dtype like any other, if no layer of the file has scales."""
+    result = document({f"layers.{n}.weight": torch.ones(8, 8).to(torch.float8_e4m3fn) for n in range(4)})
+    assert result.get("quantized", []) == []
+
+
+def test_norms_next_to_quantized_weights_are_no_codes(document, stored):
+    tensors = stack(stored, "nf4") | {f"layers.{n}.norm.weight": torch.ones(64) for n in range(9)}
+    tensors |= {"lm_head.weight": torch.ones(5, 64).bfloat16()}
+    result = document(tensors)
+    assert len(result["quantized"]) == 9
+    assert result["weights"]["parameters"] == 9 * (2048 + 64) + 320
+
+
+def test_real_metadata_is_in_the_data():
+    """The file of this test was written by the libraries, not by its own hand."""
+    with safe_open(DATA / "quantized_layers.safetensors", "pt") as file:
+        assert "llm_int8.weight_format" in file.keys()  # noqa: SIM118 - not a dict
