@@ -140,9 +140,9 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
         return None
     stored = sum(data.storage.length for data in inner.values())
     target = settings.get(f"{row.fqn}.target_dtype") or settings.get(f"{row.section}.{row.fqn}.target_dtype")
-    dtype, bits = codes.dtype, _count_bits(codes.dtype)
+    dtype, bits = codes.dtype, count_bits(codes.dtype)
     if isinstance(target, str) and (named := target.strip("<>").removeprefix("torch.")).startswith(("int", "uint")):
-        dtype, bits = named, _count_bits(named)
+        dtype, bits = named, count_bits(named)
     elif math.prod(codes.shape) != row.elements:
         whole = math.prod(codes.shape) * (bits or 0)
         dtype, bits = (
@@ -154,7 +154,7 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
     return LogicalWeight(row.fqn, Layout.SCALED, row, (own,), tuple(inner), dtype, bits, row.shape, row.elements)
 
 
-def _count_bits(dtype: str) -> int | None:
+def count_bits(dtype: str) -> int | None:
     """Return the number in `int4`, `uint8` and `float8_e4m3fn`."""
     digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
     return int(digits) if digits.isdigit() else None
@@ -168,7 +168,7 @@ def _describe_scaled(source: _Source) -> _Facts:
     codes, shape = weight.codes, weight.codes.shape
     defect = _find_misfit(source, shape) if shape is not None else ""
     dtype = _find_target_dtype(source.settings.get(weight.fqn)) or codes.dtype
-    return _Facts(dtype, _count_bits(dtype), shape, defect=defect)
+    return _Facts(dtype, count_bits(dtype), shape, defect=defect)
 
 
 def _find_target_dtype(text: Scalar) -> str | None:

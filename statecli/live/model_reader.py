@@ -33,9 +33,19 @@ from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
+from statecli.live.quantized_parameters import find_holding_tensor, has_own_to
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.requested_device import parse_device
-from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, may_overlap, read_facts
+from statecli.live.tensors import (
+    TensorFacts,
+    describe_sharding,
+    find_leaves,
+    get_grad_fn_name,
+    get_kind,
+    is_lazy,
+    may_overlap,
+    read_facts,
+)
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
 
 #: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
@@ -347,7 +357,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
     kind = get_kind(entry.is_parameter)
     user_place = _find_user_place(table, entry.owner, entry.attribute, place)
     row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, place, user_place, entry.key)
-    _note_no_shape(row)
+    _note_extent(row)
     table.rows.append(row)
 
 
@@ -428,7 +438,7 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
     if unregistered.steps[-1].how == "registered":
         parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
         row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
-    _note_no_shape(row)
+    _note_extent(row)
     return row
 
 
@@ -438,9 +448,12 @@ def _is_derived_from_registered(table: _Table, tensor: torch.Tensor) -> bool:
     return leaves is not None and all(id(leaf) in registered_ids for leaf in leaves)
 
 
-def _note_no_shape(row: _Row) -> None:
+def _note_extent(row: _Row) -> None:
+    """Note why a tensor has no shape, and the part of a DTensor in this process."""
     if row.facts.shape is None:
         row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: the parts differ in shape")
+    elif (sharding := describe_sharding(row.tensor)) is not None:
+        row.notes.append(sharding)
 
 
 def _get_attribute(unregistered: UnregisteredTensor) -> str:
@@ -489,6 +502,10 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
         return
     _record_follows_device(table, trial)
     for row in table.rows:
+        holder = find_holding_tensor(row.unregistered) if row.unregistered is not None else None
+        if holder is not None and has_own_to(holder) and row.follows_device is False:
+            row.follows_device = None
+            row.notes.append(f"cannot tell whether {type(holder).__name__}.to moves the tensor")
         if row.fqn in table.copy_differences:
             row.notes.append(
                 f"cannot tell whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
@@ -567,6 +584,9 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
             or trial.follows_device(name) is not False
             or _describe_reassignment(unregistered)
         ):
+            continue
+        holder = find_holding_tensor(unregistered)
+        if holder is not None and has_own_to(holder):
             continue
         place = _locate_assignment(table, unregistered)
         user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)

@@ -78,6 +78,18 @@ def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
     return None, values.numel()
 
 
+def describe_sharding(tensor: torch.Tensor) -> str | None:
+    """Return `DTensor: local shape [8, 64], Shard(0)`, as for a pickled DTensor; None for any other tensor."""
+    kind = type(tensor)
+    if kind.__name__ != "DTensor" or not kind.__module__.startswith("torch.distributed."):
+        return None
+    sharded: Any = tensor
+    placements = (
+        f"{type(own).__name__}({own.dim})" if hasattr(own, "dim") else type(own).__name__ for own in sharded.placements
+    )
+    return f"DTensor: local shape {list(sharded._local_tensor.shape)}, {', '.join(placements)}"
+
+
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is an uninitialized parameter or buffer of a lazy module."""
     return issubclass(type(tensor), _Lazy)

@@ -5,7 +5,8 @@ The walk reads storage, not attributes: instance dicts, slots, list and dict ite
 method runs. Each object is opened once, breadth first, so each tensor gets its shortest name.
 
 Not crossed: `__globals__`, `.grad`, frames, threads, loggers, weak references, autograd nodes, torch operators,
-`torch.fx` graphs, classes, Python modules, enum members, properties: no user expects a move to reach through them.
+`torch.fx` graphs, the state of `fully_shard`, classes, Python modules, enum members, properties: no user expects a move
+to reach through them.
 """
 
 from __future__ import annotations
@@ -120,6 +121,12 @@ _CLOSED_TYPES = type_ids(
         torch._ops._OpNamespace,
         torch._ops._Ops,
     ]
+)
+#: Modules of torch whose objects hold the shards of parameters, and buffers of their exchange.
+_SHARDING_MODULES = (
+    "torch.distributed.fsdp._fully_shard.",
+    "torch.distributed._composable",
+    "torch.distributed.device_mesh",
 )
 #: Built-in objects that only hold others, without a name of their own: iterators, views, cells.
 _TRANSPARENT_TYPES = type_ids(
@@ -265,6 +272,14 @@ def walk(root: nn.Module) -> WalkResult:
         _collect_registered(root, result)
         _Search(result).run()
     return result
+
+
+def walk_registered(root: nn.Module) -> list[RegisteredName]:
+    """Return the registered names of `root` in state_dict order, without the tensors under other names."""
+    result = WalkResult()
+    with torch._C.DisableTorchFunctionSubclass():
+        _collect_registered(root, result)
+    return result.registered
 
 
 # --- what is registered -------------------------------------------------------------------------------------
@@ -464,6 +479,8 @@ def _is_closed(kind: type) -> bool:
     if id(kind) in _ATOM_TYPES or any(id(base) in _CLOSED_TYPES for base in _mro_of(kind)):
         return True
     module = _dict_of(kind).get("__module__")
+    if type(module) is str and module.startswith(_SHARDING_MODULES):
+        return not issubclass(kind, nn.Module)  # `fully_shard` makes a class of each class of modules
     return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
 
 

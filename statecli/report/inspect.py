@@ -138,7 +138,7 @@ def _build_page(
     """Return the page; tensors with accepted findings need no fix."""
     accepted_names = {entry.finding.fqn for entry in accepted}
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
-    verdict = _format_page_verdict(problems, inspection.state, accepted)
+    verdict = _format_page_verdict(problems, inspection, accepted)
     subtitle = _format_subtitle(inspection)
     inspection = _fold_weights(inspection)
     state = inspection.state
@@ -162,14 +162,18 @@ def _build_page(
     )
 
 
-def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepted: Sequence[Accepted]) -> str:
+def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, accepted: Sequence[Accepted]) -> str:
     """Return `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
-    count, unregistered = len(state.tensors), sum(tensor.kind is Kind.UNREGISTERED for tensor in state.tensors)
+    state = inspection.state
+    owned = {part.fqn for weight in inspection.weights for part in weight.parts}
+    count, names = len(state.tensors), [row.fqn for row in state.tensors if row.kind is Kind.UNREGISTERED]
+    unregistered = sum(name not in owned for name in names)
     if accepted and not problems:
         return "all problems are accepted"
     if not problems:
         are_registered = state.traits.is_class and count and not unregistered
-        return f"no problems: {plural(count, 'tensor')}, all registered" if are_registered else ""
+        but = f" but {len(names):,} of quantized weights" if names else ""
+        return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
     return f"{format_severities(problems)}{why}"
@@ -177,7 +181,7 @@ def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepte
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
     """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor could not be read`."""
-    read = _format_page_verdict(problems, inspection.state, accepted) or _count_tensors(inspection)
+    read = _format_page_verdict(problems, inspection, accepted) or _count_tensors(inspection)
     return read + (f"; {plural(len(inspection.broken), 'tensor')} could not be read" if inspection.broken else "")
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import UnreadableError
-from statecli.core.logical_weights import LogicalWeight, StoredShape, describe_subclass, describe_weight
+from statecli.core.logical_weights import LogicalWeight, StoredShape, count_bits, describe_subclass, describe_weight
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorData, TensorInfo
-from statecli.core.quantized_weights import Part, QuantizedWeight, find_quantized_by_section
+from statecli.core.quantized_weights import Layout, Part, QuantizedWeight, find_quantized_by_section
 from statecli.core.units import join_names
 from statecli.storage import files
 from statecli.storage.byte_source import Source
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from statecli.live.quantized_parameters import QuantizedParameter
 
 #: Bytes of the JSON text that bitsandbytes stores with a weight, and of the sizes of a weight.
 _MAX_STORED_BYTES = 4096
@@ -38,6 +44,47 @@ def list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
     weights = [describe_weight(weight, stored.get(n), settings) for n, weight in enumerate(quantized)]
     of_subclasses = (describe_subclass(row, settings) for row in state.tensors if row.parts)
     return (*weights, *(weight for weight in of_subclasses if weight is not None))
+
+
+def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeight, ...]:
+    """Return the quantized weights of a live model, whose rows are in the state."""
+    from statecli.live import quantized_parameters as live
+
+    quantized = find_quantized_by_section(state.tensors)
+    sizes = live.read_sizes(module)
+    stored = [weight.parts.get(Part.SHAPE) for weight in quantized]
+    shapes = [sizes.get(row.fqn) if row is not None else None for row in stored]
+    weights = [
+        describe_weight(weight, StoredShape(shape) if shape and min(shape) > 0 else None)
+        for weight, shape in zip(quantized, shapes, strict=True)
+    ]
+    own = live.read_quantized_parameters(module)
+    rows = {row.fqn: row for row in state.tensors}
+    return (*weights, *(_describe_parameter(own[fqn], rows[fqn], state) for fqn in own if fqn in rows))
+
+
+def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: ModelState) -> LogicalWeight:
+    """Return the weight of a parameter of bitsandbytes, with its attributes, or of torchao, with its inner tensors."""
+    dtype = parameter.dtype or row.dtype
+    if parameter.inner:
+        parts: tuple[TensorInfo, ...] = (replace(row, nbytes=sum(part.nbytes for part in parameter.inner)),)
+        names = tuple(part.name for part in parameter.inner)
+    else:
+        held = [tensor for tensor in state.tensors if tensor.fqn.startswith(f"{row.fqn}.")]
+        parts = (row, *held)
+        names = (row.fqn.rpartition(".")[2], *(tensor.fqn.removeprefix(f"{row.fqn}.") for tensor in held))
+    layout = Layout.SCALED if parameter.inner or row.dtype == "int8" else Layout.BITSANDBYTES
+    return LogicalWeight(
+        fqn=row.fqn,
+        layout=layout,
+        codes=row,
+        parts=parts,
+        names=names,
+        dtype=dtype,
+        bits=4 if layout is Layout.BITSANDBYTES else count_bits(dtype),
+        shape=parameter.shape,
+        elements=math.prod(parameter.shape),
+    )
 
 
 def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, StoredShape]]:
@@ -125,7 +172,7 @@ def select_weights(tensors: Iterable[TensorInfo], weights: Iterable[LogicalWeigh
 def build_row(weight: LogicalWeight) -> TensorInfo:
     """Return the row of a quantized weight: its own name, shape and elements, and the bytes of all its tensors."""
     codes = weight.codes
-    is_registered = codes.evidence in (Evidence.REGISTERED, Evidence.TYPE)
+    is_registered = codes.evidence in (Evidence.REGISTERED, Evidence.TYPE) and codes.kind is Kind.PARAMETER
     return replace(
         codes,
         fqn=weight.fqn,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from statecli import live as modules
 from statecli.commands.inspect import forward_harm, rules
 from statecli.commands.inspect.forward_harm import Harm
-from statecli.commands.inspect.quantized import list_weights
+from statecli.commands.inspect.quantized import list_live_weights, list_weights
 from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
@@ -126,7 +126,8 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
         state = modules.read_without_move(
             model_under_test.wrap_live_model(module), request.target, why, stats_of=stats_of
         )
-        return Inspection(select(state, request.selection, request.target))
+        weights = list_live_weights(module, state)
+        return Inspection(select(state, request.selection, request.target), weights=weights)
     return inspect_built_model(built, request, python_inputs)
 
 
@@ -147,11 +148,12 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
+    weights = list_live_weights(built.listed_module, state)
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target)
     harm = forward_harm.measure_harm(ran, state) if ran else {}
-    own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm)
+    own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
-    return Inspection(state, findings, request.to, ran.inputs.text if ran else None)
+    return Inspection(state, findings, request.to, ran.inputs.text if ran else None, weights)
 
 
 def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> CalledModel | None:
@@ -211,11 +213,18 @@ def _select_findings(
             yield finding
 
 
-def _report_unregistered(state: ModelState, harm: Mapping[str, Harm]) -> Iterator[Finding]:
-    """Yield the findings about each unregistered tensor of a class that may do harm."""
+def _report_unregistered(
+    state: ModelState, harm: Mapping[str, Harm], weights: Sequence[LogicalWeight]
+) -> Iterator[Finding]:
+    """Yield the findings about each unregistered tensor of a class that may do harm.
+
+    A tensor of a quantized parameter is the library's own, unless a move was seen to leave it.
+    """
     recomputed = state.recomputed
+    parts = {part.fqn for weight in weights for part in weight.parts}
     for tensor in state.tensors:
-        is_meant = tensor.is_input or tensor.fqn in recomputed
+        is_part = tensor.fqn in parts and tensor.moves is not False
+        is_meant = tensor.is_input or tensor.fqn in recomputed or is_part
         if tensor.kind is not Kind.UNREGISTERED or is_meant:
             continue
         measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))

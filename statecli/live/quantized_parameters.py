@@ -1,0 +1,119 @@
+"""Read what quantized parameters of a live model say about themselves: bitsandbytes and torchao.
+
+The attributes of the objects are read, and no method but torchao's `__tensor_flatten__` is called.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from statecli.live.walk import UnregisteredTensor, own_dict, walk_registered
+
+#: Elements of a tensor with the sizes of a weight (`weight_shape`).
+_MAX_SIZES = 8
+
+
+class InnerTensor(NamedTuple):
+    """A tensor inside a tensor subclass, under the name of its attribute."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class QuantizedParameter(NamedTuple):
+    """A parameter of a library's own class.
+
+    Attributes:
+        dtype: Type of the codes; "" for that of the tensor.
+        shape: Shape of the weight.
+        inner: The tensors inside a subclass that has no elements of its own; () if its attributes are listed.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    inner: tuple[InnerTensor, ...] = ()
+
+
+def read_quantized_parameters(module: nn.Module) -> dict[str, QuantizedParameter]:
+    """Return the quantized parameters by name."""
+    found = {}
+    for entry in walk_registered(module):
+        parameter = _read_parameter(entry.tensor) if entry.tensor is not None else None
+        if parameter is not None:
+            found[entry.fqn] = parameter
+    return found
+
+
+def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the values of the tensors called `weight_shape`, which compressed-tensors registers."""
+    sizes = {}
+    for entry in walk_registered(module):
+        tensor = entry.tensor
+        is_readable = tensor is not None and tensor.device.type == "cpu" and tensor.dtype in (torch.int32, torch.int64)
+        if tensor is not None and is_readable and entry.attribute == "weight_shape" and tensor.numel() <= _MAX_SIZES:
+            sizes[entry.fqn] = tuple(map(int, tensor.detach().reshape(-1).tolist()))
+    return sizes
+
+
+def has_own_to(tensor: torch.Tensor) -> bool:
+    """Return True if the class has a `.to` of its own, which may move more than the tensor (bitsandbytes)."""
+    return type(tensor).to is not torch.Tensor.to
+
+
+def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None:
+    """Return the registered tensor of which the unregistered tensor is an attribute: `weight.quant_state.absmax`."""
+    first = unregistered.steps[0]
+    is_attribute = len(unregistered.steps) > 1 and issubclass(type(first.value), torch.Tensor)
+    return first.value if is_attribute else None
+
+
+def _read_parameter(tensor: torch.Tensor) -> QuantizedParameter | None:
+    library = type(tensor).__module__.partition(".")[0]
+    if library == "bitsandbytes":
+        return _read_bitsandbytes(tensor)
+    return _read_torchao(tensor) if library == "torchao" else None
+
+
+def _read_bitsandbytes(tensor: torch.Tensor) -> QuantizedParameter | None:
+    """`Params4bit` has a `quant_state` after it was quantized, `Int8Params` the attribute `SCB`."""
+    attributes = own_dict(tensor)
+    state = attributes.get("quant_state")
+    if state is not None:
+        own = own_dict(state)
+        shape, kind = own.get("shape"), own.get("quant_type")
+        if isinstance(shape, tuple) and isinstance(kind, str):
+            return QuantizedParameter(kind, tuple(map(int, shape)))
+    is_int8 = tensor.dtype is torch.int8 and isinstance(attributes.get("SCB"), torch.Tensor)
+    return QuantizedParameter("", tuple(tensor.shape)) if is_int8 else None
+
+
+def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return None
+    try:
+        inner = {name: getattr(tensor, name) for name in flatten()[0]}
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return None
+    parts = tuple(
+        InnerTensor(name, str(own.dtype).removeprefix("torch."), tuple(own.shape), own.numel() * own.element_size())
+        for name, own in inner.items()
+        if type(own) is torch.Tensor
+    )
+    if len(parts) < len(inner) or not parts:
+        return None
+    target = own_dict(tensor).get("target_dtype")
+    dtype = str(target).removeprefix("torch.") if isinstance(target, torch.dtype) else _name_codes(parts, tensor)
+    return QuantizedParameter(dtype, tuple(tensor.shape), parts)
+
+
+def _name_codes(parts: tuple[InnerTensor, ...], tensor: torch.Tensor) -> str:
+    """Return the type of the codes; the dtype of the tensor if the codes are packed."""
+    codes = next((part for part in parts if part.name == "qdata"), parts[0])
+    return codes.dtype if math.prod(codes.shape) == tensor.numel() else "packed"
