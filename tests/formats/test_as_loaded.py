@@ -112,6 +112,33 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     assert held["v"] == [90, 91, 92, 93]
 
 
+def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
+    """`Params4bit` of bitsandbytes saves its own data and requires_grad among its attributes."""
+    own = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
+    made = called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
+    path = written(tmp_path, tree(w=made))
+    assert shown(path) == loaded(path) == {"w": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        tree(data=tensor("1"), requires_grad=b"\x88"),
+        tree(data=tensor(), requires_grad=b"\x89"),
+        tree(data=tensor(), requires_grad=b"K\1"),
+        tree(data=tensor()),
+        tree(data=tensor(size=(2,)), requires_grad=b"\x88"),
+        tree(data=tensor(stride=(0,)), requires_grad=b"\x88"),
+        tree(data=tensor(size=(3,), offset=1), requires_grad=b"\x88"),
+        tree(requires_grad=b"\x88"),
+    ],
+)
+def test_a_parameter_that_is_set_to_other_data_cannot_be_told(tmp_path, attributes):
+    """Another storage, view or requires_grad than that of the Parameter."""
+    path = written(tmp_path, tree(w=called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)))
+    assert "of this tensor after creating it" in shown(path)["w"]
+
+
 def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
     """torch has compared the number of scales with the channels before."""
     scales = tensor("1", 4, kind="DoubleStorage") + b"q\1"

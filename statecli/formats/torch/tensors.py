@@ -357,7 +357,7 @@ class Decoder:
         inner = self.require_tensor(args[0], fqn, "data")
         tensor = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
-            attributes = get_state_attributes(args[3])
+            attributes = self._drop_own_data(get_state_attributes(args[3]), tensor, fqn)
             _refuse_replaced(attributes, fqn)
             _copy_marks(tensor, attributes)
             tensor.parts = tensor.parts or self._collect_inner(attributes, fqn)
@@ -397,6 +397,18 @@ class Decoder:
         tensor.is_parameter |= cls == "torch.nn.parameter.Parameter"
         tensor.parts = tensor.parts or self._collect_inner(attributes, fqn)
         return tensor
+
+    def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
+        """Return the attributes without `data` and `requires_grad`, if they are those of the tensor itself.
+
+        `Params4bit.__getstate__` of bitsandbytes 0.50 adds both, and `module`, the layer with the parameter.
+        """
+        node, grad = attributes.get("data"), attributes.get("requires_grad")
+        data = self.tensor(node, f"{fqn}.data") if node is not None and grad is tensor.requires_grad else None
+        if data is None or data.data is None or (data.data, data.shape) != (tensor.data, tensor.shape):
+            return attributes
+        own = ("data", "requires_grad", "module")
+        return {name: value for name, value in attributes.items() if name not in own}
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
         """Collect the tensors among the attributes of a tensor, and in lists and dicts there, each with its parts."""
