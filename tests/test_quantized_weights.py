@@ -277,6 +277,17 @@ def test_a_selection_of_parts_lists_them(statecli, save, stored):
     assert "[32,64]" in whole
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, stored, form):
+    """`-i '*.weight'` selects a GPTQ weight without a tensor of this name; `-x` leaves out all its tensors."""
+    tensors = parts_of(stored, form) | {"norm.bias": torch.ones(7)}
+    shape = "x".join(map(str, SHAPES.get(form, (32, 64))))
+    for args in (("-i", "*.weight"), ("--dtype", FORMS[form][0]), ("--shape", shape)):
+        selected = {row["fqn"] for row in document(tensors, *args)["tensors"]}
+        assert selected == set(tensors) - {"norm.bias"}, args
+    assert [row["fqn"] for row in document(tensors, "-x", "proj.weight")["tensors"]] == ["norm.bias"]
+
+
 # --- twins with one part lost or wrong -------------------------------------------------------------------------------
 
 LOST = [

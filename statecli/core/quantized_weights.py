@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -209,15 +209,15 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
     return [_build_weight(module, modules[module], names) for module, names in layouts.items() if names is not None]
 
 
-def find_quantized_by_section(tensors: Iterable[TensorInfo]) -> list[QuantizedWeight]:
+def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:
     """Return the quantized weights of all sections of models, also the incomplete ones; quickly [] without codes."""
+    if not any(tensor.dtype in _CODE_DTYPES or tensor.fqn.endswith(".quant_map") for tensor in tensors):
+        return []
     sections: dict[str, list[TensorInfo]] = {}
-    has_codes = False
     for tensor in tensors:
         if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER):
-            has_codes = has_codes or tensor.dtype in _CODE_DTYPES or tensor.fqn.endswith(".quant_map")
             sections.setdefault(tensor.section, []).append(tensor)
-    return [weight for rows in sections.values() for weight in find_all_quantized_weights(rows)] if has_codes else []
+    return [weight for rows in sections.values() for weight in find_all_quantized_weights(rows)]
 
 
 def split_codes(row: TensorInfo) -> QuantizedWeight | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
@@ -78,15 +79,32 @@ class Selection(msgspec.Struct, frozen=True):
         )
 
 
-def select(state: ModelState, selection: Selection, target: str) -> ModelState:
+def select(
+    state: ModelState,
+    selection: Selection,
+    target: str,
+    weights: Mapping[tuple[str, str], TensorInfo] = MappingProxyType({}),
+) -> ModelState:
     """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
 
-    Raises FilteredOut, with the name `target`, if no tensor is selected.
+    `weights` are the rows of quantized weights by section and name of each of their tensors: a selected weight has all
+    of its tensors, one whose name is excluded has none. Raises FilteredOut, with the name `target`, if no tensor is
+    selected.
     """
     if not selection:
         return state
     by_section = len(state.sections) > 1
-    tensors = tuple(tensor for tensor in state.tensors if selection.selects(tensor, by_section=by_section))
+
+    def is_selected(tensor: TensorInfo) -> bool:
+        weight = weights.get((tensor.section, tensor.fqn)) if weights else None
+        if weight is None:
+            return selection.selects(tensor, by_section=by_section)
+        names = glob_names(weight.fqn, weight.section, by_section=by_section)
+        return selection.selects(weight, by_section=by_section) or (
+            not matches_any(names, selection.exclude) and selection.selects(tensor, by_section=by_section)
+        )
+
+    tensors = tuple(filter(is_selected, state.tensors))
     if not tensors:
         raise FilteredOut(f"{target}: {_describe_nothing_selected(selection, state.tensors)}")
     sections = {tensor.section for tensor in tensors}

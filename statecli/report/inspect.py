@@ -294,7 +294,8 @@ def _format_subtitle(inspection: Inspection) -> str:
     state = inspection.state
     tensors, size = len(state.tensors), _sum_stored_bytes(inspection)
     text = _format_parameters_of(inspection)
-    state = replace(state, tensors=tuple(fold_tensors(state.tensors, inspection.weights)))
+    if inspection.weights:
+        state = replace(state, tensors=tuple(fold_tensors(state.tensors, inspection.weights)))
     parameters = sizes.sum_by_kind(state.tensors)[Kind.PARAMETER.value].elements
     counts = f": {text}{_describe_trainable(state, parameters)}" if parameters else ""
     sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""

@@ -150,6 +150,8 @@ def fold_tensors(
     A weight is shown where its codes are among the tensors; otherwise its tensors stay.
     """
     rows = list(tensors)
+    if not weights:
+        return rows
     shown = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
     hidden = {_key(part) for weight in shown.values() for part in weight.parts} - shown.keys()
     folded = []
@@ -163,8 +165,10 @@ def fold_tensors(
     return folded
 
 
-def select_weights(tensors: Iterable[TensorInfo], weights: Iterable[LogicalWeight]) -> list[LogicalWeight]:
+def select_weights(tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight]) -> list[LogicalWeight]:
     """Return the weights whose codes are among the tensors."""
+    if not weights:
+        return []
     present = {_key(row) for row in tensors}
     return [weight for weight in weights if _key(weight.codes) in present]
 
@@ -187,6 +191,15 @@ def build_row(weight: LogicalWeight) -> TensorInfo:
         data=None,
         parts=(),
     )
+
+
+def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str], TensorInfo]:
+    """Return the row of the weight for the section and name of each of its tensors."""
+    rows = {}
+    for weight in weights:
+        row = build_row(weight)
+        rows.update({_key(part): row for part in weight.parts})
+    return rows
 
 
 def describe_parts(weight: LogicalWeight) -> str:

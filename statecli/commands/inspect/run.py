@@ -10,7 +10,7 @@ import msgspec
 from statecli import live as modules
 from statecli.commands.inspect import forward_harm, rules
 from statecli.commands.inspect.forward_harm import Harm
-from statecli.commands.inspect.quantized import list_live_weights, list_weights
+from statecli.commands.inspect.quantized import list_live_weights, list_rows_by_part, list_weights
 from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
@@ -149,7 +149,8 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
     weights = list_live_weights(built.listed_module, state)
-    state = select(ran.mark_state(state) if ran else state, request.selection, request.target)
+    parts = list_rows_by_part(weights) if request.selection else {}
+    state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
     harm = forward_harm.measure_harm(ran, state) if ran else {}
     own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
@@ -182,7 +183,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         state, findings = model_kinds.classify_by_model(state, model, renamed)
     full_state = state
     weights = list_weights(full_state)
-    state = select(state, request.selection, request.target)
+    state = select(state, request.selection, request.target, list_rows_by_part(weights) if request.selection else {})
     if state is not full_state:
         findings = list(_select_findings(findings, full_state, state, request))
     size = sum(tensor.nbytes for tensor in state.tensors)
