@@ -97,7 +97,11 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
         and row.nbytes <= _MAX_STORED_BYTES
     }
     places = {n: place for n, data in holders.items() if (place := _locate(data)) is not None}
-    with files.expect_values([place for place in places.values() if files.reads_are_requests(place[0])]):
+    remote: dict[str, list[tuple[int, int]]] = {}
+    for path, offset, length in places.values():
+        if files.reads_are_requests(path):
+            remote.setdefault(path, []).append((offset, length))
+    with files.prefetch_ranges(remote):
         for n, data in holders.items():
             raw = data.inline if data.inline is not None else _read(places[n]) if n in places else None
             shape = _parse_shape(raw, data.dtype) if raw is not None else None
