@@ -151,7 +151,21 @@ def _sample_files() -> Path:
     layers |= {f"layers.{n}.mlp.up.weight": torch.zeros(256, 64, dtype=torch.bfloat16) for n in range(12)}
     layers |= {f"layers.{n}.norm.weight": torch.ones(64) for n in range(12)}
     save_file(layers | {"embed.weight": torch.zeros(5000, 64)}, folder / "model.safetensors")
+    save_file(_make_quantized_layers(), folder / "quantized.safetensors")
     return folder
+
+
+def _make_quantized_layers() -> dict[str, Any]:
+    """Return the layers of a model as LLM.int8() of bitsandbytes saves them, the last one without scales."""
+    import torch
+
+    layers = {"embed.weight": torch.zeros(1000, 512, dtype=torch.bfloat16)}
+    for n in range(8):
+        for name, size in (("attn.qkv", (1536, 512)), ("mlp.up", (2048, 512))):
+            layers |= {f"layers.{n}.{name}.weight": torch.ones(size, dtype=torch.int8)}
+            layers |= {f"layers.{n}.{name}.SCB": torch.ones(size[0])}
+    del layers["layers.7.mlp.up.SCB"]
+    return layers
 
 
 @functools.cache
