@@ -220,6 +220,18 @@ def test_mxfp4_experts_have_the_shape_of_the_dequantized_tensor(document, name):
     assert weight["fqn"] == name.removesuffix("_{}").removesuffix(".{}")
 
 
+def test_awq_for_vectors(document):
+    """Buffers of `WQLinear_GEMV` of autoawq 0.2.9, awq/modules/linear/gemv.py: rows of codes are outputs."""
+    tensors = {
+        "proj.qweight": torch.zeros(96, 16, dtype=torch.int32),
+        "proj.qzeros": torch.zeros(96, 1, dtype=torch.int32),
+        "proj.scales": torch.ones(96, 8).half(),
+    }
+    (weight,) = document(tensors)["quantized"]
+    assert (weight["layout"], weight["dtype"], weight["shape"]) == ("awq-gemv", "int4", [96, 128])
+    assert weight["defect"] is None
+
+
 def test_modelopt_nvfp4(document):
     """Names and shapes of ModelOpt: hf_quant_config.json with NVFP4, export/quant_utils.py of nvidia-modelopt."""
     tensors = {
@@ -307,6 +319,12 @@ LOST = [
 ]
 
 
+def list_gaps(statecli, path):
+    """The messages of sibling-gap in a whole audit, which reads values."""
+    found = json.loads(statecli("audit", path, "-f", "json").out)["findings"]
+    return [finding["message"] for finding in found if finding["rule"] == "sibling-gap"]
+
+
 def stack(stored, form, count=9):
     return {k: v for n in range(count) for k, v in parts_of(stored, form, f"layers.{n}.proj").items()}
 
@@ -343,10 +361,24 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
     assert message == f"layers.4: lacks proj.{name}, which 8 other layers have"
 
 
+@pytest.mark.parametrize(("form", "name"), [("gptq", "scales"), ("awq", "scales"), ("packed_4", "weight_scale")])
+def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, stored, save, form, name):
+    """A scale applied twice, and scales of another dtype; buffers are part of the stack if they are of a weight."""
+    tensors = stack(stored, form)
+    fqn = f"layers.4.proj.{name}"
+    for wrong, expected in (
+        (tensors[fqn] * 2.0**12, f"{fqn}: values are 4,096 times larger than in the other layers"),
+        (tensors[fqn].double(), f"{fqn}: dtype is float64, but "),
+    ):
+        path = save(tensors | {fqn: wrong}, "a.pt")
+        (message,) = list_gaps(statecli, path)
+        assert message.startswith(expected)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_whole_stacks_have_no_finding(statecli, save, stored, form):
     path = save(stack(stored, form), "a.safetensors")
-    assert json.loads(statecli("audit", path, "-f", "json", "--select", "sibling-gap").out)["findings"] == []
+    assert list_gaps(statecli, path) == []
 
 
 WRONG = [

@@ -97,6 +97,7 @@ class _Facts(NamedTuple):
     shape: Shape | None = None
     elements: int | None = None
     defect: str = ""
+    layout: Layout | None = None
 
 
 def describe_weight(
@@ -116,7 +117,7 @@ def describe_weight(
     parts = (weight.codes, *(row for part, row in weight.parts.items() if part is not Part.CODES))
     return LogicalWeight(
         fqn=weight.fqn,
-        layout=weight.layout,
+        layout=facts.layout or weight.layout,
         codes=weight.codes,
         parts=parts,
         names=tuple(part.fqn.removeprefix(module) for part in parts),
@@ -248,6 +249,8 @@ def _describe_gptq(source: _Source) -> _Facts:
     unknown = _Facts(weight.codes.dtype, None)
     if not _is_matrix(codes):
         return unknown._replace(defect=_format_not_matrix(weight.codes))
+    if _is_awq_gemv(codes, scales, zeros):
+        return _Facts("int4", 4, (codes[0], codes[1] * 8), layout=Layout.AWQ_GEMV)
     bits: Scalar = None
     if source.settings.get("config.quantization_config.quant_method") == "gptq":
         bits = source.settings.get("config.quantization_config.bits")
@@ -266,6 +269,16 @@ def _describe_gptq(source: _Source) -> _Facts:
     if not isinstance(bits, int) or not 1 <= bits <= _MAX_BITS or codes[0] * 32 % bits:
         return unknown
     return _Facts(f"int{bits}", bits, (codes[1], codes[0] * 32 // bits))
+
+
+def _is_awq_gemv(codes: tuple[int, int], scales: TensorInfo | None, zeros: TensorInfo | None) -> bool:
+    """Return True for AWQ's other layout: qweight [out, in / 8], qzeros [out, groups / 8], scales [out, groups].
+
+    The groups are padded (`WQLinear_GEMV` of autoawq).
+    """
+    if scales is None or zeros is None or not _is_matrix(scales.shape) or not _is_matrix(zeros.shape):
+        return False
+    return scales.shape[0] == zeros.shape[0] == codes[0] and scales.shape[1] == zeros.shape[1] * 8
 
 
 def _describe_awq(source: _Source) -> _Facts:

@@ -8,6 +8,7 @@ bitsandbytes 4-bit  weight [out * in / 2, 1], weight.absmax, weight.quant_map, w
                     with double quantization also weight.nested_absmax, weight.nested_quant_map
 GPTQ                qweight [in * bits / 32, out], qzeros, scales [groups, out], g_idx [in]
 AWQ                 qweight [in, out / 8], qzeros, scales [groups, out]
+AWQ GEMV            qweight [out, in / 8], qzeros [out, groups / 8], scales [out, groups]; described, not dequantized
 packed              weight_packed [out, in * bits / 32], weight_scale [out, groups], weight_zero_point,
                     weight_g_idx, weight_shape
 NVFP4               weight_packed [out, in / 2], weight_scale [out, in / 16], weight_global_scale (compressed-tensors);
@@ -39,6 +40,7 @@ class Layout(str, Enum):
     BITSANDBYTES = "bitsandbytes-4bit"
     GPTQ = "gptq"
     AWQ = "awq"
+    AWQ_GEMV = "awq-gemv"
     PACKED = "packed"
     NVFP4 = "nvfp4"
     MXFP4 = "mxfp4"

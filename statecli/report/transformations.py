@@ -527,6 +527,7 @@ _LIBRARIES = {
     Layout.BITSANDBYTES: "bitsandbytes",
     Layout.GPTQ: "GPTQ",
     Layout.AWQ: "AWQ",
+    Layout.AWQ_GEMV: "AWQ",
     Layout.PACKED: "compressed-tensors",
     Layout.NVFP4: "NVFP4",
     Layout.MXFP4: "MXFP4",

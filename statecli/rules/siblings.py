@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from statecli.commands.inspect.quantized import list_weights
+from statecli.core.dtypes import is_floating
 from statecli.core.finding import Severity
 from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, TensorInfo
@@ -89,13 +90,16 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     weights = list_weights(subject.state)
     yield from _report_incomplete_weights(weights)
     missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
-    parts = {(part.section, part.fqn) for weight in weights for part in weight.parts}
-    for stack in find_stacks(subject.state.tensors, parts):
+    parts = [part for weight in weights for part in weight.parts]
+    misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
+    for stack in find_stacks(subject.state.tensors, {(part.section, part.fqn) for part in parts}):
         yield from _report_odd_names(stack, missing)
-    for stack in find_stacks(subject.state.tensors):
-        yield from _report_missing_layer(subject, stack)
         yield from _report_odd_dtypes(subject, stack)
-        yield from _report_odd_shapes(subject, stack)
+    # Codes and texts among the parts have no size of values, and texts no usual length.
+    numbers = {(part.section, part.fqn) for part in parts if is_floating(part.dtype)}
+    for stack in find_stacks(subject.state.tensors, numbers):
+        yield from _report_missing_layer(subject, stack)
+        yield from _report_odd_shapes(subject, stack, misfits)
         if subject.values is not None:
             yield from _report_odd_scales(subject, subject.values, stack)
             yield from _report_lost_values(subject, subject.values, stack)
@@ -189,12 +193,17 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
             )
 
 
-def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
-    """Find a shape that one layer has, if the layers are modules of several parts: plain layers change their width."""
+def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
+    """Find a shape that one layer has, if the layers are modules of several parts: plain layers change their width.
+
+    `reported` are the sections and names of tensors that are reported already.
+    """
     for rest, positions in _group_by_suffix(stack).items():
         shapes = {index: subject.state.tensors[n].shape for index, n in positions.items()}
         if "." in rest and None not in shapes.values() and (odd := _find_odd_layer(stack, shapes)) is not None:
             tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
+            if (tensor.section, tensor.fqn) in reported:
+                continue
             others = f"{usual} in the other {len(shapes) - 1} layers"
             message = f"{subject.name_of(tensor)}: shape is {format_shape(tensor.shape)}, but {others}"
             yield Issue(
