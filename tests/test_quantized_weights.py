@@ -361,6 +361,16 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
     assert message == f"layers.4: lacks proj.{name}, which 8 other layers have"
 
 
+@pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
+def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, stored, save, form):
+    """A list of layers to ignore is usual. Its dtype is reported, as for a layer that a conversion forgot."""
+    tensors = stack(stored, form)
+    for name in [name for name in tensors if ".4." in name]:
+        del tensors[name]
+    tensors["layers.4.proj.weight"] = torch.ones(32, 64).bfloat16()
+    assert all("lacks" not in message for message in list_gaps(statecli, save(tensors, "a.pt")))
+
+
 @pytest.mark.parametrize(("form", "name"), [("gptq", "scales"), ("awq", "scales"), ("packed_4", "weight_scale")])
 def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, stored, save, form, name):
     """A scale applied twice, and scales of another dtype; buffers are part of the stack if they are of a weight."""

@@ -145,7 +145,10 @@ def _build_page(
     columns = _list_columns(inspection, view)
     groups: tuple[Group, ...] = ()
     if rows:
-        groups = tree.build_tree_groups(state, view.unfold) if view.tree else _build_groups(inspection, columns, view)
+        noun = "row" if _count_hidden_parts(inspection) else "tensor"
+        groups = (
+            tree.build_tree_groups(state, view.unfold, noun) if view.tree else _build_groups(inspection, columns, view)
+        )
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
         subtitle=subtitle + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
@@ -507,21 +510,20 @@ def _build_top_group(
     state = inspection.state
     reported = {finding.fqn for finding in inspection.findings}
     has_sections = len(state.sections) > 1
-    lines = [
-        _build_line(
-            replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row,
-            columns,
-            _describe_status(row, state.traits.is_class),
-            view,
-            doubt=True,
-            is_reported=row.fqn in reported,
-        )
-        for row in tensors
-    ]
+    weights = _list_weights_by_row(inspection)
+    lines: list[Line] = []
+    for row in tensors:
+        shown = replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row
+        if (weight := weights.get((row.section, row.fqn))) is not None:
+            lines.extend(_build_weight_lines(shown, weight, columns, view))
+            continue
+        status = _describe_status(row, state.traits.is_class)
+        lines.append(_build_line(shown, columns, status, view, doubt=True, is_reported=row.fqn in reported))
     heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
-    return Group(heading, f"{len(tensors):,} of {plural(len(state.tensors), 'tensor')}{share}", tuple(lines))
+    noun = "row" if _count_hidden_parts(inspection) else "tensor"
+    return Group(heading, f"{len(tensors):,} of {plural(len(state.tensors), noun)}{share}", tuple(lines))
 
 
 def _format_elements(count: int) -> str:

@@ -52,15 +52,15 @@ class Node(Generic[T]):
         return [item for item in self.items if item is not self.own]
 
 
-def build_tree_groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
-    """Return the tree of each section as a group."""
+def build_tree_groups(state: ModelState, unfold: bool, noun: str = "tensor") -> tuple[Group, ...]:
+    """Return the tree of each section as a group. `noun` names the items of the state."""
     sections: dict[str, list[TensorInfo]] = {}
     for tensor in state.tensors:
         sections.setdefault(tensor.section, []).append(tensor)
     groups = []
     for section, tensors in sections.items():
         root = build_tree(tensors)
-        summary = f"{plural(len(tensors), 'tensor')}, {format_size(sizes.sum_bytes(tensors))}"
+        summary = f"{plural(len(tensors), noun)}, {format_size(sizes.sum_bytes(tensors))}"
         groups.append(Group(section or "(top level)", summary, tuple(_build_lines(root, 0, unfold))))
     return tuple(groups)
 

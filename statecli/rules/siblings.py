@@ -92,8 +92,9 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
     parts = [part for weight in weights for part in weight.parts]
     misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
-    for stack in find_stacks(subject.state.tensors, {(part.section, part.fqn) for part in parts}):
-        yield from _report_odd_names(stack, missing)
+    owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts}
+    for stack in find_stacks(subject.state.tensors, owners.keys()):
+        yield from _report_odd_names(stack, missing, owners)
         yield from _report_odd_dtypes(subject, stack)
     # Codes and texts among the parts have no size of values, and texts no usual length.
     numbers = {(part.section, part.fqn) for part in parts if is_floating(part.dtype)}
@@ -151,10 +152,13 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
         yield Issue(message, weight.codes.fqn, weight.codes.section, help)
 
 
-def _report_odd_names(stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
+def _report_odd_names(
+    stack: Stack, reported: Set[tuple[str, str]], owners: Mapping[tuple[str, str], str]
+) -> Iterator[Issue]:
     """Find layers that lack some tensors of their siblings and have no others, and one that has more.
 
-    `reported` are the sections and names of tensors whose absence is reported already.
+    `reported` are the sections and names of tensors whose absence is reported already. `owners` are the names of
+    quantized weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.
     """
     names = {name for section, name in reported if section == stack.section and name.startswith(stack.prefix)}
     left_out = {name[len(stack.prefix) :].partition(".")[2] for name in names}
@@ -166,6 +170,9 @@ def _report_odd_names(stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[
         return
     for index in odd:
         missing, added = usual - kinds[index], kinds[index] - usual
+        missing -= {name for name in missing if _is_of_plain_weight(stack, index, name, owners)}
+        if not (missing or added):
+            continue
         has_only_one_difference = not (missing and added) and kinds[index] not in ends
         is_adapter = any("lora_" in name for name in added)
         if not has_only_one_difference or (added and (len(odd) > 1 or is_adapter)):
@@ -179,6 +186,17 @@ def _report_odd_names(stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[
         )
         message = f"{name}: {verb} {join_names(sorted(what))}, which {count} other layers {others}"
         yield Issue(message, None, stack.section, help, about=name)
+
+
+def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tuple[str, str], str]) -> bool:
+    """Return True for a part of a weight that is quantized in the other layers, and in this layer is not."""
+    for other, layer in stack.layers.items():
+        start = f"{stack.prefix}{other}."
+        owner = owners.get((stack.section, start + name)) if name in layer else None
+        if owner is not None:
+            weight = owner.removeprefix(start)
+            return weight in stack.layers[index] and (stack.section, f"{stack.prefix}{index}.{weight}") not in owners
+    return False
 
 
 def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
