@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from statecli.core import dtypes, quantized_weights
+from statecli.core.logical_weights import StoredShape, describe_weight
+from statecli.core.model_state import TensorInfo
 
 DATA = Path(__file__).parent / "data"
 
@@ -506,3 +512,38 @@ def test_real_metadata_is_in_the_data():
     """The file of this test was written by the libraries, not by its own hand."""
     with safe_open(DATA / "quantized_layers.safetensors", "pt") as file:
         assert "llm_int8.weight_format" in file.keys()  # noqa: SIM118 - not a dict
+
+
+NAMES = sorted(quantized_weights._LAST_NAMES | {"bias", "gate_blocks", "gate_scales", "weight.SCB"})
+DTYPES = ["uint8", "int8", "int32", "int64", "float8_e4m3fn", "bfloat16", "float32"]
+SIZES_OF_PARTS = st.one_of(
+    st.none(), st.lists(st.sampled_from([0, 1, 2, 3, 8, 16, 31, 32, 64, 128]), max_size=4).map(tuple)
+)
+ROW = st.tuples(st.sampled_from(NAMES), st.sampled_from(DTYPES), SIZES_OF_PARTS)
+STORED = st.one_of(
+    st.none(),
+    st.builds(
+        StoredShape, st.lists(st.integers(1, 128), min_size=1, max_size=3).map(tuple), st.sampled_from([None, 1, 64])
+    ),
+)
+
+
+@given(
+    rows=st.lists(ROW, max_size=8, unique_by=lambda row: row[0]), stored=STORED, bits=st.sampled_from([None, 0, 4, 64])
+)
+@settings(max_examples=400, deadline=None)
+def test_any_names_types_and_shapes_give_a_weight_or_none(rows, stored, bits):
+    """No combination fails, and a shape is never of another size than its elements, nor larger than the codes allow."""
+    tensors = [
+        TensorInfo(f"proj.{name}", dtype, shape, math.prod(shape or ()), dtypes.nbytes(dtype, math.prod(shape or ())))
+        for name, dtype, shape in rows
+    ]
+    keys = {"config.quantization_config.quant_method": "gptq", "config.quantization_config.bits": bits}
+    for weight in quantized_weights.find_quantized_by_section(tensors):
+        described = describe_weight(weight, stored, keys | {"config.groups.weights.num_bits": bits})
+        if described.shape is not None:
+            assert described.elements == math.prod(described.shape)
+            assert all(size >= 0 for size in described.shape)
+            if described.bits is not None:
+                assert described.elements * described.bits <= 8 * described.codes.nbytes + 8
+        assert described.nbytes == sum(part.nbytes for part in described.parts)
