@@ -226,6 +226,26 @@ def test_mxfp4_experts_have_the_shape_of_the_dequantized_tensor(document, name):
     assert weight["fqn"] == name.removesuffix("_{}").removesuffix(".{}")
 
 
+def test_experts_of_transformers_in_float8(document):
+    """`FP8Experts` of transformers 5.23, integrations/finegrained_fp8.py: one tensor for all experts."""
+    codes = torch.zeros(3, 256, 384).to(torch.float8_e4m3fn)
+    for scales, defect in ((torch.ones(3, 2, 3), None), (torch.ones(3, 1, 1), None), (torch.ones(3, 2, 5), "misfit")):
+        (weight,) = document({"experts.up_proj": codes, "experts.up_proj_scale_inv": scales})["quantized"]
+        assert (weight["fqn"], weight["shape"]) == ("experts.up_proj", [3, 256, 384])
+        assert bool(weight["defect"]) == bool(defect)
+        assert weight["tensors"] == ["experts.up_proj", "experts.up_proj_scale_inv"]
+
+
+def test_bytes_with_scales_of_powers_of_two_may_be_pairs(document):
+    """int8 with exponents for scales may be two float4 in a byte: the shape is not claimed."""
+    tensors = {
+        "proj.weight": torch.zeros(32, 32, dtype=torch.int8),
+        "proj.weight_scale_inv": torch.zeros(32, 2).to(torch.float8_e8m0fnu),
+    }
+    (weight,) = document(tensors)["quantized"]
+    assert (weight["shape"], weight["bits"], weight["defect"]) == (None, None, None)
+
+
 def test_awq_for_vectors(document):
     """Buffers of `WQLinear_GEMV` of autoawq 0.2.9, awq/modules/linear/gemv.py: rows of codes are outputs."""
     tensors = {

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 import msgspec
 
 from statecli.core.model_state import Scalar, TensorInfo
-from statecli.core.quantized_weights import DEFAULT_BLOCK, Layout, Part, QuantizedWeight
+from statecli.core.quantized_weights import DEFAULT_BLOCK, E8M0_DTYPES, Layout, Part, QuantizedWeight
 from statecli.core.units import format_shape, join_names
 
 Shape = tuple[int, ...]
@@ -167,6 +167,9 @@ def count_bits(dtype: str) -> int | None:
 def _describe_scaled(source: _Source) -> _Facts:
     weight = source.weight
     codes, shape = weight.codes, weight.codes.shape
+    scales = weight.parts.get(Part.SCALES)
+    if codes.dtype == "int8" and scales is not None and scales.dtype in E8M0_DTYPES:
+        return _Facts(codes.dtype, None)  # a byte may hold two codes of four bits
     defect = _find_misfit(source, shape) if shape is not None else ""
     dtype = _find_target_dtype(source.settings.get(weight.fqn)) or codes.dtype
     return _Facts(dtype, count_bits(dtype), shape, defect=defect)
@@ -203,7 +206,7 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
     if len(shape) < 2 or len(scales) != len(shape) or scales[:-2] != shape[:-2]:
         return False
     (rows, columns), (down, across) = shape[-2:], scales[-2:]
-    if down == rows and across and columns % across == 0:
+    if (down == rows and across and columns % across == 0) or down == across == 1:
         return True
     blocks = _list_block_sizes(weight, settings)
     return any(-(-rows // block) == down for block in blocks) and any(

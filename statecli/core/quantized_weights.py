@@ -3,7 +3,8 @@
 layout              tensors of one weight [out, in]
 scaled              weight, weight_scale_inv (DeepSeek-V3) | weight_scale (compressed-tensors) | SCB, weight_format
                     (LLM.int8()); _weight_qdata, _weight_scale, _weight_zero_point (torchao,
-                    `flatten_tensor_state_dict`), or qdata, scale and zero_point as the inner tensors of one subclass
+                    `flatten_tensor_state_dict`), or qdata, scale and zero_point as the inner tensors of one subclass;
+                    NAME [experts, out, in], NAME_scale_inv (experts of transformers)
 bitsandbytes 4-bit  weight [out * in / 2, 1], weight.absmax, weight.quant_map, weight.quant_state.bitsandbytes__nf4;
                     with double quantization also weight.nested_absmax, weight.nested_quant_map
 GPTQ                qweight [in * bits / 32, out], qzeros, scales [groups, out], g_idx [in]
@@ -112,8 +113,10 @@ class _Names(NamedTuple):
 _CODES_AND_SCALES = {"qweight": Part.CODES, "qzeros": Part.ZEROS, "scales": Part.SCALES}
 _NESTED = {"weight.nested_absmax": Part.NESTED_SCALES, "weight.nested_quant_map": Part.NESTED_VALUES}
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
-_SCALED_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8")
-_E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
+FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+_SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
+#: Types of a scale that is a power of two.
+E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
 #: Of the activations, in static quantization.
 _INPUT = {
     "input_scale": Part.INPUT_SCALE,
@@ -171,6 +174,7 @@ _LAYOUTS = (
         {"_weight_zero_point": Part.ZEROS},
         _SCALED_DTYPES,
     ),
+    _Names(Layout.SCALED, {"": Part.CODES, "_scale_inv": Part.SCALES}, {}, FLOAT8_DTYPES, square=128, owner=""),
     _Names(Layout.MXFP4_EXPERTS, {"_blocks": Part.CODES, "_scales": Part.SCALES}, {}, ("uint8",), owner=""),
     _Names(Layout.MXFP4_EXPERTS, {"blocks": Part.CODES, "scales": Part.SCALES}, {}, ("uint8",), owner=""),
 )
@@ -241,10 +245,15 @@ def split_codes(row: TensorInfo) -> QuantizedWeight | None:
 
 def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorInfo]]:
     modules: dict[str, dict[str, TensorInfo]] = {}
+    rows = list(rows)
     for row in rows:
         module, name = _split(row.fqn)
         if name in _LAST_NAMES:
             modules.setdefault(module, {})[name] = row
+    owners = {module for module, named in modules.items() if "_scale_inv" in named}
+    for row in rows if owners else ():
+        if row.fqn in owners:
+            modules[row.fqn][""] = row
     return modules
 
 
@@ -258,6 +267,8 @@ def _split(fqn: str) -> tuple[str, str]:
         return start.rstrip("."), found + end
     if fqn.endswith(("_blocks", "_scales")):
         return fqn[: -len("_blocks")], fqn[-len("_blocks") :]
+    if fqn.endswith("_scale_inv") and not fqn.endswith("weight_scale_inv"):
+        return fqn.removesuffix("_scale_inv"), "_scale_inv"
     module, _, name = fqn.rpartition(".")
     return module, name
 
@@ -272,7 +283,7 @@ def _find_layout(named: Mapping[str, TensorInfo]) -> _Names | None:
 
 
 def _build_weight(module: str, named: Mapping[str, TensorInfo], names: _Names) -> QuantizedWeight:
-    separator = "" if names.owner == "" and names.codes.startswith("_") else "." if module else ""
+    separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     missing = tuple(f"{module}{separator}{name}" for name in names.required if name not in named)
     fqn = ".".join(filter(None, (module, names.owner)))
     parts = _take_parts(names, named) or {}
@@ -295,7 +306,7 @@ def _has_layout(layout: Layout, parts: Mapping[Part, TensorInfo]) -> bool:
     if layout is Layout.BITSANDBYTES:
         return math.prod(codes) > 0
     if layout is Layout.MXFP4:
-        return len(codes) == 2 and parts[Part.SCALES].dtype in _E8M0_DTYPES
+        return len(codes) == 2 and parts[Part.SCALES].dtype in E8M0_DTYPES
     if layout is Layout.MXFP4_EXPERTS:
         return len(codes) > 2 and codes[-1] == 16
     return len(codes) >= 2 if layout is Layout.SCALED else len(codes) == 2
