@@ -19,7 +19,7 @@ from statecli.core.units import format_shape, join_names
 
 Shape = tuple[int, ...]
 
-#: Types whose codes are counted as values, two to a byte.
+#: Codes of four bits in a byte.
 _CODES_PER_BYTE = 2
 #: Values of a scale in NVFP4 and MXFP4.
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
