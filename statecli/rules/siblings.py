@@ -33,7 +33,7 @@ MIN_TENSORS_OF_EQUAL_BLOCK = 3
 #: Layers of a stack from which on two of them may lack a tensor.
 MIN_LAYERS_FOR_TWO_GAPS = 32
 #: Factor between the values of one layer and the median of its siblings that is reported.
-SCALE_FACTOR = 100.0
+SCALE_FACTOR = 50.0
 #: And the factor, at least, by which its deviation exceeds the second largest of the stack, as a power.
 ISOLATION = 3.0
 #: Factor between the smallest and the largest of the siblings' scales, at most, so that none of them can be 0.
@@ -72,7 +72,7 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     layers) lacks some tensors and has others; the rule does not report it. The factors of a LoRA may be in one layer
     only.
     If values were read, the size of a tensor is the size that all but its three largest values do not exceed. This
-    needs tensors of 64 elements or more, or of one element. A factor of 100 is reported if the deviation from the
+    needs tensors of 64 elements or more, or of one element. A factor of 50 is reported if the deviation from the
     median is three times that of any sibling (as a logarithm). A scale of one element that is 0 or negative is reported
     if its siblings are positive and at most a factor of 10 apart.
     A quantized weight that lacks a tensor (scales, zero points), or whose tensors do not fit each other, is reported in

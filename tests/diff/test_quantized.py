@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from statecli.commands.diff.result import Status, TransformationKind
+from statecli.commands.diff.transformations import quantized
 from statecli.core.errors import MalformedError
 from statecli.core.quantized_weights import Layout, Part, find_quantized_weights
 from statecli.values import dequantize
@@ -334,3 +335,15 @@ def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, stored, weight):
     }
     first, second = (only_transformation(compare(diff, weight, own)).relative_l2 for own in (parts, renamed))
     assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_tensors_of_other_modules_are_not_looked_at(tmp_path, statecli, monkeypatch):
+    """One of thousands of tensors changed: the search for codes and scales reads the names of its module alone."""
+    state = {f"layers.{n}.weight": torch.randn(4, 4) for n in range(1000)}
+    save_file(state, tmp_path / "a.safetensors")
+    save_file({**state, "layers.7.weight": torch.randn(4, 4)}, tmp_path / "b.safetensors")
+    seen = []
+    search = quantized.find_quantized_weights
+    monkeypatch.setattr(quantized, "find_quantized_weights", lambda rows: search(seen.extend(rows) or rows))
+    assert statecli("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors").code == 1
+    assert {row.fqn for row in seen} == {"layers.7.weight"}

@@ -184,3 +184,13 @@ def test_honest_checkpoints_of_torch_have_no_finding(found, tmp_path):
         torch.save(state, tmp_path / "a.pt")
         for rule in honest.RULES:
             assert not found(rule, tmp_path / "a.pt", values=True), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hundred_times_as_large_is_found_in_random_weights(gaps, seed):
+    """The largest values of random layers differ a little, so that the measured factor may be below 100."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {f"layers.{n}.weight": torch.randn(64, 64, generator=generator) for n in range(12)}
+    state["layers.5.weight"] *= 100
+    (message,) = gaps(state)
+    assert message.startswith("layers.5.weight: ")

@@ -58,8 +58,9 @@ def find_transformations(
         _find_unrelated,
     )
     parts = {(changes[n].section, name) for n, done in quantized.items() for name in done.sources}
+    open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
     for search in searches:
-        open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
+        open_numbers = [n for n in open_numbers if _is_open(explained[n])]
         if not open_numbers:
             break
         for n, transformation in search([explained[n] for n in open_numbers]).items():

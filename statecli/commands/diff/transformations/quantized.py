@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ _CHANNEL_GAIN = 4.0
 #: Where such factors occur: AWQ, and SmoothQuant in the files of compressed-tensors.
 _LAYOUTS_WITH_FACTORS = (Layout.AWQ, Layout.PACKED)
 _SCALES_WITH_FACTORS = ("weight_scale",)
+#: Names below the module in the name of a part.
+_MAX_PART_NAMES = 3
 #: Types whose values are not numbers of the weight until a scale is applied.
 _CODES = ("int8", "uint8", "int4", "uint4")
 
@@ -59,7 +61,9 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
 
 
 def _reverse(change: Change) -> Change:
-    """Return the change from after to before."""
+    """Return the change from after to before; one without a difference is the same."""
+    if change.status is Status.IDENTICAL:
+        return change
     status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
     return replace(change, status=status, before=change.after, after=change.before)
 
@@ -75,7 +79,7 @@ def _find_in_one_direction(
         if measured:
             found[pair.number] = _build_transformation(pair, min(measured, key=lambda error: error.relative), kind)
     for n, change in enumerate(changes):
-        if n in found:
+        if n in found or change.status is Status.IDENTICAL:
             continue
         if (blocks := _describe_blocks(change, kind)) is not None:
             found[n] = blocks
@@ -90,9 +94,12 @@ def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[
         for change in changes
         if change.status is not Status.IDENTICAL and (row := change.before) is not None
     }
+    modules = {fqn.rpartition(".")[0] for (_, fqn), row in before.items() if _may_be_dense(row)}
+    if not modules:
+        return []
     after: dict[str, list[TensorInfo]] = {}
     for change in changes:
-        if change.after is not None:
+        if change.after is not None and not modules.isdisjoint(_list_modules(change.after.fqn)):
             after.setdefault(change.after.section, []).append(change.after)
     numbers = {id(change.after): n for n, change in enumerate(changes) if change.after is not None}
     pairs = []
@@ -103,11 +110,24 @@ def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[
             if pair is not None:
                 pairs.append(pair)
     for n, change in enumerate(changes):
+        if change.status is Status.IDENTICAL:
+            continue
         subclass = split_codes(change.after) if change.after is not None and change.before is not None else None
         pair = _build_pair(n, subclass, change.before) if subclass is not None and change.before is not None else None
         if pair is not None:
             pairs.append(pair)
     return pairs
+
+
+def _may_be_dense(row: TensorInfo) -> bool:
+    return "float" in row.dtype and row.shape is not None and len(row.shape) == 2
+
+
+def _list_modules(fqn: str) -> Iterator[str]:
+    """Yield the modules that may own a part: bitsandbytes names one `weight.quant_state.bitsandbytes__nf4`."""
+    for _ in range(_MAX_PART_NAMES):
+        fqn = fqn.rpartition(".")[0]
+        yield fqn
 
 
 def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pair | None:
