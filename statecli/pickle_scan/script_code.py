@@ -34,7 +34,9 @@ _MENTION = re.compile(
     rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
     rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)"
     # torch's lexer takes `is not` for one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
-    r"|(?P<glued>(?:is not|not in)(?=\w)|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))",
+    r"|(?P<glued>(?:is not|not in)(?=\w))"
+    # A number has its point, which begins no method: `1. is not`.
+    r"|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?P<glued_to_number>(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))?",
     re.ASCII,
 )
 _GLUED_HARM = "has no space before the next word: torch never writes this, and it hides the next word"
@@ -129,9 +131,9 @@ _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.A
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = "__setstate__ packs with other numbers than those in the state of a quantized convolution"
 _MAX_LISTED_CALLS = 8
-#: A default, in a list of parameters as torch writes it or otherwise: some `=` that compares nothing behind a `:`.
+#: The type of a parameter with a default.
 _ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")
-_DEFAULT = re.compile(r":[^=\n]*=(?!=)")
+_BRACKET = re.compile(r"[()]")
 _RUNS_HARM = "__setstate__ runs during loading, and which does not pack weights"
 _DEFAULT_HARM = "the default of a parameter computes during loading"
 _UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result cannot be determined"
@@ -185,12 +187,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     """
     texts = [code.decode("latin-1") for code in codes]
     has_setstate = any(_SETSTATE in text for text in texts)
-    functions = [
-        function
-        for n, text in enumerate(texts)
-        if has_setstate or _DEFAULT.search(text)
-        for function in _split_functions(n, Strings(text, steps))
-    ]
+    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, Strings(text, steps))]
     for function in functions:
         yield from (
             (function.number, call) for call in _find_computed_defaults(function, texts[function.number], steps)
@@ -251,13 +248,24 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 def _find_computed_defaults(function: _Function, text: str, steps: Steps) -> Iterator[Call]:
     """Yield a call in the defaults of a function, which loading evaluates even if nothing calls the function.
 
-    A list of parameters ends before the type of the result; it names no value but defaults. `float("inf")` is a value.
+    A list of parameters names no value but defaults. `float("inf")` is a value.
     """
-    parameters = _ANNOTATION.sub(lambda match: " " * len(match[0]), function.text.partition("->")[0])
-    if function.name and "=" in parameters:
+    parameters = _cut_parameters(function.text) if function.name else ""
+    if "=" in parameters:
+        parameters = _ANNOTATION.sub(lambda match: " " * len(match[0]), parameters)
         steps.take(Budget.TEXT, 1 + len(parameters) // CHARACTERS_PER_STEP)
         calls = _find_computing_calls(function._replace(text=parameters), text, ())
         yield from (call._replace(why=_DEFAULT_HARM) for call in islice(calls, 1))
+
+
+def _cut_parameters(text: str) -> str:
+    """Return the text of a function, without strings, up to the end of its parameters."""
+    depth = 0
+    for bracket in _BRACKET.finditer(text):
+        depth += 1 if bracket[0] == "(" else -1
+        if depth == 0:
+            return text[: bracket.end()]
+    return text
 
 
 def _find_computing_calls(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
@@ -400,8 +408,8 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         if match["enumeration"] and not 0 <= int(match["number"][:9]) < _ENUMERATION_SIZES[match["enumeration"]]:
             yield "TorchScript", match["enumeration"], match.start(), _ENUMERATION_HARM
-        if match["glued"]:
-            yield "TorchScript", match["glued"], match.start(), _GLUED_HARM
+        if match["glued"] or match["glued_to_number"] is not None:
+            yield "TorchScript", match[0], match.start(), _GLUED_HARM
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
         if names == _TO and _gives_odd_format(text, at):
             yield "torch", "to", match.start(), _ENUMERATION_HARM

@@ -136,7 +136,18 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
 
 
 #: Calls whose first word stands behind another one, for torch's lexer; the archive defines a method of the same name.
-GLUED = ("1 is not{}", "1 not in{}", "x not in{}", "1or 1 is not{}", "(1)is not{}")
+GLUED = (
+    "1 is not{}",
+    "1. is not{}",
+    "1.5 is not{}",
+    "1. not in{}",
+    "1.is not {}",
+    "0x1. is not{}",
+    "1 not in{}",
+    "x not in{}",
+    "1or 1 is not{}",
+    "(1)is not{}",
+)
 
 
 @pytest.mark.parametrize("expression", GLUED)
@@ -154,7 +165,14 @@ def test_numbers_and_names_are_not_words_without_a_space():
 
 
 #: What a default computes, which torch.jit.load evaluates.
-DEFAULTS = ('bool=1 is nottorch.save("x", "HARM")', "Tensor=torch.ones([4])", "int=len(torch.ones([1]))", "int=2 ** 31")
+DEFAULTS = (
+    'bool=1 is nottorch.save("x", "HARM")',
+    "Tensor=torch.ones([4])",
+    "int=len(torch.ones([1]))",
+    "int=2 ** 31",
+    "bool\n    =1. is nottorch.save(x)",
+    "bool=len((1,)) == len(torch.ones([1]))",
+)
 
 
 @pytest.mark.parametrize("default", DEFAULTS)
