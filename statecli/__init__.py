@@ -116,7 +116,7 @@ def inspect(
     kind: "Iterable[Kind | str] | None" = (),
     dtype: "Iterable[str] | None" = (),
     shape: "Iterable[str] | None" = (),
-    init_device: str = "cpu",
+    init_device: str | None = None,
     ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
 ) -> "Inspection":
@@ -139,7 +139,7 @@ def inspect(
         kind: Kinds to list: "parameter", "buffer", "unregistered", "optimizer" or "other".
         dtype: Globs of dtypes to list, such as "float8*".
         shape: Shapes to list, such as "768x3072" or "*x768".
-        init_device: Device on which a class is built.
+        init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
         ignore: Rules or rule groups that are not reported.
         executor: Engine that reads values for `stats`, as in `diff`.
 
@@ -184,7 +184,7 @@ def diff(
     device: str = "cpu",
     jobs: int = 0,
     executor: "str | Executor | None" = None,
-    init_device: str = "cpu",
+    init_device: str | None = None,
 ) -> "Diff":
     """Compare two checkpoints, a checkpoint and a model class, or two classes.
 
@@ -215,7 +215,7 @@ def diff(
         jobs: Number of processes (threads for URLs) that read values; 0 means one per core.
         executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
             Executor of concurrent.futures, which stays open.
-        init_device: Device on which a class is built.
+        init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
 
     Returns:
         The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as

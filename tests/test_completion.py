@@ -234,7 +234,7 @@ def test_sections_of_a_checkpoint(here, line, words):
 @pytest.mark.parametrize(
     ("words", "current", "inserted"),
     [
-        (["inspect"], "--tr", ["--tree"]),
+        (["inspect"], "--tre", ["--tree"]),
         (["inspect", "--to", "="], "me", ["meta"]),
         (["inspect", "--to"], "=", ["cuda", "cpu", "meta"]),
         (["inspect", "net.py"], ":", ["Net", "Wide"]),
@@ -352,7 +352,7 @@ source <(statecli completion bash)
 complete -p statecli
 ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _statecli statecli; echo "${COMPREPLY[*]}"; }
 ask statecli insp
-ask statecli inspect --tr
+ask statecli inspect --tre
 ask statecli inspect net.py : N
 ask statecli inspect 'train.ckpt#ema.'
 ask statecli inspect --to =

@@ -174,7 +174,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
         ("diff", "treat values as equal if |after - before| <= ATOL + RTOL * |before|. [default: 0]"),
         ("diff", "0 means one per core. [default: 0]"),
         ("lock", "--digest blake3|sha256 Hash algorithm for tensor values. [default: blake3]"),
-        ("verify", "[default: cpu]"),
+        ("verify", "[default: cpu; meta for the class of a config.json]"),
         ("audit", "[default: warning]"),
     ],
 )

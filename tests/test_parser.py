@@ -66,7 +66,7 @@ def test_every_option_has_help_and_a_long_spelling_first(command):
         assert (
             row.is_target
             or (row.help and row.flags[0] == f"--{row.field.replace('_', '-')}")
-            or (row.field == "everywhere")
+            or (row.field in ("everywhere", "as_class"))
         )
 
 

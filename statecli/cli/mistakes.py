@@ -94,14 +94,18 @@ def _describe_unknown_option(flag: str, name: str) -> str:
 def _find_similar_flags(flag: str, options: Any) -> list[str]:
     """Return up to three flags that begin with the word, or are similar in whole or in their last word.
 
-    Old spellings count too. Compared without the dashes, because these would make all flags similar.
+    Old spellings count too. Compared without the dashes, because these would make all flags similar. A last word that
+    is a choice, as in --config-json, is left to `_find_similar_choices`.
     """
     flags: dict[str, str] = {}
+    choices = _list_choices(options)
     for parameter in parameters_of(options):
         for spelling in parameter.spellings if not parameter.hidden else ():
             name = spelling.lstrip("-")
             flags[name] = spelling if spelling in parameter.flags else max(parameter.flags, key=len)
-            flags.setdefault(name.rpartition("-")[2], flags[name])
+            last_word = name.rpartition("-")[2]
+            if last_word not in choices:
+                flags.setdefault(last_word, flags[name])
     word = flag.lstrip("-")
     near = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
     near = near or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
@@ -110,13 +114,18 @@ def _find_similar_flags(flag: str, options: Any) -> list[str]:
 
 def _find_similar_choices(flag: str, options: Any) -> list[str]:
     """Return `-f json` for `--json` or `--josn`: the option that takes the word as a value."""
-    choices = {
+    choices = _list_choices(options)
+    return [choices[choice] for choice in get_close_matches(flag.lstrip("-"), choices, n=1, cutoff=_SIMILARITY)]
+
+
+def _list_choices(options: Any) -> dict[str, str]:
+    """Return each choice of an option with the words to type: `-f json`."""
+    return {
         choice: f"{min(parameter.flags, key=len)} {choice}"
         for parameter in parameters_of(options)
         if parameter.flags and not parameter.hidden and issubclass(parameter.type, Enum)
         for choice in parameter.choices
     }
-    return [choices[choice] for choice in get_close_matches(flag.lstrip("-"), choices, n=1, cutoff=_SIMILARITY)]
 
 
 def _list_flags(options: Any) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from statecli.core import python_names
 from statecli.core.errors import Advice
 from statecli.core.python_names import ModelClass, ModelFactory
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 
 #: A class, at the start of a line.
@@ -35,15 +36,23 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 
 
 def write_for_class(module: str, name: str, file: str) -> Advice | None:
-    """Return how to build a class of a file whose arguments a command line cannot spell; None for another name."""
-    models = [model for model in python_names.list_model_classes(file) if model.name == name and model.takes_object]
-    if not models:
+    """Return how to build a class of a file whose arguments are objects; None for another name."""
+    model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
+    if model is None or not (model.takes_object or len(model.names) > 1):
         return None
     factories = list(python_names.list_model_factories(file))
     factory = _find_factory(name, factories)
     if factory:
         return Advice(f"write {module}:{factory}, which builds {name}")
-    return write_function(module, models[0].call, models[0].names, {factory.name for factory in factories})
+    if not model.takes_object:
+        return spell(f"{module}:{model.call}")
+    return write_function(module, model.call, model.names, {factory.name for factory in factories})
+
+
+def spell(spec: str) -> Advice:
+    """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
+    with_values = " with a value for each ..., or give --config-json FILE" if "..." in spec else ""
+    return Advice(f"write {quote_for_shell(spec)}{with_values}")
 
 
 def write_for_name(module: str, name: str, file: str) -> Advice | None:
@@ -52,8 +61,7 @@ def write_for_name(module: str, name: str, file: str) -> Advice | None:
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:
             return None
-        advice = write_function(module, f"{name}({config}())", (name, config))
-        return Advice(f"{name} needs a {config}; {advice.text}", advice.code)
+        return Advice(f"{name} needs a {config}; {spell(f'{module}:{name}(config={config}())').text}")
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     advice_for_class = write_for_class(module, name, file)
     if model is None or advice_for_class is None:

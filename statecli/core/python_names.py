@@ -26,9 +26,9 @@ _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 class ModelClass(NamedTuple):
     """Module class of a file, and the required arguments of its `__init__`.
 
-    `takes_object`: an argument is an object that a command line cannot spell, like a configuration. `call` is the code
-    that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names` are the classes of
-    the file in `call`.
+    `takes_object`: an argument is an object that a command line cannot spell, because it is of no class of the file.
+    `call` is the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names`
+    are the classes of the file in `call`.
     """
 
     name: str
@@ -50,11 +50,9 @@ def list_model_classes(path: str) -> Iterator[ModelClass]:
     classes = _map_classes(_parse(path))
     for name in _list_module_names(classes):
         required = _list_init_arguments(classes[name], classes)
-        takes_object = any(_takes_object(argument, classes) for argument in required)
-        used = {arg.arg: class_name for arg in required if (class_name := _find_class(arg, classes))}
-        values = (f"{arg.arg}={_write_value(used.get(arg.arg), classes)}" for arg in required)
-        names = tuple(dict.fromkeys([name, *used.values()]))
-        yield ModelClass(name, tuple(arg.arg for arg in required), takes_object, f"{name}({', '.join(values)})", names)
+        writer = _CallWriter(classes)
+        call = writer.write_call(name)
+        yield ModelClass(name, tuple(arg.arg for arg in required), writer.takes_object, call, tuple(writer.names))
 
 
 def list_model_factories(path: str) -> Iterator[ModelFactory]:
@@ -218,11 +216,29 @@ def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str |
     return configurations[0] if len(configurations) == 1 else None
 
 
-def _write_value(class_name: str | None, classes: Mapping[str, ast.ClassDef]) -> str:
-    if class_name is None:
+class _CallWriter:
+    """Writes the call of a class with its required arguments, and notes the classes of the call.
+
+    `takes_object`: an argument of the call is an object of no class of the file.
+    """
+
+    def __init__(self, classes: Mapping[str, ast.ClassDef]) -> None:
+        self.classes = classes
+        self.names: list[str] = []
+        self.takes_object = False
+
+    def write_call(self, name: str, callers: tuple[str, ...] = ()) -> str:
+        if name not in self.names:
+            self.names.append(name)
+        required = _list_init_arguments(self.classes[name], self.classes)
+        return f"{name}({', '.join(f'{arg.arg}={self._write_value(arg, (*callers, name))}' for arg in required)})"
+
+    def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
+        class_name = _find_class(argument, self.classes)
+        if class_name is not None and class_name not in callers:
+            return self.write_call(class_name, callers)
+        self.takes_object = self.takes_object or _takes_object(argument, self.classes)
         return "..."
-    required = _list_init_arguments(classes[class_name], classes)
-    return f"{class_name}({', '.join(f'{inner.arg}=...' for inner in required)})"
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:

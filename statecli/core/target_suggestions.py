@@ -16,6 +16,10 @@ from statecli.core.quoting import quote_for_shell
 _DOTTED = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `net.py.Class`, with a call behind it.
 _FILE_ATTRIBUTE = re.compile(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+#: `organization/name`, or a name with a hyphen.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
+#: The end of the name of a repository behind its last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
+_VERSION = re.compile(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
     "timm": "timm:create_model('resnet18')",
@@ -61,7 +65,19 @@ def suggest_for_missing(path: str) -> Suggestion:
     near = _find_similar_file(path)
     if near is not None:
         return Suggestion(f"did you mean {near}?")
-    return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "") if dotted else Suggestion()
+    if dotted is None:
+        return Suggestion(suggest_repository(path))
+    return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
+
+
+def suggest_repository(path: str) -> str:
+    """Return how to name a repository of the Hugging Face hub, for a text that may be the name of one; else ""."""
+    dot, extension = path.rpartition(".")[1:]
+    if not _REPOSITORY.fullmatch(path) or (dot and not _VERSION.fullmatch(extension)):
+        return ""
+    if os.path.isdir(os.path.dirname(path)):
+        return ""
+    return f"for a repository of the Hugging Face hub write hf://{'' if '/' in path else 'ORGANIZATION/'}{path}"
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
@@ -212,9 +228,22 @@ def _list_names(path: str, module: str | None = None) -> Suggestion:
 def _list_specs(models: Iterable[python_names.ModelClass], module: str) -> Iterator[str]:
     """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for each class that a command line can build."""
     for model in models:
-        call = f"({', '.join(f'{argument}=...' for argument in model.required)})" if model.required else ""
         if not model.takes_object:
-            yield quote_for_shell(f"{module}:{model.name}{call}")
+            yield quote_for_shell(f"{module}:{model.call if model.required else model.name}")
+
+
+class ModuleName(NamedTuple):
+    """A module of an installed package, and the rest of a name with dots."""
+
+    module: str
+    attribute: str
+
+
+def split_module_name(name: str) -> ModuleName | None:
+    """Return the longest module in a name with dots, without an import; None if no package has the name."""
+    parts = name.split(".")
+    count = len(list(_find_modules(parts)))
+    return ModuleName(".".join(parts[:count]), ".".join(parts[count:])) if 0 < count < len(parts) else None
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.progress import report_stage
 from statecli.live.built_model import BuiltModel
-from statecli.live.import_model import load_object
+from statecli.live.constructor_arguments import resolve_arguments
+from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
@@ -39,12 +40,12 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     _check_device(torch, init_device)
     origins = Origins(get_typed_paths(spec))
     report_stage(f"importing {spec.module}")
-    obj = load_object(spec)
-    _check_class(spec, obj)
+    loaded = load_with_module(spec)
+    _check_class(spec, loaded.value)
     report_stage(f"building {spec.attribute}")
-    make = functools.partial(_build_once, spec, obj, init_device, None)
+    make = functools.partial(_build_once, spec, loaded, init_device, None)
     with torch_settings.keep_settings_and_grad_mode():
-        module = _build_once(spec, obj, init_device, origins, values)
+        module = _build_once(spec, loaded, init_device, origins, values)
         settings_after_init = torch_settings.read_settings()
     return BuiltModel(spec, module, origins, init_device, values, make, settings_after_init=settings_after_init)
 
@@ -86,7 +87,7 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
 
 
 def _build_once(
-    spec: ModelSpec, obj: Any, init_device: str, origins: Origins | None, values: bool, seed: int = 0
+    spec: ModelSpec, loaded: LoadedObject, init_device: str, origins: Origins | None, values: bool, seed: int = 0
 ) -> nn.Module:
     """Build an instance; if the constructor fails without random initial values, build again with them."""
     from statecli.live import torch_settings
@@ -94,23 +95,26 @@ def _build_once(
 
     skipped_fills = SkippedFills()
     doing = "building the model on meta" if init_device == "meta" else "building the model"
-    with protect_process(spec), report_as_model_error(spec, doing, callee=obj):
+    with protect_process(spec), report_as_model_error(spec, doing, callee=loaded.value):
         if not values:
             start = torch_settings.read_settings()
             try:
                 with skip_random_fills(skipped_fills):
-                    return _call_spec(spec, obj, init_device, origins, seed)
+                    return _call_spec(spec, loaded, init_device, origins, seed)
             except Exception:  # of any kind: the constructor may have failed because values were not drawn
                 if not skipped_fills.count:
                     raise
                 torch_settings.apply_settings(start)
-        return _call_spec(spec, obj, init_device, origins, seed)
+        return _call_spec(spec, loaded, init_device, origins, seed)
 
 
-def _call_spec(spec: ModelSpec, obj: Any, init_device: str, origins: Origins | None, seed: int) -> nn.Module:
+def _call_spec(
+    spec: ModelSpec, loaded: LoadedObject, init_device: str, origins: Origins | None, seed: int
+) -> nn.Module:
     import torch
     from torch import nn
 
+    obj = loaded.value
     if isinstance(obj, nn.Module):
         if spec.called:
             raise ModelError(f"{spec.text}: {spec.attribute} is a model already; write it without parentheses")
@@ -123,7 +127,8 @@ def _call_spec(spec: ModelSpec, obj: Any, init_device: str, origins: Origins | N
     # No device mode for the cpu: it would override a default device that the user's own code sets.
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)
     with device, origins.record() if origins else nullcontext():
-        model = obj(*spec.args, **spec.kwargs)
+        arguments = resolve_arguments(spec, loaded.module, obj)
+        model = obj(*arguments.args, **arguments.kwargs)
     if isinstance(model, types.CoroutineType):
         model.close()  # Python warns about a coroutine that is freed without being awaited
         raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")

@@ -1,98 +1,41 @@
-"""`--model auto`: build the class in a folder's config.json by transformers, without weights.
+"""Build a class of transformers from a config.json, without weights; and the names by which the class loads entries.
 
 Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
-backbones or a quantizer are removed or refused, and the hub is off during the build. Written out, the target is
-`transformers:BertModel(config='folder/config.json')`.
+backbones or a quantizer are removed or refused, and the hub is off during the build.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statecli.core import quoting
-from statecli.core.errors import MissingDependency, ModelError, UnreadableError, UsageError, option
-from statecli.formats.shared import config_files
-from statecli.live import search_path
-from statecli.live.spec import ModelSpec
+from statecli.core.errors import MissingDependency, ModelError, UsageError, option
+from statecli.core.units import join_names
+from statecli.live import config_guards, search_path
+from statecli.live.config_document import read_document
 from statecli.storage import files
-from statecli.storage.checkpoint_folder import CONFIG
 
 if TYPE_CHECKING:
     from torch import nn
 
-#: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
-#: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
-MAX_REGISTERED = 30_000
-MAX_SECONDS = 4
-#: Layers, heads, experts that a configuration may ask for: before any module is made, lists of their kinds are.
-MAX_COUNT = 4_096
-#: Entries of a list in it.
-MAX_LISTED = 100_000
-_COUNT = re.compile(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
-#: What would fetch code or weights, or makes another class of it.
-_FETCHES = re.compile(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+#: Classes of transformers that choose another class by the `model_type` of the configuration.
+_AUTO_CLASS = re.compile(r"AutoModel\w*|AutoBackbone")
 
 
-def build_spec_text(path: str) -> str:
-    """Return the spec of the class of a checkpoint; `path` is a folder or a file in a folder.
-
-    Raises UsageError without a configuration in the folder, and for a configuration without a class.
-    """
-    folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
-    config = files.join(folder, CONFIG)
-    if not files.exists(config):
-        adapter = files.is_file(files.join(folder, "adapter_config.json"))
-        what = "name the class of the adapter's base model" if adapter else "name the class instead"
-        auto = option("--model", "auto")
-        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint; {what}")
-    return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
-
-
-def resolve_auto_spec(spec: ModelSpec) -> ModelSpec:
-    """Return the spec to build a class of transformers from a configuration; other specs unchanged."""
-    config = spec.kwargs.get("config")
-    if (
-        spec.module != "transformers"
-        or spec.is_file
-        or type(config) is not str
-        or len(spec.kwargs) + len(spec.args) > 1
-    ):
-        return spec
-    return ModelSpec(spec.text, __name__, False, build_from_config.__name__, (spec.attribute, config), {}, True)
-
-
-def is_auto(spec: ModelSpec) -> bool:
-    """Return True for the spec of a class given by a configuration."""
-    return spec.module == __name__
-
-
-def _read_config(config: str) -> dict[str, Any]:
-    folder, name = files.split(config)
-    try:
-        return config_files.read_document(folder, name)
-    except UnreadableError as error:
-        raise UsageError(f"{folder}: {error}") from error
-
-
-def _find_class_name(document: Mapping[str, Any], config: str) -> str:
+def find_class_name(document: Mapping[str, Any], config: str) -> str:
+    """Return the class that a configuration of transformers names. Raises UsageError."""
     names = document.get("architectures")
     name = names[0] if type(names) is list and names else None
     if type(name) is str and _NAME.fullmatch(name):
         return name
-    if type(document.get("_class_name")) is str:
-        auto = option("--model", "auto")
-        raise UsageError(
-            f"{config}: belongs to diffusers, but {auto} builds only classes of transformers; name the class instead"
-        )
     kind = document.get("model_type")
     if type(kind) is str and not names:
-        class_name = _import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
+        class_name = import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(class_name) is str:
             return class_name
     what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
@@ -100,7 +43,7 @@ def _find_class_name(document: Mapping[str, Any], config: str) -> str:
     raise UsageError(f"{config}: architectures {what}, but {auto} needs one; name the class instead")
 
 
-def _import_transformers(config: str) -> Any:
+def import_transformers(config: str) -> Any:
     """Return the installed package, never a module in the current folder or the configuration's."""
     try:
         with search_path.use_installed_only(files.get_folder(config)):
@@ -116,32 +59,92 @@ def _import_transformers(config: str) -> Any:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-def build_from_config(name: str, config: str) -> nn.Module:
-    """Build the class from the configuration in the file `config`. Raises UsageError, ModelError."""
+def build_transformers(name: str | None, config: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build the class `name`, or the one that the file `config` names, from this file. Raises UsageError, ModelError.
+
+    `arguments`: of the constructor, or entries of the configuration to replace.
+    """
     import torch
 
-    transformers = _import_transformers(config)
-    document = _read_config(config)
-    _check_config(document, config)
-    model_class: Any = getattr(transformers, name, None)
-    config_class = getattr(model_class, "config_class", None)
-    if config_class is None or not issubclass(model_class, transformers.PreTrainedModel):
-        raise ModelError(_describe_unknown_class(name, document, config, transformers.__version__))
+    transformers = import_transformers(config)
+    document = read_document(config)
+    is_named, name = name is not None, name or find_class_name(document, config)
+    config_guards.check_config(document, config)
+    model_class = _find_class(transformers, name, document, config, is_named=is_named)
+    config_class = model_class.config_class
     kind, model_type = document.get("model_type"), config_class.model_type
     if kind not in (None, model_type):
         raise ModelError(
             f"{config}: names {name}, whose model_type is {model_type!r}, but the file has {str(kind)[:80]!r}"
         )
     with (
-        _disable_hub(),
-        _silence_logging(transformers.logging),
-        _limit_registrations(config),
-        _use_saved_dtype(torch, document),
+        config_guards.disable_hub(),
+        config_guards.silence_logging(transformers.logging),
+        config_guards.limit_registrations(config),
+        config_guards.use_saved_dtype(torch, document),
     ):
-        settings = config_class.from_dict(_remove_fetches(document))
+        own, replaced = _divide_arguments(model_class, config_class, arguments)
+        config_guards.check_config(replaced, config)
+        settings = config_class.from_dict(config_guards.remove_fetches({**document, **replaced}))
         settings._attn_implementation = "eager"
-        model: nn.Module = model_class(settings)
+        model: nn.Module = model_class(settings, **own)
     return model
+
+
+def _find_class(transformers: Any, name: str, document: Mapping[str, Any], config: str, *, is_named: bool) -> Any:
+    """Return the model class of transformers with this name; the class that an Auto class chooses.
+
+    `is_named`: the user or `--model auto` named the class, and not the configuration.
+    """
+    if _AUTO_CLASS.fullmatch(name):
+        return _choose_class(transformers, name, document, config)
+    model_class: Any = getattr(transformers, name, None)
+    if (
+        getattr(model_class, "config_class", None) is None
+        or not isinstance(model_class, type)
+        or not issubclass(model_class, transformers.PreTrainedModel)
+    ):
+        version = transformers.__version__
+        if not is_named and document.get("auto_map"):
+            why = "which statecli runs only with --trust-remote-code"
+            raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
+        raise ModelError(_describe_unknown_class(name, document, config, version))
+    return model_class
+
+
+def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> Any:
+    kind = document.get("model_type")
+    config_classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    config_class = (
+        config_classes[kind] if type(kind) is str and kind in config_classes else None
+    )  # its get finds nothing
+    mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
+    if config_class is None or mapping is None or config_class not in mapping:
+        has = f"model_type {str(kind)[:80]!r}" if kind else "no model_type"
+        raise ModelError(
+            f"{config}: has {has}, for which {name} of transformers {transformers.__version__} has no class"
+        )
+    chosen = mapping[config_class]
+    if not isinstance(chosen, (tuple, list)):
+        return chosen
+    named = document.get("architectures") or ()
+    return next((one for one in chosen if one.__name__ in named), chosen[0])
+
+
+def _divide_arguments(
+    model_class: Any, config_class: Any, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the constructor, and those that replace entries of the configuration."""
+    parameters = list(inspect.signature(model_class.__init__).parameters)[2:]
+    own = {key: value for key, value in arguments.items() if key in parameters}
+    rest = {key: value for key, value in arguments.items() if key not in own}
+    unknown = [key for key in rest if not hasattr(config_class(), key)] if rest else []
+    if unknown:
+        takes = f"{model_class.__name__} takes {join_names(['config', *parameters], 6)}"
+        raise ModelError(
+            f"{join_names(unknown, 3)}: neither an argument of the model nor of its configuration; {takes}"
+        )
+    return own, rest
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
@@ -150,98 +153,25 @@ def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str,
     return f"{config}: names {name}, which is not a model class of transformers {version}"
 
 
-def _check_config(document: Mapping[str, Any], config: str) -> None:
-    for key, value in _iter_entries(document):
-        if key == "quantization_config" and type(value) is dict:
-            how = str(value.get("quant_method"))[:40]
-            raise ModelError(
-                f"{config}: is quantized ({how}), so the file does not say which tensors the class has; name the class"
-            )
-        values = value if type(value) is list else [value]
-        count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0
-        if count > MAX_COUNT or len(values) > MAX_LISTED:
-            raise ModelError(
-                f"{config}: {key} is {max(count, len(values)):,}, larger than in any model; correct the file"
-            )
+def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    """Build the class of `auto_map`, whose code lies in the folder of `config`. Raises ModelError.
 
-
-def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values, also of nested configurations."""
-    stack = [document]
-    while stack:
-        for key, value in stack.pop().items():
-            yield key, value
-            if type(value) is dict:
-                stack.append(value)
-
-
-def _remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove entries for fetching anything."""
-    config = {key: value for key, value in document.items() if not _FETCHES.match(key)}
-    if "use_pretrained_backbone" in config:
-        config["use_pretrained_backbone"] = False
-    return {key: _remove_fetches(value) if type(value) is dict else value for key, value in config.items()}
-
-
-@contextmanager
-def _disable_hub() -> Iterator[None]:
-    """The hub is off: a configuration may name repositories."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-@contextmanager
-def _silence_logging(logging: Any) -> Iterator[None]:
-    """Silence the log of transformers about a configuration, because statecli reports the errors."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.FATAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
-@contextmanager
-def _limit_registrations(config: str) -> Iterator[None]:
-    """Stop endless registrations of a class."""
-    from torch.nn.modules import module
-
-    count, start = 0, time.process_time()
-
-    def count_registration(*_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
-            limits = f"the limit is {MAX_REGISTERED:,}, or {MAX_SECONDS} seconds"
-            raise ModelError(f"{config}: the model is too large: {count:,} modules and parameters so far; {limits}")
-
-    hooks = (
-        module.register_module_module_registration_hook(count_registration),
-        module.register_module_parameter_registration_hook(count_registration),
-    )
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
-    """Use the dtype of the saved weights for the build, as `from_pretrained` does."""
-    dtype = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
-    before = torch.get_default_dtype()
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
-        torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    Imports the Python files of the folder: only with `--trust-remote-code`.
+    """
+    transformers = import_transformers(config)
+    if files.is_remote(config):
+        folder = files.get_folder(config)
+        raise ModelError(f"{folder}: --trust-remote-code runs only code on this disk; download the folder first")
+    folder = os.path.abspath(files.get_folder(config) or os.curdir)
+    auto_map = document["auto_map"]
+    classes = [key for key in auto_map if key.startswith("AutoModel")] if type(auto_map) is dict else []
+    if not classes:
+        raise ModelError(f"{config}: auto_map names no model class; name the class: file.py:Class")
+    with config_guards.disable_hub(), config_guards.silence_logging(transformers.logging):
+        settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **arguments)
+        auto_class = getattr(transformers, classes[-1], transformers.AutoModel)
+        model: nn.Module = auto_class.from_config(settings, trust_remote_code=True)
+    return model
 
 
 # --- what it loads as what -------------------------------------------------------------------------------------------
@@ -250,9 +180,11 @@ def _use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
 def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Map names in a checkpoint to names of the class, as `from_pretrained` loads them.
 
-    Names may differ by the base model's prefix, by renames, and by tensors merged or split. `model`: a built class of
-    transformers.
+    Names may differ by the base model's prefix, by renames, and by tensors merged or split. {} for a class of another
+    library.
     """
+    if not hasattr(model, "base_model_prefix"):  # a class of another library
+        return {}
     class_tensors = dict(model.state_dict())
     with search_path.use_installed_only():
         rename = _build_renaming(model, class_tensors)

@@ -18,16 +18,19 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
+from statecli.live import model_registries
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
 
 #: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
 _SIMILARITY = 0.65
+#: Packages of PyPI with the name of their module, whose models are named by a module.
+_LIBRARIES = ("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics")
 #: Names that an error lists.
 _MAX_NAMES = 8
 _module_numbers = itertools.count()
@@ -35,14 +38,28 @@ _module_numbers = itertools.count()
 _sibling_modules: dict[str, set[str]] = {}
 
 
+class LoadedObject(NamedTuple):
+    """The object named by a spec, and the module of the spec."""
+
+    value: Any
+    module: types.ModuleType
+
+
 def load_object(spec: ModelSpec, *, is_model: bool = True) -> Any:
+    """Return the value of `load_with_module`."""
+    return load_with_module(spec, is_model=is_model).value
+
+
+def load_with_module(spec: ModelSpec, *, is_model: bool = True) -> LoadedObject:
     """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code.
 
     `is_model`: False for a function that returns inputs; the error for a wrong name then suggests functions.
     """
     suggest = _suggest_models if is_model else _suggest_functions
     with protect_process(spec), report_as_model_error(spec, "importing it"):
-        return _get_attribute(spec, _import_file(spec) if spec.is_file else _import_dotted(spec), suggest)
+        module = _import_file(spec) if spec.is_file else _import_dotted(spec)
+        builder = None if spec.is_file else model_registries.find_builder(spec, module)
+        return LoadedObject(_get_attribute(spec, module, suggest) if builder is None else builder, module)
 
 
 def _import_file(spec: ModelSpec) -> types.ModuleType:
@@ -147,6 +164,8 @@ def _suggest_modules(missing: str) -> str:
     names = [module.name for module in pkgutil.iter_modules(path)]
     if os.path.isfile(f"{missing}.py"):
         return f"; to import the file write {missing}.py:…"
+    if missing in _LIBRARIES:
+        return f"; install the package: pip install {missing}"
     return _did_you_mean(name, names) or f"; install the package of {missing}, or correct the name"
 
 

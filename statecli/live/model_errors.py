@@ -18,9 +18,9 @@ from statecli.core.errors import Advice, ModelError, StateError
 from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
-from statecli.live import hf_auto, torchscript_errors
+from statecli.live import constructor_arguments, torchscript_errors
 from statecli.live.installed_code import is_installed_file
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import ModelSpec, format_call
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -48,7 +48,7 @@ def _wait_for_gpu() -> None:
 
 
 def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
-    hint = "; try --init-device cpu" if doing.endswith("on meta") and not hf_auto.is_auto(spec) else ""
+    hint = "; try --init-device cpu" if doing.endswith("on meta") and spec.config is None else ""
     script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
         _truncate(script_error.text)
@@ -190,15 +190,14 @@ def _explain_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Mo
         signature.bind(*spec.args, **spec.kwargs)
     except (TypeError, ValueError) as mismatch:
         missing = _find_missing_arguments(callee, spec)
-        base = f"{spec.module}:{spec.attribute}"
         if missing:
-            arguments = ", ".join([*map(repr, spec.args), *(f"{k}={v!r}" for k, v in spec.kwargs.items())])
+            arguments = format_call(spec.args, spec.kwargs)
             all_arguments = ", ".join(filter(None, [arguments, *(f"{name}=..." for name in missing)]))
             what = "constructor" if isinstance(callee, type) else "function"
             needs = f"{spec.text}: the {what} needs {join_names(missing)}"
             if any(_takes_object(callee, name) for name in missing):
-                return ModelError(needs, advice=_advise_function(spec, callee, missing))
-            word = quote_for_shell(f"{base}({all_arguments})")
+                return ModelError(needs, advice=_advise_object(spec, callee, missing))
+            word = quote_for_shell(f"{spec.base}({all_arguments})")
             return ModelError(f"{needs}; write {word} with a number, a string or a list for each ...")
         return ModelError(
             f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
@@ -213,31 +212,20 @@ def _takes_object(callee: Any, name: str) -> bool:
     return takes_object(name, text)
 
 
-def _advise_function(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
-    """Return the function to write: with the configuration class that a class of transformers names, if it fits."""
-    config_class = getattr(callee, "config_class", None)
-    name = getattr(config_class, "__name__", "")
-    if list(missing) == ["config"] and name and _has_name(spec.module, name) and _builds_alone(config_class):
-        return build_function.write_function(spec.module, f"{spec.attribute}({name}())", (spec.attribute, name))
+def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
+    """Return the line to type, if the module has the class of each object; else the function to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
+    if in_file is not None and not (spec.args or spec.kwargs):
+        return in_file
+    values_to_write = constructor_arguments.write_values(spec, callee, missing)
+    if values_to_write is not None:
+        call = format_call(spec.args, {**spec.kwargs, **values_to_write})
+        return build_function.spell(f"{spec.base}({call})")
     if in_file is not None:
         return in_file
     top = spec.attribute.partition(".")[0]
     values = ", ".join(f"{argument}=..." for argument in missing)
     return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
-
-
-def _has_name(module: str, name: str) -> bool:
-    return getattr(sys.modules.get(module), name, None) is not None
-
-
-def _builds_alone(config_class: Any) -> bool:
-    """Return True if the configuration has a default for each setting."""
-    try:
-        config_class()
-    except Exception:  # noqa: BLE001 code of a library or of the user
-        return False
-    return True
 
 
 def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import NoReturn
 
-from statecli.live import hf_auto, search_path
+from statecli.live import search_path
 from statecli.live.spec import ModelSpec
 from statecli.storage import files
 
 
 @contextmanager
 def _use_search_path(spec: ModelSpec) -> Iterator[None]:
-    if hf_auto.is_auto(spec):
+    if spec.config is not None or spec.is_library:
         # The user has typed no code: a folder with a config.json may hold a transformers.py as well.
-        with search_path.use_installed_only(*map(files.get_folder, spec.args)):
+        with search_path.use_installed_only(*([] if spec.config is None else [files.get_folder(spec.config)])):
             yield
         return
     with search_path.use_folder(os.path.dirname(os.path.abspath(spec.module)) if spec.is_file else os.getcwd()):

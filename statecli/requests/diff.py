@@ -100,7 +100,7 @@ def _check_classes(options: DiffOptions) -> None:
     """Raise UsageError for an option of classes without a class, and for an option of values with a class."""
     both = (options.before, options.after)
     classes = [text for text in both if load.find_class_spec(text) is not None]
-    if options.init_device != "cpu" and not classes:
+    if options.init_device is not None and not classes:
         problem = f"{' and '.join(both)} are not model classes, so statecli does not build a model"
         raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
     device = option("--device", options.device) if options.device != "cpu" else ""

@@ -119,13 +119,41 @@ Shapes = Annotated[
     ),
 ]
 InitDevice = Annotated[
-    str,
+    str | None,
     Option(
         ("--init-device",),
-        "Build the model on DEVICE; use meta for models that do not fit in memory.",
+        "Build the model on DEVICE; use meta for models that do not fit in memory. "
+        "[default: cpu; meta for the class of a config.json]",
         "DEVICE",
         Group.PROCESS,
         suggestions=("cpu", "cuda", "meta"),
+    ),
+]
+AsClass = Annotated[
+    bool,
+    Option(
+        ("--class",),
+        "Build the model class that the config.json of a folder or repository names, even if there are weights.",
+        argument="as_class",
+        group=Group.PROCESS,
+    ),
+]
+ConfigJson = Annotated[
+    str | None,
+    Option(
+        ("--config-json",),
+        "Build the configuration that the model class takes (a dataclass or a config class) from the fields in FILE.",
+        "FILE",
+        Group.PROCESS,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    Option(
+        ("--trust-remote-code",),
+        "Run the Python files that the auto_map of a config.json names. Without this option, statecli runs no code of "
+        "a checkpoint.",
+        group=Group.PROCESS,
     ),
 ]
 All = Annotated[
@@ -326,7 +354,9 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SharedOptions(OutputOptions, frozen=True, kw_only=True):
     """Options of commands that read targets and show tensors."""
 
-    init_device: InitDevice = "cpu"
+    init_device: InitDevice = None
+    config_json: ConfigJson = None
+    trust_remote_code: TrustRemoteCode = False
     include: Include = ()
     exclude: Exclude = ()
     kind: Kinds = ()
@@ -373,6 +403,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         ),
     ] = None
     cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
+    as_class: AsClass = False
     model: Annotated[
         str | None,
         Option(
@@ -662,6 +693,8 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
         str, Target("MODEL", "Model class, as in inspect. Without MODEL: torch's error text on standard input.")
     ] = "-"
     checkpoint: Annotated[str | None, Target("CHECKPOINT", "Checkpoint to load into the class.")] = None
+    config_json: ConfigJson = None
+    trust_remote_code: TrustRemoteCode = False
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -681,7 +714,9 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputFile = None
     color: Colors = Color.AUTO
     quiet: Annotated[bool, Option(("--quiet", "-q"), "Do not print notes on standard error.", group=Group.ROWS)] = False
-    init_device: InitDevice = "cpu"
+    init_device: InitDevice = None
+    config_json: ConfigJson = None
+    trust_remote_code: TrustRemoteCode = False
     no_progress: NoProgress = False
     timeout: Timeout = None
     debug: Debug = False

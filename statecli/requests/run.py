@@ -16,6 +16,7 @@ from statecli.commands.diff.result import Diff
 from statecli.core.error_causes import group_by_cause
 from statecli.core.errors import UsageError, option
 from statecli.core.units import plural
+from statecli.requests.class_targets import ClassOptions, name_classes
 from statecli.requests.options import (
     AuditOptions,
     BisectOptions,
@@ -55,6 +56,8 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
         if isinstance(options, RulesOptions):
             return reference.run_rules(options)
         return reference.run_config(options) if isinstance(options, ConfigOptions) else reference.run_schema(options)
+    if isinstance(options, ClassOptions) and extra.model is None:
+        options = name_classes(options)
     module = _import_module(options)
     module.check(options, extra)
     executor, shard = getattr(options, "executor", None), getattr(options, "shard", None)

@@ -15,12 +15,14 @@ from statecli.core.model_state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file
-from statecli.storage.checkpoint_names import SETTINGS_FILES, SINGLE, TAR_SUFFIXES
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES, SINGLE, TAR_SUFFIXES
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200
 #: Suffixes of files of torch.save that are not tar archives: `model_best.pth.tar` in training scripts.
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
+#: Suffixes of weights in any format, read by statecli or not.
+_ANY_WEIGHTS = (*WEIGHTS, *CHECKPOINT_SUFFIXES, ".h5", ".onnx", ".npy", ".tflite")
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
 FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
 #: Files next to weights in a training folder that contain no weights.
@@ -271,6 +273,20 @@ def list_inner_folders(path: str) -> list[str]:
     return names
 
 
+def find_configuration(path: str) -> str | None:
+    """Return the file that names the model class of a folder without weights; None for any other folder."""
+    named = (on_disk.join(path, name) for name in (MODULES, CONFIG))
+    config = next(filter(on_disk.is_file, named), None)
+    if config is None:
+        return None
+    try:
+        names, folders = _list(path)
+    except UnreadableError:
+        return None
+    has_weights = any(name.endswith(_ANY_WEIGHTS) or INDEX.search(name) for name in names)
+    return None if has_weights or _describe_folder(path, names, folders) else config
+
+
 def _list(path: str) -> tuple[list[str], list[str]]:
     """Return the sorted names of the files and of the folders in a folder."""
     files: list[str] = []
@@ -311,6 +327,10 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     inner = [name for name in folders[:MAX_INNER] if name not in outer and _has_weights(on_disk.join(path, name))]
     if inner and PIPELINE in names:
         return f"is a diffusers pipeline, not one model; name one of its components: {quoting.names(inner)}"
+    configured = [name for name in folders[:MAX_INNER] if on_disk.is_file(on_disk.join(path, name, CONFIG))]
+    if configured and PIPELINE in names:
+        components = quoting.names([on_disk.join(path, name) for name in configured])
+        return f"is a diffusers pipeline without weights; name one of its components as a model class: {components}"
     if inner:
         looked = (
             f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)"

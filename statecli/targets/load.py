@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace as replace_spec
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -13,8 +15,8 @@ from statecli.core import parameter_or_buffer
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
-from statecli.live.spec import AUTO, ModelSpec, parse_spec
-from statecli.storage import files
+from statecli.live.spec import AUTO, ModelSpec, parse_spec, split_class_options
+from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
@@ -25,28 +27,93 @@ LoadedNames = dict[str, tuple[str, ...]]
 
 def find_class_spec(text: str) -> ModelSpec | None:
     """Return the model class named by the text; None for a file, a folder or a URL."""
-    if os.path.lexists(text):
-        return None
-    if files.is_remote(text):
-        return None
+    model, options = split_class_options(text)
+    if os.path.lexists(text) or files.is_remote(model) or os.path.lexists(model):
+        path = text if os.path.lexists(text) else model
+        config = _find_configuration(path)
+        if config is None:
+            return None
+        from statecli.live import configured_model
+
+        return configured_model.name_config(text, config, options)
     spec = parse_spec(text)
     if spec is None:
-        return None
-    from statecli.live import hf_auto
+        return _parse_dotted_call(text)
+    if spec.module.partition(".")[0] not in _CONFIGURED_LIBRARIES:
+        return replace_spec(spec, is_library=not spec.is_file and spec.module in _REGISTRIES)
+    from statecli.live import configured_model
 
-    return hf_auto.resolve_auto_spec(spec)
+    return configured_model.resolve_config(spec)
+
+
+#: Libraries whose classes are built from a configuration file, and those that build models by name.
+_CONFIGURED_LIBRARIES = ("transformers", "diffusers")
+_REGISTRIES = ("timm", "torchvision")
+#: The end of the name of a file that may name a model class.
+_CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)
+#: `package.Class(…)`, `package.module.function(…)`.
+_DOTTED_CALL = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)+)(?P<call>\(.*\).*)\Z", re.DOTALL)
+
+
+def _find_configuration(path: str) -> str | None:
+    """Return the configuration file of a target that is a model class; None for any other file, folder or URL.
+
+    A folder is a class only if it has no weights. Of files, `config.json` and `modules.json` are classes. A file on
+    this disk has to name a class.
+    """
+    name = files.get_name(split_section(path)[0]) if files.is_remote(path) else os.path.basename(path)
+    if files.is_remote(path):
+        return path if name in _CONFIGURATION else None
+    config: str | None = None
+    if os.path.isdir(path):
+        config = checkpoint_folder.find_configuration(path)
+        if config is None or formats.find_format(path, b"", is_folder=True) is not formats.FOLDERS[-1]:
+            return None
+    elif name in _CONFIGURATION and os.path.isfile(path):
+        config = path
+    if config is None:
+        return None
+    from statecli.live import config_document
+
+    return config if config_document.names_model(config) else None
+
+
+def name_class(text: str) -> str:
+    """Return the configuration file of a folder or repository; any other text, or a folder without one, unchanged."""
+    path, _ = split_class_options(text)
+    if not (files.is_remote(path) or os.path.isdir(path)) or files.get_name(path) in _CONFIGURATION:
+        return text
+    named = (files.join(path, name) for name in _CONFIGURATION) if files.is_folder(path) else ()
+    config = next(filter(files.exists, named), None)
+    return text if config is None else config + text[len(path) :]
+
+
+def _parse_dotted_call(text: str) -> ModelSpec | None:
+    """Return the spec of `timm.create_model('resnet18')`: a call of an installed package; None for any other text."""
+    match = _DOTTED_CALL.match(text)
+    if match is None:
+        return None
+    from statecli.core.target_suggestions import split_module_name
+    from statecli.live import search_path
+
+    with search_path.use_installed_only():
+        split = split_module_name(match["path"])
+    if split is None:
+        return None
+    spec = find_class_spec(f"{split.module}:{split.attribute}{match['call']}")
+    return spec and replace_spec(spec, text=text, is_library=True)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
     """Return the text of a model class. For `auto`, use the configuration next to the checkpoint.
 
-    Raises as `hf_auto.build_spec_text` does.
+    Raises as `configured_model.build_spec_text` does.
     """
     if text != AUTO:
         return text
-    from statecli.live import hf_auto
+    from statecli.live import configured_model
 
-    return hf_auto.build_spec_text(split_section(checkpoint)[0])
+    return configured_model.build_spec_text(split_section(checkpoint)[0])
 
 
 def read_checkpoint(text: str) -> ModelState:
@@ -100,14 +167,20 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
     return replace(state, sections=matching, tensors=tensors)
 
 
-def build_model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltModel:
-    """Build the module named by the spec; on meta if built from a configuration, which has no values."""
-    from statecli.live import build, hf_auto
+def build_model(spec: ModelSpec, *, init_device: str | None, values: bool) -> BuiltModel:
+    """Build the module named by the spec.
 
-    return build.build(spec, init_device="meta" if hf_auto.is_auto(spec) else init_device, values=values)
+    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise.
+    """
+    from statecli.live import build
+
+    device = init_device or ("cpu" if spec.config is None else "meta")
+    return build.build(spec, init_device=device, values=values)
 
 
-def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, LoadedNames]:
+def read_class_state(
+    text: str, *, init_device: str | None, names: Sequence[str] = ()
+) -> tuple[ModelState, LoadedNames]:
     """Return the state of the class given with `--model`, and the `names` renamed on load by the class.
 
     Only a class of transformers with a configuration renames keys. Raises UsageError if the text names no class.
@@ -119,4 +192,4 @@ def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) 
     from statecli.live import hf_auto
 
     built = build_model(spec, init_device=init_device, values=False)
-    return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}
+    return live.read(built, text), {} if spec.config is None else hf_auto.map_loaded_names(built.module, names)

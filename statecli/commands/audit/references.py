@@ -40,7 +40,7 @@ class Side(msgspec.Struct, frozen=True):
         return self.built is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
-def read_side(text: str, init_device: str) -> Side:
+def read_side(text: str, init_device: str | None) -> Side:
     """Read the class or checkpoint named by the text. Raises StateError."""
     spec = load.find_class_spec(text)
     if spec is None:

@@ -81,7 +81,7 @@ def pair_as_loaded(
 
     Entries merged or split by transformers stay unchanged: the notes of `check_load` report them.
     """
-    if built is None or not hf_auto.is_auto(built.spec):
+    if built is None or built.spec.config is None:
         return matches, []
     model_rows = {id(tensor) for tensor in model.tensors}
     swapped = any(id(match.before) in model_rows for match in matches)

@@ -8,19 +8,16 @@ from collections.abc import Iterator
 
 from statecli.commands.explain.recipe import ModelCode
 from statecli.core import quoting
-from statecli.live import hf_auto
+from statecli.live import configured_model
+from statecli.live.config_document import Library
 from statecli.live.import_model import load_object
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import ModelSpec, format_call
 
 
 def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode:
     """Return the import of the class, and the expression that builds the model."""
-    if hf_auto.is_auto(spec):
-        name, config = spec.args
-        folder = os.path.dirname(config) or "."
-        return ModelCode(
-            (f"from transformers import AutoConfig, {name}",), f"{name}(AutoConfig.from_pretrained({folder!r}))"
-        )
+    if spec.config is not None:
+        return _build_configured_code(spec)
     first = spec.attribute.partition(".")[0]
     if spec.is_file:
         folder, file = os.path.split(spec.module)
@@ -31,9 +28,26 @@ def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode
     return ModelCode((line,), spec.attribute if is_instance else f"{spec.attribute}({format_arguments(spec)})")
 
 
+def _build_configured_code(spec: ModelSpec) -> ModelCode:
+    """Return the lines that build a model from its configuration file."""
+    built = configured_model.find_class(spec)
+    arguments = "".join(f", {name}={value!r}" for name, value in spec.kwargs.items())
+    if built.library is Library.DIFFUSERS:
+        expression = f"{built.name}.from_config({built.name}.load_config({built.folder!r}){arguments})"
+        return ModelCode((f"from diffusers import {built.name}",), expression)
+    if built.library is Library.TIMM:
+        return ModelCode(("import timm",), f"timm.create_model({built.name!r})")
+    if built.library is Library.SENTENCE_TRANSFORMERS:
+        return ModelCode(
+            ("from sentence_transformers import SentenceTransformer",), f"SentenceTransformer({built.folder!r})"
+        )
+    expression = f"{built.name}(AutoConfig.from_pretrained({built.folder!r}){arguments})"
+    return ModelCode((f"from transformers import AutoConfig, {built.name}",), expression)
+
+
 def format_arguments(spec: ModelSpec) -> str:
     """Return the arguments as written in a call."""
-    return ", ".join([*map(repr, spec.args), *(f"{name}={value!r}" for name, value in spec.kwargs.items())])
+    return format_call(spec.args, spec.kwargs)
 
 
 def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
@@ -71,7 +85,7 @@ def list_integer_arguments(spec: ModelSpec) -> Iterator[tuple[str, int]]:
 
 
 def _get_parameters(spec: ModelSpec) -> list[inspect.Parameter]:
-    if hf_auto.is_auto(spec):
+    if spec.config is not None:
         return []
     try:
         return list(inspect.signature(load_object(spec)).parameters.values())

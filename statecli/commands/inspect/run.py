@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True):
     model: str | None = None
     stats: bool = False
     selection: Selection = Selection()
-    init_device: str = "cpu"
+    init_device: str | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
 
@@ -81,7 +81,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
     spec = load.find_class_spec(request.target)
     if spec is not None:
         return _inspect_class(request, spec, python_inputs)
-    if request.init_device != "cpu" and request.model is None:
+    if request.init_device is not None and request.model is None:
         raise UsageError(
             f"{option('--init-device', request.init_device)}: {request.target} is not a model class, "
             "so statecli does not build a model; leave the option out"

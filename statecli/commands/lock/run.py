@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3
     jobs: int = 0
-    init_device: str = "cpu"
+    init_device: str | None = None
     selection: Selection = Selection()
     folder: str = "."
     weights_only: bool = False

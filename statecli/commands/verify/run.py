@@ -61,7 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     optimizer: str | type | None = None
     input: tuple[str, ...] = ()
     inputs: str | None = None
-    init_device: str = "cpu"
+    init_device: str | None = None
     selection: Selection = Selection()
 
 

@@ -1,0 +1,67 @@
+"""The configuration file from which a model is built: its place, its content, and the library that wrote the file."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from statecli.core.errors import UnreadableError, UsageError
+from statecli.core.target_suggestions import suggest_repository
+from statecli.formats.shared import config_files
+from statecli.storage import files
+from statecli.storage.checkpoint_folder import CONFIG, MODULES, PIPELINE
+
+
+class Library(enum.Enum):
+    """The library of a model class."""
+
+    TRANSFORMERS = "transformers"
+    DIFFUSERS = "diffusers"
+    TIMM = "timm"
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
+
+
+def read_document(config: str) -> dict[str, Any]:
+    """Return the object in a configuration file. Raises UsageError."""
+    folder, name = files.split(config)
+    try:
+        return config_files.read_document(folder or os.curdir, name)
+    except UnreadableError as error:
+        raise UsageError(f"{folder}: {error}" if folder else str(error)) from error
+
+
+def find_library(document: Mapping[str, Any]) -> Library:
+    """Return the library whose class a config.json names; transformers for a file that names no class."""
+    if type(document.get("_class_name")) is str:
+        return Library.DIFFUSERS
+    if type(document.get("architecture")) is str and "architectures" not in document:
+        return Library.TIMM
+    return Library.TRANSFORMERS
+
+
+def names_model(config: str) -> bool:
+    """Return whether a file on this disk is a configuration that names a model class, or a list of modules."""
+    if files.get_name(config) == MODULES:
+        return True
+    try:
+        document = read_document(config)
+    except UsageError:
+        return False
+    return any(key in document for key in ("architectures", "model_type", "_class_name", "architecture", "auto_map"))
+
+
+def find_config_file(path: str) -> str:
+    """Return the configuration that a folder or a file stands for. Raises UsageError if there is no such file."""
+    if not files.is_folder(path):
+        if files.exists(path):
+            return path
+        hint = "" if files.is_remote(path) else suggest_repository(path)
+        raise UsageError("; ".join(filter(None, [f"{path}: no such file or folder", hint])))
+    names = [name for name in (MODULES, CONFIG) if files.exists(files.join(path, name))]
+    if names:
+        return files.join(path, names[0])
+    if files.exists(files.join(path, PIPELINE)):
+        raise UsageError(f"{path}: is a diffusers pipeline, not one model; name the folder of a component")
+    raise UsageError(f"{path}: has no {CONFIG}, which names the model class; name the class: file.py:Class")

@@ -1,0 +1,118 @@
+"""Build the model that a configuration file names, with the installed library of its class, on any device.
+
+`bert/config.json` (transformers, diffusers, timm) and `minilm/modules.json` (sentence-transformers) are specs, and so
+are `transformers:BertModel(config='bert')` and `diffusers:UNet2DModel('unet/config.json')`. Nothing is downloaded, and
+no code of the checkpoint runs without `--trust-remote-code`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecli.core.errors import UsageError, option
+from statecli.live import hf_auto, library_models
+from statecli.live.config_document import Library, find_config_file, find_library, read_document
+from statecli.live.spec import ClassOptions, ModelSpec
+from statecli.storage import files
+from statecli.storage.checkpoint_folder import CONFIG, MODULES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: What follows the name of a class in other spellings of the same build.
+_BUILDERS = (".from_config", "._from_config")
+
+
+def build_spec_text(path: str) -> str:
+    """Return the spec of the class of a checkpoint; `path` is a folder or a file in a folder.
+
+    Raises UsageError without a configuration in the folder, and for a configuration without a class.
+    """
+    folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
+    config = files.join(folder, CONFIG)
+    if not files.exists(config):
+        adapter = files.is_file(files.join(folder, "adapter_config.json"))
+        what = "name the class of the adapter's base model" if adapter else "name the class instead"
+        auto = option("--model", "auto")
+        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint; {what}")
+    document = read_document(config)
+    if find_library(document) is not Library.TRANSFORMERS:
+        return config
+    return f"transformers:{hf_auto.find_class_name(document, config)}(config={config!r})"
+
+
+def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
+    """Return the spec of the class that the configuration file `path` names; `text` is what the user typed."""
+    return _name_build(text, None, Library.TRANSFORMERS, path, {}, options)
+
+
+def resolve_config(spec: ModelSpec) -> ModelSpec:
+    """Return the spec to build a class of transformers or diffusers from a configuration; other specs unchanged."""
+    library = next((one for one in Library if one.value == spec.module.partition(".")[0]), None)
+    if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
+        return spec
+    is_given = type(spec.kwargs.get("config")) is str
+    config = spec.kwargs["config"] if is_given else spec.args[0] if len(spec.args) == 1 else None
+    if type(config) is not str or (spec.args and is_given):
+        return spec
+    name = spec.attribute
+    for builder in _BUILDERS:
+        name = name.removesuffix(builder)
+    arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
+    return _name_build(spec.text, name, library, config, arguments, spec.options)
+
+
+def _name_build(
+    text: str, name: str | None, library: Library, config: str, arguments: Mapping[str, Any], options: ClassOptions
+) -> ModelSpec:
+    args = (name, library.value, config, options.trusts_code)
+    return ModelSpec(text, __name__, False, build_configured.__name__, args, dict(arguments), True, options, config)
+
+
+class ConfiguredClass(NamedTuple):
+    """The class that a configuration names, and the folder of the configuration."""
+
+    library: Library
+    name: str
+    folder: str
+
+
+def find_class(spec: ModelSpec) -> ConfiguredClass:
+    """Return the class of a spec that is built from a configuration. Raises UsageError."""
+    name, library, config, _ = spec.args
+    config = find_config_file(config)
+    folder = files.get_folder(config) or os.curdir
+    if files.get_name(config) == MODULES:
+        return ConfiguredClass(Library.SENTENCE_TRANSFORMERS, "SentenceTransformer", folder)
+    if name is not None:
+        return ConfiguredClass(Library(library), name, folder)
+    document = read_document(config)
+    named = find_library(document)
+    if named is Library.TRANSFORMERS:
+        return ConfiguredClass(named, hf_auto.find_class_name(document, config), folder)
+    key = "_class_name" if named is Library.DIFFUSERS else "architecture"
+    return ConfiguredClass(named, str(document[key]), folder)
+
+
+def build_configured(name: str | None, library: str, config: str, trusts_code: bool, **arguments: Any) -> nn.Module:
+    """Build the class `name` of a library, or the class that the configuration names if `name` is None.
+
+    `config`: a file, or the folder with the file. Raises UsageError, ModelError, MissingDependency.
+    """
+    config = find_config_file(config)
+    if files.get_name(config) == MODULES:
+        from statecli.live import sentence_model
+
+        return sentence_model.build_sentence_model(config)
+    document = read_document(config)
+    if name is None:
+        library = find_library(document).value
+    if trusts_code and document.get("auto_map") and name is None:
+        return hf_auto.build_remote_code(config, document, arguments)
+    if library == Library.DIFFUSERS.value:
+        return library_models.build_diffusers(name, config, document, arguments)
+    if library == Library.TIMM.value:
+        return library_models.build_timm(config, document)
+    return hf_auto.build_transformers(name, config, arguments)

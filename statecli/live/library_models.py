@@ -1,0 +1,74 @@
+"""Build a model of diffusers or timm from its config.json, without weights and without a download."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from statecli.core.errors import MissingDependency, ModelError
+from statecli.core.units import join_names
+from statecli.live import config_guards, search_path
+from statecli.storage import files
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Arguments of `timm.create_model` that load a file or download weights.
+_TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
+
+
+def import_library(name: str, config: str) -> Any:
+    """Import an installed package, never one of the current folder or the configuration's. Raises MissingDependency."""
+    try:
+        with search_path.use_installed_only(files.get_folder(config)):
+            return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0].replace("_", "-")
+        why = (
+            "is not installed"
+            if (error.name or "").partition(".")[0] == name.partition(".")[0]
+            else "cannot be imported"
+        )
+        raise MissingDependency(f"{config}: needs {package}, which {why}: pip install {package}") from error
+
+
+def build_diffusers(
+    name: str | None, config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> nn.Module:
+    """Build the class `name`, or the one in `_class_name`, of diffusers. Raises ModelError."""
+    from torch import nn
+
+    diffusers = import_library("diffusers", config)
+    name = name or str(document.get("_class_name"))
+    config_guards.check_config(document, config)
+    model_class = getattr(diffusers, name.rpartition(".")[2], None)
+    if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
+        raise ModelError(f"{config}: names {name}, which is not a model class of diffusers {diffusers.__version__}")
+    with config_guards.disable_hub(), config_guards.limit_registrations(config):
+        model: nn.Module = model_class.from_config({**document, **arguments})  # type: ignore[attr-defined]
+    return model
+
+
+def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
+    """Build the model of timm's registry in `architecture`. Raises ModelError."""
+    timm = import_library("timm", config)
+    name = str(document["architecture"])
+    config_guards.check_config(document, config)
+    if not timm.is_model(name):  # a name with a colon would be downloaded
+        raise ModelError(f"{config}: architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}")
+    given = document.get("model_args")
+    arguments = dict(given) if type(given) is dict else {}
+    fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
+    if fetching:
+        raise ModelError(
+            f"{config}: model_args has {join_names(fetching, 3)}, which loads other files; remove the entry"
+        )
+    config_guards.check_config(arguments, config)
+    if type(document.get("num_classes")) is int:
+        arguments.setdefault("num_classes", document["num_classes"])
+    if type(document.get("global_pool")) is str:
+        arguments.setdefault("global_pool", document["global_pool"])
+    with config_guards.disable_hub(), config_guards.limit_registrations(config):
+        model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    return model

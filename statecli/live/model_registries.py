@@ -1,0 +1,52 @@
+"""Models that a library builds by name: `timm:resnet50` is `timm.create_model('resnet50')`.
+
+The name before the colon is that of the package. A class or function of this name in the package comes first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from statecli.core.errors import ModelError
+from statecli.live.spec import ModelSpec
+
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.6
+
+
+class _Registry(NamedTuple):
+    """The module of a registry, and its functions that build a model by name and list the names."""
+
+    module: str
+    build: str
+    names: str
+
+
+_REGISTRIES = {
+    "timm": _Registry("timm", "create_model", "list_models"),
+    "torchvision": _Registry("torchvision.models", "get_model", "list_models"),
+}
+
+
+def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
+    """Return the function that builds the named model of a package; None if the package has no registry.
+
+    `package`: the imported module of the spec. Raises ModelError for a name that the registry does not have.
+    """
+    registry = _REGISTRIES.get(spec.module)
+    if registry is None or hasattr(package, spec.attribute.partition(".")[0]):
+        return None
+    module = importlib.import_module(registry.module)
+    names = list(getattr(module, registry.names)())
+    name = spec.attribute
+    # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
+    if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
+        near = difflib.get_close_matches(name, names, 3, _SIMILARITY)
+        hint = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?" if near else ""
+        lister = f"list the names with {registry.module}.{registry.names}()"
+        raise ModelError(f"{spec.text}: {spec.module} has no model called {name}; {hint or lister}")
+    return functools.partial(getattr(module, registry.build), name)

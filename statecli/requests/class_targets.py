@@ -1,0 +1,77 @@
+"""Name each model class of a command in full: the configuration file of a folder, and the options of the class.
+
+The name goes wherever the target goes (workers, shards, reports), and can be typed as it is shown:
+`net.py:Net --config-json net.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from statecli.core.errors import UsageError, option
+from statecli.live.spec import AUTO
+from statecli.requests.options import (
+    AuditOptions,
+    DiffOptions,
+    ExplainOptions,
+    InspectOptions,
+    LockOptions,
+    VerifyOptions,
+)
+from statecli.targets import load
+
+ClassOptions: TypeAlias = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | ExplainOptions | LockOptions
+#: Fields with a target.
+_FIELDS = ("target", "model", "before", "after", "checkpoint", "against")
+
+
+def name_classes(options: ClassOptions) -> ClassOptions:
+    """Return the options with each class named in full, and without the options that are part of the name.
+
+    Raises UsageError for an option of a class without a class.
+    """
+    named = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
+    options = replace(options, **named) if named else options
+    if isinstance(options, InspectOptions) and options.as_class:
+        if load.find_class_spec(options.target) is None:
+            raise UsageError(f"{option('--class')}: {options.target} is not a folder or repository with a config.json")
+        options = replace(options, as_class=False)
+    return _add_class_options(options)
+
+
+def _list_class_fields(options: ClassOptions) -> list[str]:
+    """Return the fields whose target must be a class, even if the folder has weights."""
+    fields = ["model"] if isinstance(options, (InspectOptions, AuditOptions)) else []
+    if isinstance(options, VerifyOptions) or (isinstance(options, InspectOptions) and options.as_class):
+        fields.append("target")
+    return [name for name in fields if getattr(options, name) not in (None, AUTO)]
+
+
+def _add_class_options(options: ClassOptions) -> ClassOptions:
+    suffix = " --trust-remote-code" if options.trust_remote_code else ""
+    suffix += "" if options.config_json is None else f" --config-json {options.config_json}"
+    if not suffix:
+        return options
+    texts: dict[str, str] = {name: value for name in _FIELDS if (value := getattr(options, name, None)) is not None}
+    targets = options.targets if isinstance(options, (AuditOptions, LockOptions)) else ()
+    given = [*texts.values(), *targets]
+    if not any(map(_is_class, given)):
+        raise _build_error(options, given)
+    changes: dict[str, object] = {name: text + suffix for name, text in texts.items() if _is_class(text)}
+    if targets:
+        changes["targets"] = tuple(text + suffix if _is_class(text) else text for text in targets)
+    return replace(options, **changes, trust_remote_code=False, config_json=None)
+
+
+def _is_class(text: str) -> bool:
+    return load.find_class_spec(text) is not None
+
+
+def _build_error(options: ClassOptions, given: Sequence[str]) -> UsageError:
+    trust = option("--trust-remote-code")
+    flag = trust if options.config_json is None else option("--config-json", options.config_json)
+    what = f"{' and '.join(given[:3])} {'is not a model class' if len(given) == 1 else 'are not model classes'}"
+    return UsageError(f"{flag}: {what}; name a class, such as net.py:Net")

@@ -1,0 +1,534 @@
+"""A model named as people name it: a folder with a config.json, a registry, and the spellings of one class."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli.core.errors import ModelError, StateError
+from statecli.live.spec import ObjectCall, ObjectName, parse_spec
+from statecli.targets.load import build_model, find_class_spec
+
+#: Fields of a small BERT.
+BERT = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+#: Packages with the functions that statecli calls of the libraries of these names.
+STAND_INS = {
+    "timm/__init__.py": """
+        from torch import nn
+        __version__ = "1"
+        def is_model(name): return name == "resnet18"
+        def list_models(): return ["resnet18", "resnet34"]
+        def create_model(name, pretrained=False, num_classes=1000, checkpoint_path="", **arguments):
+            assert not pretrained and not checkpoint_path
+            model = nn.Sequential(nn.Linear(2, num_classes))
+            model.name = name
+            return model
+    """,
+    "torchvision/__init__.py": "",
+    "torchvision/models/__init__.py": """
+        from torch import nn
+        def list_models(): return ["resnet18"]
+        def get_model(name, num_classes=1000): return nn.Linear(2, num_classes)
+    """,
+    "diffusers/__init__.py": """
+        from torch import nn
+        __version__ = "1"
+        class UNet2DModel(nn.Module):
+            def __init__(self, width=2):
+                super().__init__()
+                self.layer = nn.Linear(width, width)
+            @classmethod
+            def from_config(cls, config):
+                return cls(**{key: value for key, value in config.items() if not key.startswith("_")})
+        class Scheduler:
+            pass
+    """,
+    "sentence_transformers/__init__.py": "",
+    "sentence_transformers/models.py": """
+        from torch import nn
+        class Transformer(nn.Module):
+            def __init__(self): raise AssertionError("loads weights")
+        class Dense(nn.Module):
+            def __init__(self, in_features, out_features, activation_function):
+                super().__init__()
+                self.linear = nn.Linear(in_features, out_features)
+                self.activation_function = activation_function
+    """,
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder, and beside it the stand-ins as installed packages."""
+    for path, source in STAND_INS.items():
+        (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "installed" / path).write_text(textwrap.dedent(source))
+    names = {path.partition("/")[0] for path in STAND_INS}
+    before = {key: value for key, value in sys.modules.items() if key.partition(".")[0] in names}
+    for key in before:
+        del sys.modules[key]
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "here"
+    for key in [key for key in sys.modules if key.partition(".")[0] in names]:
+        del sys.modules[key]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def real(tmp_path, monkeypatch):
+    """The current folder, and transformers."""
+    monkeypatch.chdir(tmp_path)
+    return pytest.importorskip("transformers")
+
+
+def configure(folder: str, **fields: object) -> None:
+    """Write the config.json of a folder."""
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, "config.json").write_text(json.dumps(fields))
+
+
+def shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """The state_dict of a class."""
+    spec = find_class_spec(text)
+    assert spec is not None, text
+    module = build_model(spec, init_device=None, values=False).module
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+SPELLINGS = [
+    "bert",
+    "bert/",
+    "./bert",
+    "bert/config.json",
+    "transformers:BertModel(config='bert')",
+    "transformers:BertModel('bert')",
+    "transformers:BertModel('bert/config.json')",
+    "transformers:BertModel(config='bert/config.json')",
+    "transformers:BertModel(config='bert', add_pooling_layer=True)",
+    "transformers.models.bert.modeling_bert:BertModel(config='bert')",
+    "transformers.models.bert:BertModel('bert')",
+    "transformers.BertModel(config='bert')",
+    "transformers:AutoModel(config='bert')",
+    "transformers:AutoModel.from_config('bert')",
+    "transformers.AutoModel.from_config('bert')",
+    "transformers:BertModel(config=BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, "
+    "intermediate_size=32, vocab_size=50, max_position_embeddings=16))",
+]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_every_spelling_of_a_class_is_the_model_of_its_configuration(real, text):
+    """As transformers builds it."""
+    configure("bert", **BERT)
+    model = real.BertModel(real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"}))
+    assert shapes(text) == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def test_further_arguments_are_the_constructors_or_the_configurations(real):
+    """Another name is refused before the model is built."""
+    configure("bert", **BERT)
+    assert not any(
+        "pooler" in name for name in shapes("transformers:BertModel(config='bert', add_pooling_layer=False)")
+    )
+    assert not any("layer.1" in name for name in shapes("transformers:BertModel('bert', num_hidden_layers=1)"))
+    with pytest.raises(ModelError, match="sise: neither an argument of the model nor of its configuration"):
+        shapes("transformers:BertModel('bert', sise=1)")
+
+
+def test_a_head_is_chosen_by_the_auto_class(real):
+    """By the model_type; one that the library does not have is an error."""
+    configure("bert", **BERT)
+    assert "cls.predictions.bias" in shapes("transformers:AutoModelForMaskedLM('bert')")
+    with pytest.raises(ModelError, match="model_type 'bert', for which AutoModelForSpeechSeq2Seq"):
+        shapes("transformers:AutoModelForSpeechSeq2Seq('bert')")
+    configure("bert", **{**BERT, "model_type": ["bert"]})
+    with pytest.raises(ModelError, match="for which AutoModel of transformers"):
+        shapes("transformers:AutoModel('bert')")
+
+
+def test_a_folder_with_weights_stays_a_checkpoint(statecli, real):
+    """Its config.json, or --class, is the class."""
+    configure("bert", **BERT)
+    settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
+    real.BertModel(settings).save_pretrained("full")
+    assert statecli("inspect", "full", "-f", "json").json["format"] == "safetensors"
+    for words in (["full/config.json"], ["full", "--class"]):
+        result = statecli("inspect", *words, "-f", "json").json
+        assert (result["format"], result["target"]) == ("module", "full/config.json")
+    assert statecli("audit", "full", "--model", "full").code == 0
+    assert statecli("diff", "full/config.json", "full").code == 0
+    refused = statecli("inspect", "full/model.safetensors", "--class")
+    assert refused.err == "statecli: --class: full/model.safetensors is not a folder or repository with a config.json\n"
+
+
+def test_the_model_is_on_meta_unless_a_device_is_given(statecli, real):
+    """On the cpu, verify proves save and step, also for a folder with weights."""
+    configure("bert", **BERT)
+    devices = {row["device"] for row in statecli("inspect", "bert", "-f", "json").rows().values()}
+    assert devices == {"meta"}
+    result = statecli("verify", "bert", "--init-device", "cpu", "-f", "json")
+    assert result.code == 0
+    verdicts = {check["check"]: check["verdict"] for check in result.json["checks"]}
+    assert (verdicts["save"], verdicts["step"]) == ("passed", "passed")
+
+
+def test_no_code_next_to_a_configuration_runs(real, statecli, monkeypatch):
+    """Neither that of auto_map, nor a module with the name of a library; and nothing is downloaded."""
+    configure("bert", **BERT, auto_map={"AutoModel": "mine.Mine"})
+    ran = 'open("ran", "w").close()\n'
+    for name in ("bert/mine.py", "bert/transformers.py", "transformers.py", "bert/torch.py"):
+        Path(name).write_text(ran)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
+    assert statecli("inspect", "bert").code == 0
+    configure("bert", **{**BERT, "architectures": ["Mine"]}, auto_map={"AutoModel": "mine.Mine"})
+    refused = statecli("inspect", "bert")
+    assert refused.err == (
+        "statecli: bert/config.json: Mine is code of the checkpoint (auto_map), which statecli runs only with "
+        "--trust-remote-code\n"
+    )
+    assert not Path("ran").exists()
+
+
+MINE = """
+from transformers import PretrainedConfig, PreTrainedModel
+from torch import nn
+class MineConfig(PretrainedConfig):
+    model_type = "mine"
+    def __init__(self, width=3, **rest):
+        super().__init__(**rest)
+        self.width = width
+class Mine(PreTrainedModel):
+    config_class = MineConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = nn.Linear(config.width, config.width)
+        self.post_init()
+"""
+
+
+def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_path):
+    """Only with the option, and only from this disk."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
+    auto_map = {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
+    configure("mine", architectures=["Mine"], model_type="mine", width=4, auto_map=auto_map)
+    Path("mine/mine.py").write_text(MINE)
+    assert statecli("inspect", "mine").code == 2
+    result = statecli("inspect", "mine", "--trust-remote-code", "-f", "json")
+    assert result.code == 0, result.err
+    assert result.rows()["layer.weight"]["shape"] == [4, 4]
+
+
+def test_what_is_not_there_is_one_line(real, statecli):
+    """With what to type."""
+    missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
+    hub = "for a repository of the Hugging Face hub write hf://ORGANIZATION/bert-base-uncased"
+    assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}\n"
+    Path("empty").mkdir()
+    assert (
+        "has no config.json, which names the model class" in statecli("inspect", "transformers:BertModel('empty')").err
+    )
+    Path("sd/unet").mkdir(parents=True)
+    Path("sd/model_index.json").write_text("{}")
+    Path("sd/unet/config.json").write_text("{}")
+    assert statecli("inspect", "sd").err.endswith("name one of its components as a model class: sd/unet\n")
+
+
+# --- other libraries --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_timm_is_built_from_its_configuration(here):
+    """By its registry; an argument that loads a file is refused."""
+    configure("r18", architecture="resnet18", num_classes=5, pretrained_cfg={"url": "https://x"})
+    assert shapes("r18")["0.weight"] == (5, 2)
+    for arguments, problem in (
+        ({"model_args": {"checkpoint_path": "/x"}}, "model_args has checkpoint_path, which loads other files"),
+        ({"architecture": "hf-hub:a/b"}, "architecture is 'hf-hub:a/b', which is not a model of timm 1"),
+        ({"model_args": {"num_layers": 10**9}}, "num_layers is 1,000,000,000, larger than in any model"),
+    ):
+        configure("r18", **{"architecture": "resnet18", **arguments})
+        with pytest.raises(ModelError, match=problem):
+            shapes("r18")
+
+
+def test_a_model_of_diffusers_is_built_from_its_configuration(here):
+    """By the class's own from_config; a class that is not a module is refused."""
+    configure("unet", _class_name="UNet2DModel", _diffusers_version="1", width=3)
+    for text in (
+        "unet",
+        "unet/config.json",
+        "diffusers:UNet2DModel(config='unet')",
+        "diffusers:UNet2DModel.from_config('unet/config.json')",
+        "diffusers.UNet2DModel(config='unet')",
+        "diffusers:UNet2DModel(width=3)",
+    ):
+        assert shapes(text)["layer.weight"] == (3, 3), text
+    assert shapes("diffusers:UNet2DModel(config='unet', width=4)")["layer.weight"] == (4, 4)
+    configure("unet", _class_name="Scheduler")
+    with pytest.raises(ModelError, match="names Scheduler, which is not a model class of diffusers 1"):
+        shapes("unet")
+
+
+def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
+    """The first from the configuration of transformers; no class and no function of the files is imported."""
+    pytest.importorskip("transformers")
+    dense = {"in_features": 16, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    configure("st", **BERT)
+    configure("st/2_Dense", **dense)
+    Path("st/modules.json").write_text(json.dumps(modules))
+    names = shapes("st")
+    assert names["0.auto_model.embeddings.word_embeddings.weight"] == (50, 16)
+    assert names["1.linear.weight"] == (4, 16)
+    configure("st/2_Dense", **{**dense, "activation_function": "os.system"})
+    with pytest.raises(ModelError, match=r"activation_function is 'os.system', which is not a class of torch.nn"):
+        shapes("st")
+    modules[1]["type"] = "mine.Dense"
+    Path("st/modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match=r"mine.Dense is code of the checkpoint"):
+        shapes("st")
+    modules[1]["path"] = "../x"
+    Path("st/modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StateError, match="entry 1 has no type, or no folder inside of this one"):
+        shapes("st")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "{}", "[1]", '[{"type": 1}]', "[" * 100_000])
+def test_a_damaged_list_of_modules_is_one_line(here, text):
+    """The file and what to do."""
+    Path("st").mkdir()
+    Path("st/modules.json").write_text(text)
+    with pytest.raises(StateError, match=r"^st/modules.json: [^\n]+\Z"):
+        shapes("st")
+
+
+def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
+    """With the line to type."""
+    configure("r18", architecture="resnet18")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(StateError, match=r"r18/config.json: needs timm, which is not installed: pip install timm"):
+        shapes("r18")
+
+
+# --- registries -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "timm:resnet18",
+        "timm:resnet18.a1_in1k",
+        "timm:resnet18(num_classes=1000)",
+        "timm:create_model('resnet18')",
+        "timm.create_model('resnet18')",
+        "timm.create_model('resnet18', num_classes=1000)",
+        "timm.resnet18()",
+        "torchvision:resnet18",
+        "torchvision:resnet18(num_classes=1000)",
+        "torchvision.models:get_model('resnet18')",
+        "torchvision.models.get_model('resnet18')",
+    ],
+)
+def test_a_registry_builds_a_model_by_its_name(here, text):
+    """In every spelling."""
+    assert next(iter(shapes(text).values())) == (1000, 2)
+
+
+def test_an_unknown_name_has_the_nearest(statecli, here):
+    """As it is typed."""
+    assert statecli("inspect", "timm:resnet19").err.startswith(
+        "statecli: timm:resnet19: timm has no model called resnet19; did you mean timm:resnet18 or timm:resnet34?"
+    )
+    assert statecli("inspect", "torchvision:zzz").err.endswith("list the names with torchvision.models.list_models()\n")
+    assert "torchvision has no model called resnet18.x" in statecli("inspect", "torchvision:resnet18.x").err
+
+
+def test_a_dotted_call_imports_only_installed_packages(here, statecli):
+    """A package of the current folder is named by a colon."""
+    Path("timm.py").write_text('open("ran", "w").close()\n')
+    Path("own").mkdir()
+    Path("own/__init__.py").write_text('open("ran", "w").close()\n')
+    assert statecli("inspect", "timm.create_model('resnet18')").code == 0
+    assert statecli("inspect", "timm:resnet18").code == 0
+    assert statecli("inspect", "own.make(1)").code == 2
+    assert not Path("ran").exists()
+
+
+# --- nested constructors ----------------------------------------------------------------------------------------------
+
+NET = """
+import os, subprocess
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+import torch
+from torch import nn
+@dataclass
+class Inner:
+    width: int = 3
+@dataclass
+class Config:
+    size: int
+    depth: int = 2
+    inner: Inner = field(default_factory=Inner)
+class Net(nn.Module):
+    def __init__(self, cfg: "Config", act=nn.ReLU, dtype=torch.float32):
+        super().__init__()
+        layers = [nn.Linear(cfg.size, cfg.size, dtype=dtype) for _ in range(cfg.depth)]
+        self.layers = nn.Sequential(*layers, act(), nn.Linear(cfg.size, cfg.inner.width))
+class Wide(nn.Module):
+    def __init__(self, width, options=None, parts=()):
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+        self.parts = nn.ModuleList(parts)
+def make_config(): return Config(3)
+class Other(nn.Module):
+    def __init__(self, thing: nn.Module):
+        super().__init__()
+        self.thing = thing
+"""
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """The current folder with a file of classes."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+
+
+def test_names_and_classes_are_read_from_the_syntax():
+    """Nothing is evaluated, and the text comes back as it was typed."""
+    spec = parse_spec("net.py:Net(Config(5, inner=Inner(width=2)), act=nn.GELU, parts=[Part(1), None], x={'a': B})")
+    assert spec is not None
+    assert spec.args == (ObjectCall("Config", (5,), {"inner": ObjectCall("Inner", (), {"width": 2})}),)
+    assert spec.kwargs == {
+        "act": ObjectName("nn.GELU"),
+        "parts": [ObjectCall("Part", (1,)), None],
+        "x": {"a": ObjectName("B")},
+    }
+    assert repr(spec.args[0]) == "Config(5, inner=Inner(width=2))"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "last"),
+    [
+        ("cfg=Config(size=4)", (3, 4)),
+        ("Config(4)", (3, 4)),
+        ("cfg=Config(4, inner=Inner(width=7))", (7, 4)),
+        ("Config(size=4), act=nn.GELU", (3, 4)),
+        ("Config(size=4), dtype=torch.float64", (3, 4)),
+    ],
+)
+def test_a_nested_constructor_is_called(net, arguments, last):
+    """With names of the module of the class."""
+    assert list(shapes(f"net.py:Net({arguments})").values())[-2] == last
+
+
+def test_objects_are_built_again_for_each_instance(net):
+    """Two builds share no module."""
+    spec = find_class_spec("net.py:Wide(3, parts=[nn.Linear(2, 2)])")
+    built = build_model(spec, init_device=None, values=False)
+    assert built.build_again().parts[0] is not built.module.parts[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("os.system('touch ran')", "os.system belongs to Python's standard library, not to net.py"),
+        ("subprocess.Popen('touch ran', shell=True)", "subprocess.Popen belongs to Python's standard library"),
+        ("partial(os.system, 'touch ran')", "belongs to Python's standard library"),
+        (
+            "cfg=make_config()",
+            "make_config is not a class; write a function that builds the model, and name it: build.py:make",
+        ),
+        ("cfg=torch", "torch is not a class or a value in net.py"),
+        ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),
+        ("cfg=relu", "relu is not defined in net.py; write a text in quotes: 'relu'"),
+        ("cfg=Config()", "Config: missing a required argument: 'size'; it takes size, depth, inner"),
+        ("cfg=Config(sise=3, size=2)", "Config: got an unexpected keyword argument 'sise'"),
+        ("cfg=Config.size.real", "Config.size.real is not a class or a value in net.py"),
+    ],
+)
+def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
+    """And nothing of it runs."""
+    with pytest.raises(ModelError, match=problem) as caught:
+        shapes(f"net.py:Net({arguments})")
+    assert "\n" not in str(caught.value)
+    assert not Path("ran").exists()
+
+
+def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
+    """With the fields that have no default; the line works once they are filled in."""
+    line = "write 'net.py:Net(cfg=Config(size=...))' with a value for each ..., or give --config-json FILE"
+    assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
+    more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
+    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))' with a value for each ..." in more
+    listed = statecli("inspect", "net.py").err.splitlines()
+    assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
+    assert listed[3].startswith("Other needs thing; to use net.py:make, add this function with a value for each ...")
+
+
+# --- a configuration from a file --------------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_built_from_a_file(net, statecli):
+    """The dataclasses inside of it too; the target has the option, and works as it is shown."""
+    Path("net.json").write_text('{"size": 4, "depth": 1, "inner": {"width": 7}}')
+    result = statecli("inspect", "net.py:Net", "--config-json", "net.json", "-f", "json")
+    assert result.code == 0, result.err
+    assert result.rows()["layers.2.weight"]["shape"] == [7, 4]
+    assert result.json["target"] == "net.py:Net --config-json net.json"
+    assert statecli("inspect", result.json["target"], "-f", "json").out == result.out
+    torch.save({name: torch.ones(shape) for name, shape in shapes(result.json["target"]).items()}, "net.pt")
+    for words in (
+        ("diff", "net.py:Net", "net.pt"),
+        ("audit", "net.pt", "--model", "net.py:Net"),
+        ("verify", "net.py:Net", "--check", "save"),
+        ("explain", "net.py:Net", "net.pt"),
+        ("lock", "net.py:Net", "-o", "net.lock"),
+    ):
+        result = statecli(*words, "--config-json", "net.json")
+        assert result.code == 0, (words, result.err)
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "problem"),
+    [
+        ('{"sise": 4}', "net.py:Net", "net.json: Config has no field 'sise'; its fields are size, depth, inner"),
+        ("{}", "net.py:Net", "net.json: Config needs size; add the fields to the file"),
+        ('{"size": 4, "inner": {"a": 1}}', "net.py:Net", "net.json: Inner has no field 'a'; its fields are width"),
+        ("[1]", "net.py:Net", "net.json"),
+        ("{", "net.py:Net", "net.json"),
+        ("{}", "net.pt", "--config-json net.json: net.pt is not a model class; name a class, such as net.py:Net"),
+        ("{}", "net.py:Wide(3)", "no argument of Wide takes a configuration class; write the arguments in parentheses"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, problem):
+    """The file, the field and what to do."""
+    torch.save({}, "net.pt")
+    Path("net.json").write_text(text)
+    result = statecli("inspect", target, "--config-json", "net.json")
+    assert (result.code, result.out) == (2, "")
+    assert problem in result.err
+    assert result.err.count("\n") == 1
