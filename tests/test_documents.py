@@ -74,6 +74,16 @@ def desk(tmp_path, monkeypatch):
         "        super().__init__(hidden, hidden)\n\n\ndef build():\n    return Net()\n\n\n"
         "def batch():\n    import torch\n\n    return torch.ones(1, 2)\n"
     )
+    (tmp_path / "gpt.py").write_text(
+        "from dataclasses import dataclass\nfrom torch import nn\n\n\n@dataclass\nclass Config:\n    size: int\n\n\n"
+        "class GPT(nn.Linear):\n    def __init__(self, config: Config):\n        super().__init__(config.size, 2)\n"
+    )
+    (tmp_path / "gpt.json").write_text('{"size": 3}')
+    (tmp_path / "bert").mkdir()
+    sizes = '"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16'
+    (tmp_path / "bert" / "config.json").write_text(
+        f'{{"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9, {sizes}}}'
+    )
     state = {"param": torch.ones(3, 3), "mybuffer1": torch.ones(2, 2)}
     save_file(state, tmp_path / "model.safetensors")
     torch.save(state, tmp_path / "net.pt")
@@ -102,6 +112,10 @@ def test_there_are_examples():
 def test_an_example_runs(statecli, desk, line):
     """Each ends 0 or 1, or, where it needs CUDA and there is none, says so."""
     words = shlex.split(re.split(r" #| \|", line)[0])
+    if "bert" in line.lower():
+        pytest.importorskip("transformers")
+    if "timm" in line:
+        pytest.importorskip("timm", reason="timm does not import")
     for path, made_by in WRITTEN.items():
         if path in words:
             assert statecli(*made_by, *(() if path in made_by else ("-o", path))).code == 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.progress import report_stage
+from statecli.core.quoting import quote_for_shell
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
@@ -79,6 +80,9 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         return  # a metaclass may build anything
     if obj.__new__ is not object.__new__:
         return
+    if obj.__module__.startswith("transformers.models.auto."):
+        word = quote_for_shell(f"{spec.base}(config=...)")
+        raise ModelError(f"{spec.text}: needs a configuration; write {word} with a config.json, or the folder of one")
     from statecli.core.target_suggestions import suggest_models_of
 
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))

@@ -57,8 +57,8 @@ def find_config_file(path: str) -> str:
     if not files.is_folder(path):
         if files.exists(path):
             return path
-        hint = "" if files.is_remote(path) else suggest_repository(path)
-        raise UsageError("; ".join(filter(None, [f"{path}: no such file or folder", hint])))
+        hint = suggest_repository(path) or "name a config.json, the folder of one, or hf://ORGANIZATION/NAME"
+        raise UsageError(f"{path}: no such file or folder; {hint}")
     names = [name for name in (MODULES, CONFIG) if files.exists(files.join(path, name))]
     if names:
         return files.join(path, names[0])

@@ -6,6 +6,7 @@ backbones or a quantizer are removed or refused, and the hub is off during the b
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+#: Least similarity of a suggested class, from 0 to 1.
+_SIMILARITY = 0.85
 #: Classes of transformers that choose another class by the `model_type` of the configuration.
 _AUTO_CLASS = re.compile(r"AutoModel\w*|AutoBackbone")
 
@@ -108,7 +111,10 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
         if not is_named and document.get("auto_map"):
             why = "which statecli runs only with --trust-remote-code"
             raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
-        raise ModelError(_describe_unknown_class(name, document, config, version))
+        known = [] if not is_named or name in dir(transformers) else dir(transformers)
+        near = difflib.get_close_matches(name, known, 1, _SIMILARITY)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ModelError(_describe_unknown_class(name, document, config, version) + hint)
     return model_class
 
 

@@ -187,6 +187,19 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
     return obj
 
 
+def _find_inner_module(package: Any, name: str) -> str | None:
+    """Return the imported module of a package with a model class of this name, the shortest; None without one."""
+    from torch import nn
+
+    start = f"{getattr(package, '__name__', '')}."
+    modules = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
+    for key in modules:
+        value = vars(sys.modules[key]).get(name) if isinstance(sys.modules[key], types.ModuleType) else None
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            return key
+    return None
+
+
 def _suggest_functions(obj: Any, name: str) -> str:
     """Suggest a function with a similar name, else the functions that the module itself defines."""
     named = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
@@ -209,6 +222,7 @@ def _suggest_models(obj: Any, name: str) -> str:
         return near
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
     if not models:
-        return "; it defines no model class"
+        inner = _find_inner_module(obj, name)
+        return f"; write {inner}:{name}" if inner else "; it defines no model class"
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
     return f"; {classes} {join_names(models, _MAX_NAMES)}"

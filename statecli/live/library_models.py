@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,19 @@ def build_diffusers(
     from torch import nn
 
     diffusers = import_library("diffusers", config)
-    name = name or str(document.get("_class_name"))
+    named = document.get("_class_name")
+    if type(named) is not str or (name is not None and name != named.rpartition(".")[2]):
+        has = f"names {named[:80]}, not {name}" if type(named) is str else "has no _class_name"
+        raise ModelError(f"{config}: {has}, so it is not a configuration of this class of diffusers")
+    name = named
     config_guards.check_config(document, config)
     model_class = getattr(diffusers, name.rpartition(".")[2], None)
     if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
         raise ModelError(f"{config}: names {name}, which is not a model class of diffusers {diffusers.__version__}")
+    takes = list(inspect.signature(model_class.__init__).parameters)[1:]
+    unknown = [key for key in arguments if key not in takes]
+    if unknown:
+        raise ModelError(f"{join_names(unknown, 3)}: not an argument of {name}, which takes {join_names(takes, 8)}")
     with config_guards.disable_hub(), config_guards.limit_registrations(config):
         model: nn.Module = model_class.from_config({**document, **arguments})  # type: ignore[attr-defined]
     return model

@@ -38,15 +38,25 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
     `package`: the imported module of the spec. Raises ModelError for a name that the registry does not have.
     """
     registry = _REGISTRIES.get(spec.module)
-    if registry is None or hasattr(package, spec.attribute.partition(".")[0]):
+    if registry is None:
         return None
     module = importlib.import_module(registry.module)
+    if spec.attribute == registry.build and spec.args and type(spec.args[0]) is str:
+        _check_name(spec, spec.args[0], registry, module)
+    if hasattr(package, spec.attribute.partition(".")[0]):
+        return None
+    _check_name(spec, spec.attribute, registry, module)
+    return functools.partial(getattr(module, registry.build), spec.attribute)
+
+
+def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) -> None:
+    """Raise ModelError, with the nearest names, for a name that the registry does not have."""
+    if ":" in name:  # a repository of the hub
+        return
     names = list(getattr(module, registry.names)())
-    name = spec.attribute
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
         near = difflib.get_close_matches(name, names, 3, _SIMILARITY)
         hint = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?" if near else ""
         lister = f"list the names with {registry.module}.{registry.names}()"
         raise ModelError(f"{spec.text}: {spec.module} has no model called {name}; {hint or lister}")
-    return functools.partial(getattr(module, registry.build), name)

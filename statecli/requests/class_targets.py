@@ -60,10 +60,22 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
     given = [*texts.values(), *targets]
     if not any(map(_is_class, given)):
         raise _build_error(options, given)
+    if options.config_json is not None:
+        _check_configuration(options.config_json, given)
     changes: dict[str, object] = {name: text + suffix for name, text in texts.items() if _is_class(text)}
     if targets:
         changes["targets"] = tuple(text + suffix if _is_class(text) else text for text in targets)
     return replace(options, **changes, trust_remote_code=False, config_json=None)
+
+
+def _check_configuration(config_json: str, given: Sequence[str]) -> None:
+    """Raise UsageError for a class that has a configuration already."""
+    for text in given:
+        spec = load.find_class_spec(text)
+        if spec is not None and spec.config is not None:
+            raise UsageError(
+                f"{option('--config-json', config_json)}: {text} is built from {spec.config}; leave the option out"
+            )
 
 
 def _is_class(text: str) -> bool:

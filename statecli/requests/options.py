@@ -390,7 +390,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         Target(
             "TARGET",
             "A checkpoint, a folder with one, - for standard input, or a model: file.py:Class, "
-            "package.module:Class(arg=1), or file.py:make, a function that builds the model.",
+            "package.module:Class(arg=1), file.py:make, a function that builds the model, timm:resnet50, or a folder "
+            "or config.json that names the class.",
         ),
     ]
     to: Annotated[
@@ -545,7 +546,9 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     target: Annotated[
         str,
         Target(
-            "MODEL", "A model: file.py:Class, package.module:Class(arg=1), or file.py:make, a function that builds it."
+            "MODEL",
+            "A model: file.py:Class, package.module:Class(arg=1), file.py:make, a function that builds it, "
+            "timm:resnet50, or a folder or config.json that names the class.",
         ),
     ]
     check: Annotated[

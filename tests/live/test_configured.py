@@ -246,6 +246,14 @@ def test_what_is_not_there_is_one_line(real, statecli):
     assert (
         "has no config.json, which names the model class" in statecli("inspect", "transformers:BertModel('empty')").err
     )
+    near = statecli("inspect", "transformers:BertModl(config='bert')").err
+    assert near.startswith("statecli: bert: no such file or folder; name a config.json, the folder of one, or hf://")
+    configure("bert", **BERT)
+    near = statecli("inspect", "transformers:BertModl(config='bert')").err
+    assert near.endswith("; did you mean BertModel?\n")
+    auto = statecli("inspect", "transformers:AutoModel").err
+    line = "write 'transformers:AutoModel(config=...)' with a config.json, or the folder of one"
+    assert auto == f"statecli: transformers:AutoModel: needs a configuration; {line}\n"
     Path("sd/unet").mkdir(parents=True)
     Path("sd/model_index.json").write_text("{}")
     Path("sd/unet/config.json").write_text("{}")
@@ -282,6 +290,13 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(here):
     ):
         assert shapes(text)["layer.weight"] == (3, 3), text
     assert shapes("diffusers:UNet2DModel(config='unet', width=4)")["layer.weight"] == (4, 4)
+    with pytest.raises(ModelError, match="wide: not an argument of UNet2DModel, which takes width"):
+        shapes("diffusers:UNet2DModel(config='unet', wide=4)")
+    with pytest.raises(ModelError, match="names UNet2DModel, not Scheduler"):
+        shapes("diffusers:Scheduler(config='unet')")
+    configure("bert", **BERT)
+    with pytest.raises(ModelError, match="has no _class_name, so it is not a configuration of this class"):
+        shapes("diffusers:UNet2DModel(config='bert')")
     configure("unet", _class_name="Scheduler")
     with pytest.raises(ModelError, match="names Scheduler, which is not a model class of diffusers 1"):
         shapes("unet")
@@ -361,6 +376,7 @@ def test_an_unknown_name_has_the_nearest(statecli, here):
         "statecli: timm:resnet19: timm has no model called resnet19; did you mean timm:resnet18 or timm:resnet34?"
     )
     assert statecli("inspect", "torchvision:zzz").err.endswith("list the names with torchvision.models.list_models()\n")
+    assert "did you mean timm:resnet18 or" in statecli("inspect", "timm.create_model('resnet19')").err
     assert "torchvision has no model called resnet18.x" in statecli("inspect", "torchvision:resnet18.x").err
 
 
@@ -521,12 +537,14 @@ def test_a_configuration_is_built_from_a_file(net, statecli):
         ("[1]", "net.py:Net", "net.json"),
         ("{", "net.py:Net", "net.json"),
         ("{}", "net.pt", "--config-json net.json: net.pt is not a model class; name a class, such as net.py:Net"),
+        ("{}", "bert/config.json", "bert/config.json is built from bert/config.json; leave the option out"),
         ("{}", "net.py:Wide(3)", "no argument of Wide takes a configuration class; write the arguments in parentheses"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, problem):
     """The file, the field and what to do."""
     torch.save({}, "net.pt")
+    configure("bert", **BERT)
     Path("net.json").write_text(text)
     result = statecli("inspect", target, "--config-json", "net.json")
     assert (result.code, result.out) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -316,3 +317,26 @@ def test_the_package_is_named(monkeypatch, statecli):
         2,
         "statecli: hf:// needs the package huggingface_hub: pip install 'statecli[hf]'\n",
     )
+
+
+def test_the_class_of_a_repository_is_built_from_its_configuration(net, statecli):
+    """With --class, or by the file; verify and --model take only classes. Nothing else is fetched."""
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 50, **sizes}
+    (net.folder / "org" / "net" / "config.json").write_text(json.dumps(config))
+    for words in (
+        ("inspect", "hf://org/net", "--class"),
+        ("inspect", "hf://org/net/config.json"),
+        ("inspect", "transformers:BertModel(config='hf://org/net')"),
+        ("verify", "hf://org/net", "--check", "move"),
+    ):
+        result = statecli(*words, "-f", "json")
+        assert result.code == 0, (words, result.err)
+        assert "embeddings.word_embeddings.weight" in result.rows()
+    assert statecli("audit", "hf://org/net", "--model", "hf://org/net").code == 1
+    refused = statecli("inspect", "hf://org/net/config.json", "--trust-remote-code")
+    assert refused.code == 0
+    (net.folder / "org" / "net" / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "m.M"}}))
+    refused = statecli("inspect", "hf://org/net", "--class", "--trust-remote-code")
+    assert "--trust-remote-code runs only code on this disk; download the folder first" in refused.err
