@@ -200,6 +200,9 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         defined = [
             f"{file}:{name}{call}" for file in _list_python_files("") if name in python_names.list_definitions(file)
         ]
+        in_library = None if defined else _suggest_transformers(name, call)
+        if in_library is not None:
+            return in_library
         what = f"{name}{call and '(...)'} is the name of a class or function without its file; write"
         if defined:
             return Suggestion(what, tuple(map(quote_for_shell, defined)))
@@ -215,6 +218,15 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         missing = f"the Python package {top} is not installed"
         return Suggestion(f"{missing}; install the package, then write {quote_for_shell(_EXAMPLES[top])}")
     return Suggestion(f"{missing}; name a model class as file.py:Class or package.module:Class")
+
+
+def _suggest_transformers(name: str, call: str) -> Suggestion | None:
+    """Return how to name a class of transformers; None if the package is not installed or has no such class."""
+    spec = next(_find_modules(["transformers"]), None)
+    advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
+    if advice is None or call.strip("() ") == "":
+        return advice and Suggestion(advice=advice)
+    return Suggestion(f"name the module before a colon: {quote_for_shell(f'transformers:{name}{call}')}")
 
 
 def _list_names(path: str, module: str | None = None) -> Suggestion:

@@ -8,6 +8,7 @@ no code of the checkpoint runs without `--trust-remote-code`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What follows the name of a class in other spellings of the same build.
 _BUILDERS = (".from_config", "._from_config")
+#: The name of a class; of other names, such as pipeline and AutoModel.from_pretrained, the call is the user's own.
+_CLASS = re.compile(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
@@ -53,13 +56,13 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
     library = next((one for one in Library if one.value == spec.module.partition(".")[0]), None)
     if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
         return spec
-    is_given = type(spec.kwargs.get("config")) is str
-    config = spec.kwargs["config"] if is_given else spec.args[0] if len(spec.args) == 1 else None
-    if type(config) is not str or (spec.args and is_given):
-        return spec
     name = spec.attribute
     for builder in _BUILDERS:
         name = name.removesuffix(builder)
+    is_given = type(spec.kwargs.get("config")) is str
+    config = spec.kwargs["config"] if is_given else spec.args[0] if len(spec.args) == 1 else None
+    if type(config) is not str or (spec.args and is_given) or not _CLASS.fullmatch(name):
+        return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)
 

@@ -56,7 +56,8 @@ def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) ->
     names = list(getattr(module, registry.names)())
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
-        near = difflib.get_close_matches(name, names, 3, _SIMILARITY)
+        near = [known for known in names if known.startswith(f"{name}_")][:3]
+        near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
         hint = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?" if near else ""
         lister = f"list the names with {registry.module}.{registry.names}()"
         raise ModelError(f"{spec.text}: {spec.module} has no model called {name}; {hint or lister}")

@@ -21,6 +21,7 @@ from statecli.requests.options import (
     LockOptions,
     VerifyOptions,
 )
+from statecli.storage import checkpoint_folder, files
 from statecli.targets import load
 
 ClassOptions: TypeAlias = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | ExplainOptions | LockOptions
@@ -36,6 +37,9 @@ def name_classes(options: ClassOptions) -> ClassOptions:
     named = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
     options = replace(options, **named) if named else options
     if isinstance(options, InspectOptions) and options.as_class:
+        if load.find_class_spec(options.target) is None and files.is_remote(options.target):
+            # The read of the file has the reason why a repository cannot be opened.
+            options = replace(options, target=files.join(options.target, checkpoint_folder.CONFIG))
         if load.find_class_spec(options.target) is None:
             raise UsageError(f"{option('--class')}: {options.target} is not a folder or repository with a config.json")
         options = replace(options, as_class=False)

@@ -237,6 +237,15 @@ def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_pa
     assert result.rows()["layer.weight"]["shape"] == [4, 4]
 
 
+def test_other_calls_of_a_library_are_the_users_own(real, statecli):
+    """A folder with weights is loaded by from_pretrained, as it was typed."""
+    settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
+    real.BertModel(settings).save_pretrained("full")
+    result = statecli("inspect", "transformers:AutoModel.from_pretrained('full')", "-f", "json")
+    assert result.code == 0, result.err
+    assert {row["device"] for row in result.rows().values()} == {"cpu"}
+
+
 def test_what_is_not_there_is_one_line(real, statecli):
     """With what to type."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
@@ -251,6 +260,9 @@ def test_what_is_not_there_is_one_line(real, statecli):
     configure("bert", **BERT)
     near = statecli("inspect", "transformers:BertModl(config='bert')").err
     assert near.endswith("; did you mean BertModel?\n")
+    alone = "name the module before a colon: \"transformers:BertModel(config='bert')\"\n"
+    assert statecli("inspect", "BertModel(config='bert')").err.endswith(alone)
+    assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
     auto = statecli("inspect", "transformers:AutoModel").err
     line = "write 'transformers:AutoModel(config=...)' with a config.json, or the folder of one"
     assert auto == f"statecli: transformers:AutoModel: needs a configuration; {line}\n"
