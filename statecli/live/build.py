@@ -40,10 +40,10 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
 
     _check_device(torch, init_device)
     origins = Origins(get_typed_paths(spec))
-    report_stage(f"importing {spec.module}")
+    report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
     loaded = load_with_module(spec)
     _check_class(spec, loaded.value)
-    report_stage(f"building {spec.attribute}")
+    report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
     make = functools.partial(_build_once, spec, loaded, init_device, None)
     with torch_settings.keep_settings_and_grad_mode():
         module = _build_once(spec, loaded, init_device, origins, values)

@@ -42,13 +42,16 @@ def find_library(document: Mapping[str, Any]) -> Library:
 
 
 def names_model(config: str) -> bool:
-    """Return whether a file on this disk is a configuration that names a model class, or a list of modules."""
+    """Return whether a file on this disk is a configuration that names a model class, or a list of modules.
+
+    True for a file that cannot be read, because the build reports the reason.
+    """
     if files.get_name(config) == MODULES:
         return True
     try:
         document = read_document(config)
     except UsageError:
-        return False
+        return True
     return any(key in document for key in ("architectures", "model_type", "_class_name", "architecture", "auto_map"))
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 #: What follows the name of a class in other spellings of the same build.
 _BUILDERS = (".from_config", "._from_config")
-#: The name of a class; of other names, such as pipeline and AutoModel.from_pretrained, the call is the user's own.
+#: A name that is called with a configuration. `--model auto` spells the name in a file so: it must never be called.
+_NAME = re.compile(r"\w+")
+#: A name that is called with a text. The call of others (pipeline, AutoModel.from_pretrained) is the user's own.
 _CLASS = re.compile(r"[A-Z]\w*")
 
 
@@ -43,7 +45,7 @@ def build_spec_text(path: str) -> str:
     document = read_document(config)
     if find_library(document) is not Library.TRANSFORMERS:
         return config
-    return f"transformers:{hf_auto.find_class_name(document, config)}(config={config!r})"
+    return f"transformers:{hf_auto.find_class_name(document, config, for_auto=True)}(config={config!r})"
 
 
 def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
@@ -61,7 +63,7 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
         name = name.removesuffix(builder)
     is_given = type(spec.kwargs.get("config")) is str
     config = spec.kwargs["config"] if is_given else spec.args[0] if len(spec.args) == 1 else None
-    if type(config) is not str or (spec.args and is_given) or not _CLASS.fullmatch(name):
+    if type(config) is not str or (spec.args and is_given) or not (_NAME if is_given else _CLASS).fullmatch(name):
         return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)

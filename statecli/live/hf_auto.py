@@ -30,8 +30,11 @@ _SIMILARITY = 0.85
 _AUTO_CLASS = re.compile(r"AutoModel\w*|AutoBackbone")
 
 
-def find_class_name(document: Mapping[str, Any], config: str) -> str:
-    """Return the class that a configuration of transformers names. Raises UsageError."""
+def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool = False) -> str:
+    """Return the class that a configuration of transformers names. Raises UsageError.
+
+    `for_auto`: `--model auto` asks for the class.
+    """
     names = document.get("architectures")
     name = names[0] if type(names) is list and names else None
     if type(name) is str and _NAME.fullmatch(name):
@@ -42,8 +45,8 @@ def find_class_name(document: Mapping[str, Any], config: str) -> str:
         if type(class_name) is str:
             return class_name
     what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
-    auto = option("--model", "auto")
-    raise UsageError(f"{config}: architectures {what}, but {auto} needs one; name the class instead")
+    needs = f", but {option('--model', 'auto')} needs one; name the class instead"
+    raise UsageError(f"{config}: architectures {what}{needs if for_auto else '; name the class: file.py:Class'}")
 
 
 def import_transformers(config: str) -> Any:

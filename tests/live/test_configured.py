@@ -562,3 +562,31 @@ def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, probl
     assert (result.code, result.out) == (2, "")
     assert problem in result.err
     assert result.err.count("\n") == 1
+
+
+# --- hostile configurations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "hostile: config.json"),
+        ('{"architectures": ["BertModel"], "architectures": ["X"]}', "hostile: config.json"),
+        (
+            '{"architectures": ["\\u001b[31mEvil"]}',
+            r"architectures has '\x1b[31mEvil', which is not the name of a class",
+        ),
+        ('{"architectures": ["os"]}', "names os, which is not a model class of transformers"),
+        ('{"architectures": ["PreTrainedModel"]}', "names PreTrainedModel, which is not a model class"),
+        ('{"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "os.system"}', "KeyError: 'os.system'"),
+        ('{"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 10000000000000000000}', "hostile"),
+        ('{"model_type": "nonsense"}', "architectures does not name a class; name the class: file.py:Class"),
+    ],
+)
+def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
+    """The file and the problem, and nothing is imported or fetched."""
+    Path("hostile").mkdir()
+    Path("hostile/config.json").write_text(text)
+    result = statecli("inspect", "hostile")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert problem in result.err

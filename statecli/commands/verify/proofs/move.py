@@ -304,7 +304,8 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
     moved.before = _list_devices(tensors)
     if set(moved.before.values()) == {"meta"} and device.type != "meta":
         moved.reasons.append(
-            f"the model was built on meta and has no values to move to {device}; leave out --init-device meta"
+            f"the model was built on meta and has no values to move to {device}; build the model on the cpu: "
+            "--init-device cpu"
         )
         return moved
     moved.has_own_move = has_own_move(module)

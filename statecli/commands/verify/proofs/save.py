@@ -42,7 +42,8 @@ def prove(subject: ModelUnderTest) -> Check:
     if empty:
         return empty
     if all(row.device == "meta" for row in subject.state.tensors):
-        return Check(Name.SAVE, Verdict.SKIPPED, HOW, "the model was built on meta and has no values to save")
+        why = "the model was built on meta and has no values to save; build the model on the cpu: --init-device cpu"
+        return Check(Name.SAVE, Verdict.SKIPPED, HOW, why)
     return _Proof(subject).check()
 
 

@@ -116,7 +116,8 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
     if subject.inputs is None:
         return Check(Name.STEP, Verdict.SKIPPED, reason=subject.why_no_inputs)
     if any(row.device == "meta" for row in subject.state.tensors):
-        return Check(Name.STEP, Verdict.SKIPPED, reason="the model was built on meta and has no values to train")
+        why = "the model was built on meta and has no values to train; build the model on the cpu: --init-device cpu"
+        return Check(Name.STEP, Verdict.SKIPPED, reason=why)
     if _is_empty_batch(subject.inputs):
         why = f"the inputs have no elements ({subject.inputs.text}), so no gradient is computed"
         return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=why)
