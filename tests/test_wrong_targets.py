@@ -282,10 +282,15 @@ def test_a_class_that_is_no_module_is_refused_at_once(here, statecli, spec):
     assert statecli("verify", "fractions:Fraction").code == 2
 
 
+@pytest.fixture
+def bert():
+    """transformers with its BERT, imported before there is a package torchvision that cannot be imported."""
+    pytest.importorskip("transformers.models.bert.modeling_bert")
+
+
 @pytest.mark.parametrize("target", ["transformers.BertModel()", "transformers.BertModel", "transformers:BertModel"])
-def test_the_line_for_a_class_of_transformers_works(here, statecli, target):
+def test_the_line_for_a_class_of_transformers_works(bert, here, statecli, target):
     """It builds the class from its configuration."""
-    pytest.importorskip("transformers")
     (message,) = statecli("verify", target).err.splitlines()
     assert message.endswith("; write 'transformers:BertModel(config=BertConfig())'")
     assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0

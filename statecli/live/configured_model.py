@@ -77,11 +77,16 @@ def _name_build(
 
 
 class ConfiguredClass(NamedTuple):
-    """The class that a configuration names, and the folder of the configuration."""
+    """The class that a configuration names, the folder of the configuration, and the arguments of the class.
+
+    `replaced`: entries of a configuration of transformers to replace.
+    """
 
     library: Library
     name: str
     folder: str
+    arguments: Mapping[str, Any] = {}
+    replaced: Mapping[str, Any] = {}
 
 
 def find_class(spec: ModelSpec) -> ConfiguredClass:
@@ -91,14 +96,17 @@ def find_class(spec: ModelSpec) -> ConfiguredClass:
     folder = files.get_folder(config) or os.curdir
     if files.get_name(config) == MODULES:
         return ConfiguredClass(Library.SENTENCE_TRANSFORMERS, "SentenceTransformer", folder)
+    if name is not None and library == Library.TRANSFORMERS.value:
+        return ConfiguredClass(Library.TRANSFORMERS, name, folder, *hf_auto.divide_arguments(name, config, spec.kwargs))
     if name is not None:
-        return ConfiguredClass(Library(library), name, folder)
+        return ConfiguredClass(Library(library), name, folder, spec.kwargs)
     document = read_document(config)
     named = find_library(document)
     if named is Library.TRANSFORMERS:
         return ConfiguredClass(named, hf_auto.find_class_name(document, config), folder)
-    key = "_class_name" if named is Library.DIFFUSERS else "architecture"
-    return ConfiguredClass(named, str(document[key]), folder)
+    if named is Library.TIMM:
+        return ConfiguredClass(named, document["architecture"], folder, library_models.list_timm_arguments(document))
+    return ConfiguredClass(named, document["_class_name"], folder)
 
 
 def build_configured(name: str | None, library: str, config: str, trusts_code: bool, **arguments: Any) -> nn.Module:

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import MissingDependency, ModelError, UsageError, option
@@ -140,10 +140,20 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     return next((one for one in chosen if one.__name__ in named), chosen[0])
 
 
-def _divide_arguments(
-    model_class: Any, config_class: Any, arguments: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the constructor, and those that replace entries of the configuration."""
+class DividedArguments(NamedTuple):
+    """Arguments of a constructor, and those that replace entries of the configuration."""
+
+    own: dict[str, Any]
+    replaced: dict[str, Any]
+
+
+def divide_arguments(name: str, config: str, arguments: Mapping[str, Any]) -> DividedArguments:
+    """Divide the arguments of the class `name`, or of the class that this Auto class chooses. Raises ModelError."""
+    model_class = _find_class(import_transformers(config), name, read_document(config), config, is_named=True)
+    return _divide_arguments(model_class, model_class.config_class, arguments)
+
+
+def _divide_arguments(model_class: Any, config_class: Any, arguments: Mapping[str, Any]) -> DividedArguments:
     parameters = list(inspect.signature(model_class.__init__).parameters)[2:]
     own = {key: value for key, value in arguments.items() if key in parameters}
     rest = {key: value for key, value in arguments.items() if key not in own}
@@ -153,7 +163,7 @@ def _divide_arguments(
         raise ModelError(
             f"{join_names(unknown, 3)}: neither an argument of the model nor of its configuration; {takes}"
         )
-    return own, rest
+    return DividedArguments(own, rest)
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:

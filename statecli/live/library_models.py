@@ -66,18 +66,23 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
         raise ModelError(f"{config}: architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}")
-    given = document.get("model_args")
-    arguments = dict(given) if type(given) is dict else {}
+    arguments = list_timm_arguments(document)
     fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
     if fetching:
         raise ModelError(
             f"{config}: model_args has {join_names(fetching, 3)}, which loads other files; remove the entry"
         )
     config_guards.check_config(arguments, config)
-    if type(document.get("num_classes")) is int:
-        arguments.setdefault("num_classes", document["num_classes"])
-    if type(document.get("global_pool")) is str:
-        arguments.setdefault("global_pool", document["global_pool"])
     with config_guards.disable_hub(), config_guards.limit_registrations(config):
         model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     return model
+
+
+def list_timm_arguments(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `timm.create_model` in a configuration."""
+    given = document.get("model_args")
+    arguments = dict(given) if type(given) is dict else {}
+    for key, kind in (("num_classes", int), ("global_pool", str)):
+        if type(document.get(key)) is kind:
+            arguments.setdefault(key, document[key])
+    return arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -91,12 +92,14 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
 
 @contextmanager
 def _silence_log() -> Iterator[None]:
-    """Silence the log about names of settings of older versions."""
+    """Silence the log and the warnings about names of settings of older versions."""
     logger = logging.getLogger("sentence_transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(before)
 

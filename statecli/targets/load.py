@@ -39,8 +39,13 @@ def find_class_spec(text: str) -> ModelSpec | None:
     spec = parse_spec(text)
     if spec is None:
         return _parse_dotted_call(text)
-    if spec.module.partition(".")[0] not in _CONFIGURED_LIBRARIES:
-        return replace_spec(spec, is_library=not spec.is_file and spec.module in _REGISTRIES)
+    package = spec.module.partition(".")[0]
+    if spec.is_file or package not in (*_CONFIGURED_LIBRARIES, *_REGISTRIES):
+        return spec
+    # A module of this name in the current folder is not what the user named.
+    spec = replace_spec(spec, is_library=True)
+    if package in _REGISTRIES:
+        return spec
     from statecli.live import configured_model
 
     return configured_model.resolve_config(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -75,6 +76,8 @@ STAND_INS = {
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The current folder, and beside it the stand-ins as installed packages."""
+    with contextlib.suppress(ImportError):  # before there is a package torchvision, which it would import
+        from transformers import BertForMaskedLM, BertModel, PreTrainedModel  # noqa: F401
     for path, source in STAND_INS.items():
         (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "installed" / path).write_text(textwrap.dedent(source))
@@ -198,7 +201,8 @@ def test_no_code_next_to_a_configuration_runs(real, statecli, monkeypatch):
     for name in ("bert/mine.py", "bert/transformers.py", "transformers.py", "bert/torch.py"):
         Path(name).write_text(ran)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
-    assert statecli("inspect", "bert").code == 0
+    for target in ("bert", "transformers:BertModel(config='bert')", "transformers:BertModel(config=BertConfig())"):
+        assert statecli("inspect", target, "--init-device", "meta").code == 0
     configure("bert", **{**BERT, "architectures": ["Mine"]}, auto_map={"AutoModel": "mine.Mine"})
     refused = statecli("inspect", "bert")
     assert refused.err == (
@@ -590,3 +594,40 @@ def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
     result = statecli("inspect", "hostile")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert problem in result.err
+
+
+# --- the lines of explain ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bert",
+        "transformers:BertModel(config='bert', add_pooling_layer=False, num_hidden_layers=1)",
+        "transformers:AutoModelForMaskedLM(config='bert')",
+        "unet",
+        "diffusers:UNet2DModel(config='unet', width=4)",
+        "r18",
+    ],
+)
+def test_the_lines_of_explain_build_the_same_model(here, text):
+    """As Python runs them."""
+    pytest.importorskip("transformers")
+    from statecli.commands.explain.model_code import build_model_code
+
+    configure("bert", **BERT)
+    configure("unet", _class_name="UNet2DModel", width=3)
+    sys.modules["diffusers"] = __import__("diffusers")
+    sys.modules["diffusers"].UNet2DModel.load_config = staticmethod(
+        lambda path: json.loads(Path(path, "config.json").read_text())
+    )
+    original = sys.modules["diffusers"].UNet2DModel.from_config
+    sys.modules["diffusers"].UNet2DModel.from_config = staticmethod(
+        lambda config, **arguments: original({**config, **arguments})
+    )
+    configure("r18", architecture="resnet18", num_classes=5)
+    code = build_model_code(find_class_spec(text))
+    names: dict[str, object] = {}
+    exec("\n".join([*code.imports, f"model = {code.expression}"]), names)  # noqa: S102 - the printed lines
+    found = {name: tuple(tensor.shape) for name, tensor in names["model"].state_dict().items()}
+    assert found == shapes(text)

@@ -31,18 +31,19 @@ def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode
 def _build_configured_code(spec: ModelSpec) -> ModelCode:
     """Return the lines that build a model from its configuration file."""
     built = configured_model.find_class(spec)
-    arguments = "".join(f", {name}={value!r}" for name, value in spec.kwargs.items())
+    name, arguments, folder = built.name, format_call((), built.arguments), repr(built.folder)
     if built.library is Library.DIFFUSERS:
-        expression = f"{built.name}.from_config({built.name}.load_config({built.folder!r}){arguments})"
-        return ModelCode((f"from diffusers import {built.name}",), expression)
+        configuration = ", ".join(filter(None, [f"{name}.load_config({folder})", arguments]))
+        return ModelCode((f"from diffusers import {name}",), f"{name}.from_config({configuration})")
     if built.library is Library.TIMM:
-        return ModelCode(("import timm",), f"timm.create_model({built.name!r})")
+        return ModelCode(("import timm",), f"timm.create_model({', '.join(filter(None, [repr(name), arguments]))})")
     if built.library is Library.SENTENCE_TRANSFORMERS:
-        return ModelCode(
-            ("from sentence_transformers import SentenceTransformer",), f"SentenceTransformer({built.folder!r})"
-        )
-    expression = f"{built.name}(AutoConfig.from_pretrained({built.folder!r}){arguments})"
-    return ModelCode((f"from transformers import AutoConfig, {built.name}",), expression)
+        line = "from sentence_transformers import SentenceTransformer  # the folder needs weights"
+        return ModelCode((line,), f"SentenceTransformer({folder})")
+    replaced = ", ".join(filter(None, [folder, format_call((), built.replaced)]))
+    configuration = ", ".join(filter(None, [f"AutoConfig.from_pretrained({replaced})", arguments]))
+    builder = f"{name}.from_config" if name.startswith("AutoModel") else name
+    return ModelCode((f"from transformers import AutoConfig, {name}",), f"{builder}({configuration})")
 
 
 def format_arguments(spec: ModelSpec) -> str:
