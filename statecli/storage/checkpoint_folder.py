@@ -274,7 +274,10 @@ def list_inner_folders(path: str) -> list[str]:
 
 
 def find_configuration(path: str) -> str | None:
-    """Return the file that names the model class of a folder without weights; None for any other folder."""
+    """Return the file that names the model class of a folder without weights; None for any other folder.
+
+    A folder whose `config.json` names weights in another place has weights.
+    """
     named = (on_disk.join(path, name) for name in (MODULES, CONFIG))
     config = next(filter(on_disk.is_file, named), None)
     if config is None:
@@ -284,7 +287,9 @@ def find_configuration(path: str) -> str | None:
     except UnreadableError:
         return None
     has_weights = any(name.endswith(_ANY_WEIGHTS) or INDEX.search(name) for name in names)
-    return None if has_weights or _describe_folder(path, names, folders) else config
+    if has_weights or _read_configured_name(path, names) is not None or _describe_folder(path, names, folders):
+        return None
+    return config
 
 
 def _list(path: str) -> tuple[list[str], list[str]]:
