@@ -631,3 +631,10 @@ def test_the_lines_of_explain_build_the_same_model(here, text):
     exec("\n".join([*code.imports, f"model = {code.expression}"]), names)  # noqa: S102 - the printed lines
     found = {name: tuple(tensor.shape) for name, tensor in names["model"].state_dict().items()}
     assert found == shapes(text)
+
+
+def test_the_function_of_inputs_takes_names_too(net, statecli):
+    """They are objects, not their texts."""
+    Path("batch.py").write_text("import torch\ndef make(dtype): return torch.ones(2, 3).to(dtype)\n")
+    words = ("net.py:Wide(3)", "--check", "move", "--input-from", "batch.py:make(torch.float64)")
+    assert statecli("verify", *words).code == 0

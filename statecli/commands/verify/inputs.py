@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
-from statecli.live.import_model import load_object
+from statecli.live.constructor_arguments import resolve_arguments
+from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.model_errors import describe_type
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
         raise UsageError(f"{option('--input-from', text)}: must name a function: file.py:make or package.module:make")
-    function = _load_without_forgetting(spec)
+    loaded = _load_without_forgetting(spec)
+    function = loaded.value
     if not callable(function):
         raise UsageError(
             f"{option('--input-from', text)}: is {type(function).__name__}, not a function that returns inputs"
@@ -224,16 +226,17 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
 
     def make(seed: int = 0) -> Call:
         with model.user_code("calling the function"), use_seed(seed):
-            return _convert_to_call(text, function(*spec.args, **spec.kwargs))
+            arguments = resolve_arguments(spec, loaded.module, function)
+            return _convert_to_call(text, function(*arguments.args, **arguments.kwargs))
 
     return Inputs(describe_call(make()), make)
 
 
-def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
+def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
     """Import the attribute of `spec` and keep the model's modules, which an import from another folder would drop."""
     before = dict(sys.modules)
     try:
-        return load_object(spec, is_model=False)
+        return load_with_module(spec, is_model=False)
     finally:
         for name, module in before.items():
             sys.modules.setdefault(name, module)
