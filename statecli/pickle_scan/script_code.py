@@ -187,7 +187,12 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     """
     texts = [code.decode("latin-1") for code in codes]
     has_setstate = any(_SETSTATE in text for text in texts)
-    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, Strings(text, steps))]
+    functions = [
+        function
+        for n, text in enumerate(texts)
+        if has_setstate or ("=" in text and _FUNCTION.search(text))
+        for function in _split_functions(n, Strings(text, steps))
+    ]
     for function in functions:
         yield from (
             (function.number, call) for call in _find_computed_defaults(function, texts[function.number], steps)
