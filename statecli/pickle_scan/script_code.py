@@ -134,8 +134,12 @@ _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
 _ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")
 _BRACKET = re.compile(r"[()]")
+#: A constant of a class, up to its value; what ends the value.
+_CONSTANT = re.compile(r"\bFinal\b(?:(?!\bFinal\b)[^=])*=(?!=)", re.ASCII)
+_END_OF_STATEMENT = re.compile(r"[()\[\]{}\n]")
 _RUNS_HARM = "__setstate__ runs during loading, and which does not pack weights"
 _DEFAULT_HARM = "the default of a parameter computes during loading"
+_CONSTANT_HARM = "the constant of a class computes during loading"
 _UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result cannot be determined"
 
 
@@ -180,7 +184,9 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """Yield the operators and loops, besides those that pack weights, of defaults and of what a `__setstate__` may run.
+    """Yield the operators and loops, besides those that pack weights, that loading may run.
+
+    These are in defaults of parameters, in constants of classes, and in what a `__setstate__` calls.
 
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
     run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
@@ -190,13 +196,13 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     functions = [
         function
         for n, text in enumerate(texts)
-        if has_setstate or ("=" in text and _FUNCTION.search(text))
+        if has_setstate or ("=" in text and (_FUNCTION.search(text) or "Final" in text))
         for function in _split_functions(n, Strings(text, steps))
     ]
     for function in functions:
-        yield from (
-            (function.number, call) for call in _find_computed_defaults(function, texts[function.number], steps)
-        )
+        text = texts[function.number]
+        for find in (_find_computed_defaults, _find_computed_constants):
+            yield from ((function.number, call) for call in find(function, text, steps))
     if not has_setstate:
         return
     by_name: dict[str, list[_Function]] = {}
@@ -261,6 +267,28 @@ def _find_computed_defaults(function: _Function, text: str, steps: Steps) -> Ite
         steps.take(Budget.TEXT, 1 + len(parameters) // CHARACTERS_PER_STEP)
         calls = _find_computing_calls(function._replace(text=parameters), text, ())
         yield from (call._replace(why=_DEFAULT_HARM) for call in islice(calls, 1))
+
+
+def _find_computed_constants(function: _Function, text: str, steps: Steps) -> Iterator[Call]:
+    """Yield a call in each constant of a class, which loading evaluates: `k : Final[int] = len(...)`."""
+    end = 0
+    while match := _CONSTANT.search(function.text, end):
+        statement = _cut_statement(function.text, match.end())
+        end = match.end() + len(statement)
+        steps.take(Budget.TEXT, 1 + len(statement) // CHARACTERS_PER_STEP)
+        part = function._replace(at=function.at + match.end(), text=statement)
+        calls = _find_computing_calls(part, text, ())
+        yield from (call._replace(why=_CONSTANT_HARM) for call in islice(calls, 1))
+
+
+def _cut_statement(text: str, start: int) -> str:
+    """Return the rest of a statement without strings: up to the end of a line outside of brackets."""
+    depth = 0
+    for match in _END_OF_STATEMENT.finditer(text, start):
+        if match[0] == "\n" and depth <= 0:
+            return text[start : match.start()]
+        depth += {"\n": 0}.get(match[0], 1 if match[0] in "([{" else -1)
+    return text[start:]
 
 
 def _cut_parameters(text: str) -> str:
