@@ -11,7 +11,9 @@ torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h,
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -191,7 +193,8 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
     run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
     """
-    texts = [code.decode("latin-1") for code in codes]
+    sources = [_Source(code.decode("latin-1")) for code in codes]
+    texts = [source.text for source in sources]
     has_setstate = any(_SETSTATE in text for text in texts)
     functions = [
         function
@@ -200,9 +203,9 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
         for function in _split_functions(n, Strings(text, steps))
     ]
     for function in functions:
-        text = texts[function.number]
+        source = sources[function.number]
         for find in (_find_computed_defaults, _find_computed_constants):
-            yield from ((function.number, call) for call in find(function, text, steps))
+            yield from ((function.number, call) for call in find(function, source, steps))
     if not has_setstate:
         return
     by_name: dict[str, list[_Function]] = {}
@@ -219,9 +222,9 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
             waiting.extend(words - reached)
             reached |= words
             steps.take(Budget.TEXT, len(function.text) // CHARACTERS_PER_STEP)
-            calls = list(_find_computing_calls(function, texts[function.number], defined))
+            calls = list(_find_computing_calls(function, sources[function.number], defined))
             record = records[function.number] if records else ""
-            calls.extend(_find_packing_calls(function, texts[function.number], record, steps))
+            calls.extend(_find_packing_calls(function, sources[function.number], record, steps))
             if calls:
                 others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in calls[1:]))
                 yield function.number, calls[0]._replace(why=f"{calls[0].why}{_list_other_calls(others)}")
@@ -230,6 +233,26 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
 def _list_other_calls(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_LISTED_CALLS} more" if len(names) > _MAX_LISTED_CALLS else ""
     return f"; so do {', '.join(names[:_MAX_LISTED_CALLS])}{more}" if names else ""
+
+
+class _Source:
+    """The text of a record, whose lines are counted once, however many calls have one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        return [match.start() for match in re.finditer("\n", self.text)]
+
+    def find_line(self, at: int) -> int:
+        """Return the number of the line with this character, from 1 on."""
+        return bisect_left(self._line_ends, at) + 1
+
+    @cached_property
+    def has_divisor_constant(self) -> bool:
+        """Whether a class of the text declares a number that a convolution divides by."""
+        return _DIVISOR_CONSTANT.search(self.text) is not None
 
 
 class _Function(NamedTuple):
@@ -243,20 +266,24 @@ class _Function(NamedTuple):
 
 def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
     """Yield each function of a text up to the next; code before the first function has no name."""
-    blank, at = [], 0
+    words, blank, at = [], [], 0
     while match := _OPAQUE.search(strings.text, at):
         end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
-        # A text may be the name of an attribute.
-        kept = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else " " * (end - match.start())
-        blank += [strings.text[at : match.start()], kept]
+        space = " " * (end - match.start())
+        # A text may be the name of an attribute; it defines no function.
+        kept = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else space
+        code = strings.text[at : match.start()]
+        words += [code, kept]
+        blank += [code, space]
         at = end
-    text = "".join([*blank, strings.text[at:]]).replace("\\\n", "  ")
-    starts = [(0, ""), *((match.start(), match[1]) for match in _FUNCTION.finditer(text)), (len(text), "")]
+    text = "".join([*words, strings.text[at:]]).replace("\\\n", "  ")
+    code = "".join([*blank, strings.text[at:]]).replace("\\\n", "  ")
+    starts = [(0, ""), *((match.start(), match[1]) for match in _FUNCTION.finditer(code)), (len(text), "")]
     for (start, name), (end, _) in pairwise(starts):
         yield _Function(number, name, start, text[start:end])
 
 
-def _find_computed_defaults(function: _Function, text: str, steps: Steps) -> Iterator[Call]:
+def _find_computed_defaults(function: _Function, source: _Source, steps: Steps) -> Iterator[Call]:
     """Yield a call in the defaults of a function, which loading evaluates even if nothing calls the function.
 
     A list of parameters names no value but defaults. `float("inf")` is a value.
@@ -265,11 +292,11 @@ def _find_computed_defaults(function: _Function, text: str, steps: Steps) -> Ite
     if "=" in parameters:
         parameters = _ANNOTATION.sub(lambda match: " " * len(match[0]), parameters)
         steps.take(Budget.TEXT, 1 + len(parameters) // CHARACTERS_PER_STEP)
-        calls = _find_computing_calls(function._replace(text=parameters), text, ())
+        calls = _find_computing_calls(function._replace(text=parameters), source, ())
         yield from (call._replace(why=_DEFAULT_HARM) for call in islice(calls, 1))
 
 
-def _find_computed_constants(function: _Function, text: str, steps: Steps) -> Iterator[Call]:
+def _find_computed_constants(function: _Function, source: _Source, steps: Steps) -> Iterator[Call]:
     """Yield a call in each constant of a class, which loading evaluates: `k : Final[int] = len(...)`."""
     end = 0
     while match := _CONSTANT.search(function.text, end):
@@ -277,7 +304,7 @@ def _find_computed_constants(function: _Function, text: str, steps: Steps) -> It
         end = match.end() + len(statement)
         steps.take(Budget.TEXT, 1 + len(statement) // CHARACTERS_PER_STEP)
         part = function._replace(at=function.at + match.end(), text=statement)
-        calls = _find_computing_calls(part, text, ())
+        calls = _find_computing_calls(part, source, ())
         yield from (call._replace(why=_CONSTANT_HARM) for call in islice(calls, 1))
 
 
@@ -301,19 +328,18 @@ def _cut_parameters(text: str) -> str:
     return text
 
 
-def _find_computing_calls(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
+def _find_computing_calls(function: _Function, source: _Source, names: Collection[str]) -> Iterator[Call]:
     """Yield the calls of a function besides unpacking a state and packing weights.
 
     `names` are the names defined by the archive.
     """
     has_self = _SELF.search(function.text) is not None
     assigned = _list_assignments(function.text).keys()
-    line, counted = 1, 0
     for match in _CALL_OR_LOOP.finditer(function.text):
         if match["path"] and not match["called"]:
             continue
         at = function.at + match.start()
-        line, counted = line + text.count("\n", counted, at), at
+        line = source.find_line(at)
         if match["odd"]:
             yield Call("TorchScript", match["odd"].strip(), at, line, _UNBOUNDED_HARM, on_load=True)
             continue
@@ -325,7 +351,7 @@ def _find_computing_calls(function: _Function, text: str, names: Collection[str]
             )
 
 
-def _find_packing_calls(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
+def _find_packing_calls(function: _Function, source: _Source, record: str, steps: Steps) -> Iterator[Call]:
     """Yield calls that pack a convolution by other numbers than in the state of its module.
 
     Numbers of the state are checked where the pickle is read (`packed_weights`), by the module's name.
@@ -334,16 +360,14 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
     is_convolution = packed_weights.defines_convolution(record)
     if packing and not is_convolution:
         at = function.at + packing[0].start()
-        yield Call(
-            "torch.ops.quantized", packing[0][0], at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS_HARM, on_load=True
-        )
+        yield Call("torch.ops.quantized", packing[0][0], at, source.find_line(at), _OTHER_NUMBERS_HARM, on_load=True)
     if not is_convolution:
         targets = [match.start() for match in _DIVISOR_ASSIGNMENT.finditer(function.text)]
         if any(not function.text.endswith("self", 0, at) for at in targets) or (
             targets and _CONVOLUTION_MODULE.search(function.text)
         ):
             at = function.at + targets[0]
-            yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS_HARM, on_load=True)
+            yield Call("TorchScript", "groups", at, source.find_line(at), _OTHER_NUMBERS_HARM, on_load=True)
         return
     steps.take(Budget.TEXT, 1 + len(function.text) // 8)
     assignments = _list_assignments(function.text)
@@ -354,7 +378,7 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
     assigned = assigned if function.name == _SETSTATE else []
     states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
     counts = len(whole), len(assigned), function.name == _SETSTATE and states
-    if counts != (len(packing), len(_DIVISOR_ASSIGNMENT.findall(function.text)), 0) or _DIVISOR_CONSTANT.search(text):
+    if counts != (len(packing), len(_DIVISOR_ASSIGNMENT.findall(function.text)), 0) or source.has_divisor_constant:
         yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS_HARM, on_load=True)
 
 
