@@ -64,7 +64,7 @@ bench: .venv/.test
 
 # Each target of the folder fuzz/ for SECONDS; stops at the first failure.
 fuzz: .venv/.fuzz
-	for target in unpicklers scan readers archives; do \
+	for target in unpicklers scan readers archives script_code; do \
 		PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m fuzz $$target --seconds $(SECONDS) || exit 1; \
 	done
 

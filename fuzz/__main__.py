@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-TARGETS = ("unpicklers", "scan", "readers", "archives")
+TARGETS = ("unpicklers", "scan", "readers", "archives", "script_code")
 #: The address space of a run: a memo index of four bytes may ask for 64 GiB.
 MAX_MEMORY = 4 * 2**30
 #: Seconds for one input.
