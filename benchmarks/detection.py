@@ -48,7 +48,9 @@ write("published", test_bypasses.ALL.values())
 frames = [written(save) for save, name, _ in test_frames.FILES.values() if name == "model.pt"]
 evil = test_torch_tar.system(Path("PWNED"))
 write("loader", [*frames, *(make(evil) for make in test_torch_tar.POLYGLOTS.values())])
-write("bomb", [test_allocations.valued(body) for body, _ in test_allocations.BOMBS.values()])
+# Keys of one hash cost time, not memory, and those of the tests are few enough to be harmless.
+bombs = [body for body, harm in test_allocations.BOMBS.values() if not harm.startswith("compares each of")]
+write("bomb", [test_allocations.valued(body) for body in bombs])
 honest = [
     written(lambda folder: torch.save(build(), folder / "model.pt", **options))
     for build in test_ordinary_pickles.ORDINARY.values()
