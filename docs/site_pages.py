@@ -268,7 +268,7 @@ def slug(title: str) -> str:
 
 def list_schemas() -> Iterator[tuple[str, str]]:
     """Yield the page of each schema, and the list of schemas."""
-    from statecli.report.documents import DOCUMENTS, encode_schema
+    from statecli.report.documents.schemas import DOCUMENTS, encode_schema
 
     for name in DOCUMENTS:
         made_by = "`statecli lock`" if name == "lock" else f"`statecli {name} -f json`"
@@ -285,7 +285,7 @@ def list_schemas() -> Iterator[tuple[str, str]]:
 
 def describe_schema(name: str) -> str:
     """Return each type of a schema as a table of its keys, and the schema itself."""
-    from statecli.report.documents import encode_schema
+    from statecli.report.documents.schemas import encode_schema
 
     raw = encode_schema(name).decode()
     schema = json.loads(raw)

@@ -18,7 +18,7 @@ import torch
 from statecli.core.documentation import rule_url
 from statecli.render import Output
 from statecli.report import View
-from statecli.report.documents import DOCUMENTS
+from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import ListOutput
 from statecli.rules import DICTIONARY
 

@@ -21,7 +21,7 @@ from statecli.commands.audit import config
 from statecli.commands.audit.config import Config, IgnoreEntry
 from statecli.core.documentation import DOCUMENTATION_URL, rule_url
 from statecli.formats import FORMATS
-from statecli.report.documents import DOCUMENTS
+from statecli.report.documents.schemas import DOCUMENTS
 from statecli.rules import DICTIONARY
 from statecli.rules.policy_config import Policy
 

@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 #: Rows of `benchmarks/rows.py` -> multiples of the instructions of `python -c pass`, with Python 3.11.
-LIMITS = {"start": 9.9, "version": 2.75, "diff-small": 22.0, "list-2k": 18.0}
+LIMITS = {"start": 8.95, "version": 2.67, "diff-small": 19.7, "list-2k": 11.65}
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind: apt install valgrind"),

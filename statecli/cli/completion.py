@@ -227,9 +227,9 @@ def _list_report_formats(_: str) -> Candidates:
 
 
 def _list_schema_commands(_: str) -> Candidates:
-    from statecli.report import documents
+    from statecli.report.documents import schemas
 
-    return ((name, "") for name in documents.DOCUMENTS)
+    return ((name, "") for name in schemas.DOCUMENTS)
 
 
 def _list_parts_of_target(current: str) -> Candidates:

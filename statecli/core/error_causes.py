@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
 #: The parts that differ between messages with the same cause: a checksum, an offset, a storage key.
-_FIGURE = re.compile(r"(0x[0-9a-f]+|\d+)")
+_FIGURE = compile_on_use(r"(0x[0-9a-f]+|\d+)")
 
 
 def group_by_cause(errors: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:

@@ -25,6 +25,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
+
 if TYPE_CHECKING:
     from statecli.core.model_state import Place
 
@@ -86,7 +88,7 @@ MAX_CHOICES_IN_LIST = 20
 #: Around an option in the message of a UsageError: its flag, its value on the command line, and that in Python.
 #: Noncharacters of Unicode, which no text that is meant to be read contains.
 _BEGIN, _SEPARATOR, _END = _MARKS = "\ufdd0", "\ufdd1", "\ufdd2"
-_OPTION = re.compile("([^%s]*)".join([_BEGIN, _SEPARATOR, _SEPARATOR, _END]) % (("".join(_MARKS),) * 3))
+_OPTION = compile_on_use("([^%s]*)".join([_BEGIN, _SEPARATOR, _SEPARATOR, _END]) % (("".join(_MARKS),) * 3))
 _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: C0 and C1 controls, DEL, soft hyphens, bidirectional marks and overrides, zero-width characters, line and paragraph
 #: separators, lone surrogates, BOM, noncharacters (Unicode 23.7), tags.
 _NONCHARACTERS = "".join(chr(plane << 16 | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF))
-_UNSAFE = re.compile(
+_UNSAFE = compile_on_use(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff"
     f"\U000e0000-\U000e007f{_NONCHARACTERS}]"
 )
 #: Text that CI runners execute as a command: `::` at the start of a line; `##[` and `##vso[` anywhere.
-_WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(#)(?=\w*\[)")
+_WORKFLOW_COMMAND = compile_on_use(r"^(\s*):(?=:)|#(#)(?=\w*\[)")
 
 #: Longer names are truncated in the middle; JSON contains the whole name.
 MAX_NAME_CHARACTERS = 1000

@@ -10,6 +10,8 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tie_severity
 
+#: Begins the remark of a finding about a tensor that a move leaves behind, if no input showed what forward does.
+UNKNOWN_FORWARD = "cannot tell whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
     "move",

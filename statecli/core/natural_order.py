@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from statecli.core.lazy_pattern import compile_on_use
 
-_NUMBER = re.compile(r"0*([0-9]+)")
+_NUMBER = compile_on_use(r"0*([0-9]+)")
 #: Digits that a character can count.
 _MAX_COUNTED_DIGITS = 0x10FFFF
 

@@ -16,12 +16,13 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
 from statecli.core.quantized_weights import Layout, Part, find_quantized_by_section
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
-BUFFER_NAMES = re.compile(
+BUFFER_NAMES = compile_on_use(
     r"^(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
     r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
     r"|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
@@ -120,7 +121,7 @@ def _is_spectral_norm_vector(tensor: TensorInfo, weight_orig_names: set[tuple[st
 
 
 #: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
-_SPECTRAL_NORM_VECTOR = re.compile(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
+_SPECTRAL_NORM_VECTOR = compile_on_use(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
 
 
 @lru_cache(maxsize=1024)
@@ -195,7 +196,7 @@ def _match_section(
 
 
 #: Statistics that norm layers collect. Other names of buffers may be names of parameters in a user's class.
-_RUNNING_STATISTICS = re.compile(r"(?:^|\.)running_(?:mean|var|std)$")
+_RUNNING_STATISTICS = compile_on_use(r"(?:^|\.)running_(?:mean|var|std)$")
 
 
 def _name_and_shape(tensor: TensorInfo) -> tuple[str, Shape]:
@@ -205,7 +206,7 @@ def _name_and_shape(tensor: TensorInfo) -> tuple[str, Shape]:
 #: Names of sections that hold a copy of the model in another section; equal names and shapes are not enough, because
 #: two networks can share them. Lightning stores the weights before averaging in `current_model_state` and the averages
 #: in `state_dict`.
-_COPY_NAME = re.compile(
+_COPY_NAME = compile_on_use(
     r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])|^current_model_state$", re.IGNORECASE
 )
 
@@ -368,7 +369,7 @@ def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> l
     return positions
 
 
-_OPTIMIZER_ENTRY = re.compile(r"^state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\]")
+_OPTIMIZER_ENTRY = compile_on_use(r"^state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\]")
 
 
 def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState:

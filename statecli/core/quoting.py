@@ -6,11 +6,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: Characters of a name and dimensions of a shape that a message shows.
 MAX_NAME_CHARACTERS = 200
 MAX_SHOWN_DIMENSIONS = 8
 #: Verbs at the start of an error text. The name before the text is the subject: `x.json is empty`.
-_FIRST_VERB = re.compile(
+_FIRST_VERB = compile_on_use(
     r"(?:answers|cannot|changed|claims|contains|does|ends|has|holds|is|lacks|lies|names|nests|stores) "
 )
 

@@ -11,12 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import FilteredOut, UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.quoting import names
 
 #: Short spellings of dtypes that engineers type.
 _DTYPE_SPELLINGS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-_SIZE = re.compile(r"\*|\d{1,19}")
+_SIZE = compile_on_use(r"\*|\d{1,19}")
 
 
 class Selection(msgspec.Struct, frozen=True):

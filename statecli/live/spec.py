@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statecli.core.errors import UsageError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 
 #: What stands for a class in place of its name: the class that config.json names.
 AUTO = "auto"
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
-_DRIVE = re.compile(r"[A-Za-z]")
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_DRIVE = compile_on_use(r"[A-Za-z]")
+_DOTTED = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: The options that belong to a class, at the end of its text.
-_OPTIONS = re.compile(
+_OPTIONS = compile_on_use(
     r"(?P<model>.*?)(?P<trust> --trust-remote-code)?(?: --config-json (?P<config_json>.+))?\Z", re.DOTALL
 )
 

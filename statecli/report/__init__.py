@@ -8,7 +8,6 @@ command builds its report.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -18,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.run_scope import Configuration, NotChecked
@@ -188,7 +188,7 @@ def _name_help(help: str) -> str:
 
 
 #: The beginning of a line to paste.
-_CODE = re.compile(
+_CODE = compile_on_use(
     r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
     r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)|del \w+\[|import [\w.]+$"
 )

@@ -32,10 +32,10 @@ from statecli.report import (
     Table,
     Trouble,
     View,
-    documents,
     rule_texts,
     test_cases,
 )
+from statecli.report.documents.audit import build_audit_document
 from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
@@ -67,7 +67,7 @@ def build_audit_report(
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
     return Report(
         title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
-        document=lambda: documents.build_audit_document(
+        document=lambda: build_audit_document(
             audit, group_problems(), _format_verdict(audit, group_problems()), run_notes
         ),
         table=lambda: _build_table([finding for t in audit.targets for finding in _sort_findings(t.findings)]),

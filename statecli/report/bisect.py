@@ -21,10 +21,10 @@ from statecli.report import (
     Table,
     Trouble,
     View,
-    documents,
     fold,
     rule_texts,
 )
+from statecli.report.documents.bisect import build_bisect_document
 
 COLUMNS = (Column("checkpoint"), Column("step", right=True), Column("holds"))
 TABLE_COLUMNS = (*COLUMNS, Column("evidence"))
@@ -36,7 +36,7 @@ def build_bisect_report(bisection: Bisection, view: View) -> Report:
     """Return the report of `bisection`."""
     return Report(
         title=f"{bisection.target}: first {bisection.condition}",
-        document=lambda: documents.build_bisect_document(bisection),
+        document=lambda: build_bisect_document(bisection),
         table=lambda: Table(TABLE_COLUMNS, Rows(_build_cells, bisection.probes), has_findings=False),
         page=lambda: _build_page(bisection),
         findings=bisection.findings,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from statecli.report import Cell, Column, Group, Line, Page, Report, Table, documents
+from statecli.report import Cell, Column, Group, Line, Page, Report, Table
+from statecli.report.documents.config import build_config_document
 
 #: A key of the file, its value, and the path of the file, or `default`.
 Setting = tuple[str, object, str]
@@ -23,7 +24,7 @@ def build_config_report(settings: Sequence[Setting], path: str | None) -> Report
     lines = tuple(Line(row, mood="" if row[2] != "default" else "dim") for row in rows)
     return Report(
         title=title,
-        document=lambda: documents.build_config_document(settings, path),
+        document=lambda: build_config_document(settings, path),
         table=lambda: Table(columns, plain, has_findings=False),
         page=lambda: Page("configuration", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
     )

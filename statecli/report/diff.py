@@ -40,13 +40,13 @@ from statecli.report import (
     build_problem,
     change_text,
     change_totals,
-    documents,
     fold,
     limit_findings,
     rule_texts,
     test_cases,
 )
 from statecli.report.bars import draw_bar
+from statecli.report.change_order import arrange_changes
 from statecli.report.change_text import (
     BAR_COLUMN,
     DELTA_COLUMNS,
@@ -58,9 +58,11 @@ from statecli.report.change_text import (
     format_name,
     format_relative_change,
 )
+from statecli.report.documents.diff import build_diff_document, count_changes
+from statecli.report.documents.shared import Counts
 from statecli.report.explain import build_problem_of_diff
 from statecli.report.problems import group_findings
-from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
+from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
 from statecli.report.transformations import (
     DONE,
     build_transformation_group,
@@ -102,7 +104,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
     in_rows = frozenset[str]() if has_problems else ROW_RULES
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
-        document=lambda: documents.build_diff_document(
+        document=lambda: build_diff_document(
             diff, _format_verdict(diff, view), _list_not_checked(diff), unchanged=view.unchanged
         ),
         table=lambda: _build_table(diff, view),
@@ -332,7 +334,7 @@ def _format_state(state: ModelState) -> str:
 
 def _format_verdict(diff: Diff, view: DiffView) -> str:
     """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
-    summary = documents.count_changes(diff)
+    summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
     parts = [
@@ -382,7 +384,7 @@ def _format_no_difference(diff: Diff, view: DiffView, *, complete: bool) -> str:
     return f"identical{view.within}: {size_text}"
 
 
-def _format_counts(counts: documents.Counts, noun: str = "") -> str:
+def _format_counts(counts: Counts, noun: str = "") -> str:
     """Format `3 of 201 parameters changed, 2 added`: tensors on both sides first, and of how many."""
     shared = counts.changed + counts.renamed + counts.identical
     texts = [
@@ -481,7 +483,7 @@ def _build_top_group(
 
 def _summarize_group(rows: Sequence[Change], both: int) -> str:
     counts = Counter(change.status for change in rows)
-    numbers = documents.Counts(
+    numbers = Counts(
         counts[Status.ADDED],
         counts[Status.REMOVED],
         counts[Status.CHANGED],

@@ -11,7 +11,8 @@ from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_LINES
 from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
-from statecli.report import Cell, Column, Page, Problem, Report, Table, View, documents, rule_texts, test_cases
+from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
+from statecli.report.documents.explain import build_explain_document
 
 _COLUMNS = (Column("cause"), Column("names", right=True), Column("message"), Column("example"))
 
@@ -23,7 +24,7 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
     verdict = describe_verdict(explanation)
     return Report(
         title=title,
-        document=lambda: documents.build_explain_document(explanation, verdict),
+        document=lambda: build_explain_document(explanation, verdict),
         table=lambda: Table(_COLUMNS, tuple(_list_rows(explanation)), has_findings=False),
         short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problem has the same sentences
         page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from statecli.core.finding import Finding
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.report import Line
 
-_NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
+_NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: The same in a remark, where a name also ends at a comma or a space.
-_IN_REMARK = re.compile(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
+_IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
 #: The numbers along each axis -> (first row, positions of all rows).
 Boxes = dict[tuple[tuple[int, ...], ...], tuple[Line, list[int]]]
@@ -56,7 +57,7 @@ def _make_remark_template(remark: str, own: list[str]) -> str:
 
 
 #: The size of a change at the end of a message, which may differ between repeated layers.
-_LARGEST_CHANGE = re.compile(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?\Z")
+_LARGEST_CHANGE = compile_on_use(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?\Z")
 
 
 def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:

@@ -50,13 +50,13 @@ from statecli.report import (
     RowView,
     Table,
     Trouble,
-    documents,
     fold,
     folder_settings,
     rule_texts,
     test_cases,
     tree,
 )
+from statecli.report.documents.inspect import build_inspect_document
 from statecli.report.problems import (
     build_accepted_notes,
     format_severities,
@@ -92,7 +92,7 @@ def build_inspect_report(
     accepted_notes = build_accepted_notes(accepted, state.tensors, group_problems()) if accepted else ()
     return Report(
         title=state.target,
-        document=lambda: documents.build_inspect_document(
+        document=lambda: build_inspect_document(
             inspection,
             group_problems(),
             sizes.sum_by_kind(state.tensors),

@@ -27,11 +27,11 @@ from statecli.report import (
     Trouble,
     View,
     build_problem,
-    documents,
     fold,
     rule_texts,
 )
 from statecli.report.bars import BAR_DECADES, draw_bar
+from statecli.report.documents.log import build_log_document
 from statecli.report.sparkline import ZERO_CELL, draw_sparkline, find_range
 
 #: Significant digits of a norm and of a change for people.
@@ -80,7 +80,7 @@ def build_log_report(log: Log, view: LogView, fail_on: Severity) -> Report:
     """Return the report of `log`."""
     return Report(
         title=log.target,
-        document=lambda: documents.build_log_document(log),
+        document=lambda: build_log_document(log),
         table=lambda: _build_table(log, details=True),
         short_table=lambda: _build_table(log, details=False),
         page=lambda: _build_page(log, view),

@@ -17,12 +17,12 @@ import msgspec
 from msgspec import UNSET
 
 from statecli.commands.diff.rules import FROZEN_CHANGED, OUTSIDE_ONLY
-from statecli.commands.inspect.forward_harm import UNKNOWN_FORWARD
 from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
-from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
+from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import is_trainable
@@ -35,10 +35,10 @@ from statecli.targets.target_result import Accepted
 MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
 
 #: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
-_ELEMENT = re.compile(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
+_ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Source lines in texts: before the advice for the line, and after a message about an assignment.
-_LEADING_LINE = re.compile(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
-_ASSIGNED_LINE = re.compile(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
+_LEADING_LINE = compile_on_use(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
+_ASSIGNED_LINE = compile_on_use(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
 #: Rules of a tie that a move breaks, and the rules of other proofs that find the same tie.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 _TIE_RULES = BROKEN_TIES | {
@@ -59,7 +59,7 @@ ONE_CAUSE = {
     FROZEN_CHANGED.name: "{} tensors differ, but {} forbids it",
 }
 #: The class, or the option with its globs, that a message names.
-_OWNER = re.compile(
+_OWNER = compile_on_use(
     r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) forbids it: |outside (--only .+?): "
 )
 _SHORTER = (
@@ -68,9 +68,9 @@ _SHORTER = (
     (re.compile(r"changed, but --frozen .+ forbids it: |outside --only .+?: "), ""),
 )
 #: The number of a source line at the end of a consequence.
-_LAST_LINE = re.compile(r"(?<=\w):(\d{1,9})\Z")
+_LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")
 #: An operator and its place at the end of a consequence.
-_LAST_OPERATOR = re.compile(r"(?<=, in )(?P<name>\w+)(?P<place> at \S+:\d[\d, ]*)\Z")
+_LAST_OPERATOR = compile_on_use(r"(?<=, in )(?P<name>\w+)(?P<place> at \S+:\d[\d, ]*)\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Names of a problem that are listed.
 MAX_NAMES = 3
@@ -463,7 +463,7 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
 
 
 #: Verbs with which the text about one tensor begins, after the line of its assignment.
-_FIRST_VERB = re.compile(
+_FIRST_VERB = compile_on_use(
     r"(?P<line>\([^)]*\) )?(?P<verb>does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b"
 )
 #: Verbs and pronouns that a text about several tensors has in another form.

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.result import Change, Field
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.natural_order import make_natural_key
-from statecli.core.output import ChangeOrder, TensorOrder
-from statecli.report import Group, Line, RowView, change_text
+from statecli.core.output import TensorOrder
+from statecli.report import Group, Line, RowView
 
-_Row = TypeVar("_Row", TensorInfo, Change)
+if TYPE_CHECKING:
+    from statecli.commands.diff.result import Change
+
+_Row = TypeVar("_Row", TensorInfo, "Change")
 
 
 def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[TensorInfo]:
     """Return the rows to show, in order: by default the largest first if some are hidden."""
     order = view.sort or (TensorOrder.SIZE if view.hides_rows else None)
     if order is not None:
-        tensors = sorted(tensors, key=_order_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)
+        tensors = sorted(tensors, key=order_by_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)
     return tensors[: view.top]
-
-
-def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
-    """Return the rows to show, in order: by default new NaN and Inf first, or the largest change if some are hidden."""
-    order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
-    if order is None:
-        return sorted(changes, key=lambda change: not _has_new_nan(change))
-    keys: dict[str, Any] = {
-        ChangeOrder.NAME: _order_name,
-        ChangeOrder.SIZE: lambda change: -_count_bytes(change),
-        ChangeOrder.CHANGE: _order_change,
-    }
-    return sorted(changes, key=keys[order.value])[: view.top]
 
 
 def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
@@ -77,23 +66,6 @@ def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:
     return (f"… and {hidden:,} more ({flag})",) if hidden else ()
 
 
-def _order_name(row: TensorInfo | Change) -> tuple[str, str]:
+def order_by_name(row: TensorInfo | Change) -> tuple[str, str]:
     """Return a sort key by which `layers.2` comes before `layers.10`."""
     return row.section, make_natural_key(row.fqn)
-
-
-def _order_change(change: Change) -> tuple[int, float, float, int]:
-    """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
-    has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
-    rank = 0 if _has_new_nan(change) else 2 if has_measure else 1
-    delta = change.values
-    relative, largest = (delta.relative_l2 or 0.0, delta.max_abs or 0.0) if delta is not None else (0.0, 0.0)
-    return rank, -relative, -largest, -_count_bytes(change)
-
-
-def _has_new_nan(change: Change) -> bool:
-    return change.values is not None and change_text.choose_mood(change) == "bad"
-
-
-def _count_bytes(change: Change) -> int:
-    return max(tensor.nbytes for tensor in (change.before, change.after) if tensor is not None)

@@ -11,7 +11,8 @@ from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 from statecli.core.rule import FORMER_NAMES
 from statecli.core.units import plural
-from statecli.report import Column, Group, Line, Page, Report, RuleText, Table, documents
+from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
+from statecli.report.documents.rules import build_rules_document
 from statecli.report.rule_texts import describe_rule
 from statecli.rules import DICTIONARY
 
@@ -56,7 +57,7 @@ def build_rules_report(texts: Sequence[RuleText]) -> Report:
     columns = (Column("rule"), Column("severity"))
     return Report(
         title="the rules of statecli",
-        document=lambda: documents.build_rules_document(texts),
+        document=lambda: build_rules_document(texts),
         table=lambda: Table(
             (*columns, Column("about"), Column("commands"), Column("summary")),
             tuple(

@@ -38,11 +38,11 @@ from statecli.report import (
     Table,
     Trouble,
     View,
-    documents,
     fold,
     rule_texts,
     test_cases,
 )
+from statecli.report.documents.verify import build_verify_document, count_verdicts, find_worst_verdicts
 from statecli.report.problems import (
     MAX_NAMES,
     build_accepted_notes,
@@ -107,7 +107,7 @@ def build_verify_report(
     notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
     return Report(
         title=verification.state.target,
-        document=lambda: documents.build_verify_document(
+        document=lambda: build_verify_document(
             verification,
             group_problems(),
             _format_verdict(verification, group_problems()),
@@ -339,7 +339,7 @@ def _format_subtitle(verification: Verification) -> str:
 
 
 def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
-    worst = documents.find_worst_verdicts(verification)
+    worst = find_worst_verdicts(verification)
     groups = []
     for kind in Kind:
         rows = [row for row in verification.state.tensors if row.kind is kind]
@@ -496,7 +496,7 @@ def _format_verdict_counts(checks: Sequence[Check]) -> str:
 def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> str:
     """Summarize the run in a line: the problems, and which proofs failed, are inconclusive, or passed."""
     tensors = len(verification.state.tensors)
-    failed = documents.count_verdicts(verification).tensors[Verdict.FAILED.value]
+    failed = count_verdicts(verification).tensors[Verdict.FAILED.value]
     fqns = {tensor.fqn for tensor in verification.state.tensors}
     counts_by_proof = {
         len(_list_failed(check) & fqns) for check in verification.checks if check.verdict is Verdict.FAILED

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli.commands.verify.result import Verification
 from statecli.core import move_rules, registration_rules
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
@@ -15,6 +15,9 @@ from statecli.report.problems import group_findings
 from statecli.requests.options import InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
 from statecli.targets.target_result import Accepted, Status, TargetResult
+
+if TYPE_CHECKING:
+    from statecli.commands.verify.result import Verification
 
 _REGISTRATION_RULES = frozenset(rule.name for rule in registration_rules.RULES)
 _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)}

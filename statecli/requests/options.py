@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from statecli.commands.diff.result import Field
-from statecli.commands.verify.result import Name
+from statecli.commands.diff.fields import Field
+from statecli.commands.verify.proof_names import Name
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.output import ChangeOrder, Output, TensorOrder

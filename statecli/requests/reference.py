@@ -35,6 +35,6 @@ def run_config(options: ConfigOptions) -> Outcome:
 
 def run_schema(options: SchemaOptions) -> Outcome:
     """Describe the JSON of a command."""
-    from statecli.report import documents
+    from statecli.report.documents import schemas
 
-    return Outcome(options.command, content=(documents.encode_schema(options.command),))
+    return Outcome(options.command, content=(schemas.encode_schema(options.command),))

@@ -12,7 +12,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from statecli.commands.diff.result import Diff
 from statecli.core.error_causes import group_by_cause
 from statecli.core.errors import UsageError, option
 from statecli.core.units import plural
@@ -109,6 +108,8 @@ def _use_shard(options: Any) -> AbstractContextManager[Any]:
 
 def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
     """Return the outcome of one shard: its shard file, because only all shards together have a report."""
+    from statecli.commands.diff.result import Diff
+
     broken = [pair.message for pair in outcome.result.broken] if isinstance(outcome.result, Diff) else ()
     causes = [message for message, _ in group_by_cause(dict.fromkeys(shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Collection
 from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
@@ -26,16 +26,16 @@ _ANY_WEIGHTS = (*WEIGHTS, *CHECKPOINT_SUFFIXES, ".h5", ".onnx", ".npy", ".tflite
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
 FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
 #: Files next to weights in a training folder that contain no weights.
-COMPANIONS = re.compile(
+COMPANIONS = compile_on_use(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
     r"|dl_state_dict)(?:_\w+)?\."
 )
 #: The file that names the components of a diffusers pipeline, which are folders next to the file.
 PIPELINE = "model_index.json"
 #: An index: `model.safetensors.index.json`, with a variant `model.safetensors.index.fp16.json`.
-INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
+INDEX = compile_on_use(r"\.index(?:\.[\w-]+)?\.json$")
 #: A shard of a numbered series.
-SERIES = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
+SERIES = compile_on_use(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
 
 
 #: The file and its key by which transformers 5 chooses other weights than SINGLE.
@@ -205,7 +205,7 @@ def list_tracked_folders(path: str) -> set[str]:
 
 #: The file in which MMEngine names the checkpoint from which a run is resumed.
 MMENGINE_TRACKER = "last_checkpoint"
-_PROTOCOL = re.compile(r"[A-Za-z][\w+.-]*:")
+_PROTOCOL = compile_on_use(r"[A-Za-z][\w+.-]*:")
 #: Characters of a path that a system opens.
 MAX_PATH_CHARACTERS = 4096
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from statecli.core.lazy_pattern import compile_on_use
 
 #: Names of weight files, in the order of transformers and diffusers; each may be an index instead.
 SINGLE = (
@@ -52,7 +52,7 @@ WEIGHT_BIN_PREFIXES = (
     "rng_state",
     "random_states",
 )
-WEIGHT_BIN_NAME = re.compile(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
+WEIGHT_BIN_NAME = compile_on_use(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
 #: Names of settings files, without `.json`, and the largest size in bytes. A Trainer logs every few steps.
 SETTINGS_FILES = {
     "config": 4 * 2**20,
@@ -61,7 +61,7 @@ SETTINGS_FILES = {
 }
 #: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
 METADATA = ".metadata"
-METADATA_NAME = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
+METADATA_NAME = compile_on_use(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 
 #: The last part of the key of the extra state of a module, which some modules unpickle.
 EXTRA_STATE = "_extra_state"

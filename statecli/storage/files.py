@@ -7,13 +7,13 @@ name (`masked_url`), without any secret.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import session
 from statecli.storage.local import (
     STANDARD_INPUT,
@@ -41,7 +41,7 @@ __all__ = [
 
 _Item = TypeVar("_Item")
 #: Text that is nearly a URL with a user and a password; no `pkg.mod:Net("a@b")`.
-_TYPO = re.compile(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
+_TYPO = compile_on_use(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
 
 

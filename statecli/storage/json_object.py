@@ -14,6 +14,7 @@ from typing import Any
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 
 #: Most lists and objects together. 100 MB of safetensors header contain 5 million; 100 MB of `[],` contain 33 million
 #: and take 2.5 GB of memory.
@@ -21,7 +22,7 @@ MAX_CONTAINERS = 6_000_000
 #: Most values in a document. The largest header has 8 million; each costs a program of torch.export half a microsecond.
 MAX_VALUES = 20_000_000
 #: An escape; group 1 where it is half a surrogate pair without its other half.
-_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_ESCAPE = compile_on_use(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 #: Names of JSON types, for a message without the value, which may be secret.
 _KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,13 +10,14 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.store import FileVersion, Guard
 from statecli.storage.url import is_remote
 
 #: Name of standard input, as a target.
 STANDARD_INPUT = "-"
 
-_GLOB = re.compile(r"[*?[]")
+_GLOB = compile_on_use(r"[*?[]")
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),

@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: `https://…`, and chains of fsspec, which no store reads: `simplecache::s3://…`.
-_URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
+_URL = compile_on_use(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
 #: An IPv6 address as a host: `[::1]`.
-_ADDRESS = re.compile(r"^\[[0-9a-fA-F:.]*\]")
+_ADDRESS = compile_on_use(r"^\[[0-9a-fA-F:.]*\]")
 #: Characters that make the path of a URL a glob; `?` begins a query.
-GLOB = re.compile(r"[*[]")
+GLOB = compile_on_use(r"[*[]")
 #: Schemes whose paths begin with a host or a bucket.
 _WITH_HOST = frozenset(f"{scheme}://" for scheme in ("http", "https", "s3", "s3a", "gs", "gcs", "hf"))
 #: The only text that begins a query, for schemes in which `?` may be part of a name; None: no query.

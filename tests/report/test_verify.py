@@ -21,7 +21,8 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
 from statecli.core.units import format_origin
 from statecli.render import Output, RenderOptions
-from statecli.report import View, documents
+from statecli.report import View
+from statecli.report.documents import schemas
 from statecli.report.problems import group_findings
 from statecli.report.verify import SIGNS, build_verify_report, list_inconclusive
 
@@ -509,7 +510,7 @@ def runs(draw):
 @cache
 def _schema_validator():
     """The printed schema, which is checked and compiled once."""
-    schema = json.loads(documents.encode_schema("verify"))
+    schema = json.loads(schemas.encode_schema("verify"))
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
     return validator(schema)

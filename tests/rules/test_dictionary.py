@@ -12,7 +12,7 @@ import statecli
 from statecli.core.errors import StateError
 from statecli.core.finding import Finding, Severity
 from statecli.core.rule import FORMER_NAMES, Rule
-from statecli.report.documents import DOCUMENTS
+from statecli.report.documents.schemas import DOCUMENTS
 from statecli.rules import DICTIONARY, RULES
 from statecli.targets.location import compute_fingerprint
 

@@ -123,7 +123,7 @@ def tensor_entries(
             change.section,
             targets[0] if removed else targets[1],
             tuple(sides),
-            rules.BY_STATUS.get(change.status),
+            rules.BY_STATUS.get(change.status.value),
             "" if change.status is Status.IDENTICAL else changed_fields.describe_change(change),
             _was_trained(change, values),
             change.status is Status.RENAMED,

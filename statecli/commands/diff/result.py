@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from statecli.commands.diff.fields import Field as Field
 from statecli.commands.explain.result import Explanation
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
@@ -21,18 +22,6 @@ class Status(str, Enum):
     CHANGED = "changed"
     RENAMED = "renamed"
     IDENTICAL = "identical"
-
-
-class Field(str, Enum):
-    """Properties of a tensor that can differ; the values of `--ignore`."""
-
-    DTYPE = "dtype"
-    SHAPE = "shape"
-    KIND = "kind"
-    REQUIRES_GRAD = "requires_grad"
-    DEVICE = "device"
-    TYING = "tying"
-    VALUES = "values"
 
 
 class TransformationKind(str, Enum):

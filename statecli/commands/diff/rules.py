@@ -6,7 +6,6 @@ Without expectations each difference is a finding. What a class refuses to load 
 
 from __future__ import annotations
 
-from statecli.commands.diff.result import Status
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
@@ -97,5 +96,6 @@ LOAD_REFUSED = _rule(
 )
 
 #: The rule of a tensor that differs, by how.
-BY_STATUS = {Status.ADDED: ADDED, Status.REMOVED: REMOVED, Status.CHANGED: CHANGED, Status.RENAMED: RENAMED}
+#: Status of a tensor, as in the documents -> the rule of the difference.
+BY_STATUS = {rule.name: rule for rule in (ADDED, REMOVED, CHANGED, RENAMED)}
 RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, INEXACT_CAST, NOT_MERGED, LOAD_REFUSED)

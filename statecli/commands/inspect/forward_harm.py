@@ -7,14 +7,14 @@ proofs measure this, so that a tensor has the same severity in `inspect` as in `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from statecli.commands.inspect.harm import Harm
 from statecli.commands.verify import rules
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
-from statecli.core.move_rules import LEFT_BEHIND
+from statecli.core.move_rules import LEFT_BEHIND, UNKNOWN_FORWARD
 from statecli.core.severity import decide_tensor_severity
 
 if TYPE_CHECKING:
@@ -24,27 +24,6 @@ _PROOFS = (Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD)
 #: Rules of `verify` about an unregistered tensor that `inspect` reports too, besides those of the tensor itself.
 _RULES = frozenset((rules.DEVICE_MISMATCH.name, rules.KEEPS_DTYPE.name, rules.LOST_BY_SAVING.name))
 RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
-UNKNOWN_FORWARD = "cannot tell whether forward mixes devices: "
-
-
-@dataclass(frozen=True)
-class Harm:
-    """Measured harm of an unregistered tensor.
-
-    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: of other proofs.
-    `remark`: what forward does with the tensor, or why this is unknown; "" if `findings` show it.
-    """
-
-    left_behind: Severity | None
-    findings: tuple[Finding, ...] = ()
-    remark: str = ""
-
-    @property
-    def severity(self) -> Severity | None:
-        """The highest severity; None for a harmless tensor."""
-        severities = [finding.severity for finding in self.findings]
-        severities += [self.left_behind] if self.left_behind else []
-        return max(severities, key=lambda severity: severity.rank, default=None)
 
 
 def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecli import live as modules
-from statecli.commands.inspect import forward_harm, rules
-from statecli.commands.inspect.forward_harm import Harm
+from statecli.commands.inspect import rules
+from statecli.commands.inspect.harm import Harm
 from statecli.commands.inspect.quantized import list_live_weights, list_rows_by_part, list_weights
 from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
@@ -151,7 +151,11 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     weights = list_live_weights(built.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
-    harm = forward_harm.measure_harm(ran, state) if ran else {}
+    harm: Mapping[str, Harm] = {}
+    if ran:
+        from statecli.commands.inspect.forward_harm import measure_harm
+
+        harm = measure_harm(ran, state)
     own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
     return Inspection(state, findings, request.to, ran.inputs.text if ran else None, weights)

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 from msgspec import structs
 
+from statecli.commands.verify.proof_names import Name as Name
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, Oddity
 
@@ -21,17 +22,6 @@ class Verdict(str, Enum):
     FAILED = "failed"
     SKIPPED = "skipped"
     INCONCLUSIVE = "inconclusive"
-
-
-class Name(str, Enum):
-    """Names of the proofs, in running order."""
-
-    MOVE = "move"
-    CAST = "cast"
-    SAVE = "save"
-    COPY = "copy"
-    STEP = "step"
-    FORWARD = "forward"
 
 
 class Cell(msgspec.Struct, frozen=True, gc=False):

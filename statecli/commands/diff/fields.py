@@ -1,0 +1,17 @@
+"""Properties of a tensor that `diff` compares."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Field(str, Enum):
+    """Properties of a tensor that can differ; the values of `--ignore`."""
+
+    DTYPE = "dtype"
+    SHAPE = "shape"
+    KIND = "kind"
+    REQUIRES_GRAD = "requires_grad"
+    DEVICE = "device"
+    TYING = "tying"
+    VALUES = "values"

@@ -1,0 +1,26 @@
+"""Measured harm of an unregistered tensor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.core.finding import Finding, Severity
+
+
+class Harm(msgspec.Struct, frozen=True):
+    """Measured harm of an unregistered tensor.
+
+    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: of other proofs.
+    `remark`: what forward does with the tensor, or why this is unknown; "" if `findings` show it.
+    """
+
+    left_behind: Severity | None
+    findings: tuple[Finding, ...] = ()
+    remark: str = ""
+
+    @property
+    def severity(self) -> Severity | None:
+        """The highest severity; None for a harmless tensor."""
+        severities = [finding.severity for finding in self.findings]
+        severities += [self.left_behind] if self.left_behind else []
+        return max(severities, key=lambda severity: severity.rank, default=None)

@@ -1,0 +1,24 @@
+"""Regular expressions that are compiled on their first use, because a command uses few of those that it imports."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+
+class _LazyPattern:
+    """Stands for a compiled pattern; its methods are those of the compiled pattern from their first use on."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern = pattern
+        self.flags = flags
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self.pattern, self.flags), name)
+        setattr(self, name, method)
+        return method
+
+
+def compile_on_use(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return the pattern, compiled when it is used. For module constants; `re` itself takes only compiled patterns."""
+    return cast("re.Pattern[str]", _LazyPattern(pattern, flags))

@@ -1,0 +1,41 @@
+"""Order of the changes of a diff: `--sort` and `--top`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from statecli.commands.diff.result import Change, Field
+from statecli.core.output import ChangeOrder
+from statecli.report import RowView, change_text
+from statecli.report.row_order import order_by_name
+
+
+def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
+    """Return the rows to show, in order: by default new NaN and Inf first, or the largest change if some are hidden."""
+    order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
+    if order is None:
+        return sorted(changes, key=lambda change: not _has_new_nan(change))
+    keys: dict[str, Any] = {
+        ChangeOrder.NAME: order_by_name,
+        ChangeOrder.SIZE: lambda change: -_count_bytes(change),
+        ChangeOrder.CHANGE: _order_change,
+    }
+    return sorted(changes, key=keys[order.value])[: view.top]
+
+
+def _order_change(change: Change) -> tuple[int, float, float, int]:
+    """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
+    has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
+    rank = 0 if _has_new_nan(change) else 2 if has_measure else 1
+    delta = change.values
+    relative, largest = (delta.relative_l2 or 0.0, delta.max_abs or 0.0) if delta is not None else (0.0, 0.0)
+    return rank, -relative, -largest, -_count_bytes(change)
+
+
+def _has_new_nan(change: Change) -> bool:
+    return change.values is not None and change_text.choose_mood(change) == "bad"
+
+
+def _count_bytes(change: Change) -> int:
+    return max(tensor.nbytes for tensor in (change.before, change.after) if tensor is not None)

@@ -1,0 +1,49 @@
+"""JSON document of `bisect`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.commands.bisect.result import Answer, Bisection, Probe
+from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
+from statecli.core.version import __version__
+
+
+class BisectDocument(msgspec.Struct, frozen=True):
+    """`statecli bisect -f json`.
+
+    `first` is the first checkpoint where the condition holds, `last_before` the one before it; `between` are the
+    checkpoints between the two that could not be read. `probes` are in the order of reading.
+    """
+
+    schema: str
+    statecli: str
+    target: str
+    condition: str
+    answer: Answer
+    checkpoints: int
+    first: Probe | None
+    last_before: Probe | None
+    between: tuple[str, ...]
+    probes: tuple[Probe, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...]
+
+
+def build_bisect_document(bisection: Bisection) -> BisectDocument:
+    """Return the document of a search."""
+    return BisectDocument(
+        "statecli.bisect/1",
+        __version__,
+        bisection.target,
+        bisection.condition,
+        bisection.answer,
+        bisection.checkpoints,
+        bisection.first,
+        bisection.last_before,
+        bisection.between,
+        bisection.probes,
+        bisection.findings,
+        bisection.notes,
+    )

@@ -1,0 +1,39 @@
+"""JSON document of `rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from statecli.core.finding import Severity
+from statecli.core.version import __version__
+from statecli.report import RuleText
+
+
+class RuleRow(msgspec.Struct, frozen=True):
+    """One rule. `explanation` has four paragraphs: summary, why, example and fix."""
+
+    name: str
+    severity: Severity
+    about: str
+    summary: str
+    explanation: str
+    #: The commands that report it.
+    commands: tuple[str, ...]
+
+
+class RulesDocument(msgspec.Struct, frozen=True):
+    """`statecli rules -f json`. Consumers ignore keys they do not know."""
+
+    schema: str
+    statecli: str
+    rules: tuple[RuleRow, ...]
+
+
+def build_rules_document(texts: Sequence[RuleText]) -> RulesDocument:
+    """Return the document of these rules."""
+    rows = (
+        RuleRow(rule.name, rule.severity, rule.about, rule.summary, rule.explanation, rule.commands) for rule in texts
+    )
+    return RulesDocument("statecli.rules/1", __version__, tuple(rows))
