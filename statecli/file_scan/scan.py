@@ -89,7 +89,7 @@ _UNKNOWN_TEXT = "the program has a text under the key {}, which statecli does no
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with a torch that statecli knows"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
 _ARRAY_NAME = re.compile(r"[^\0]*\.npy")
-_PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
+_PICKLE_SUFFIX = re.compile(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 #: Those of TorchScript next to them.

@@ -39,7 +39,7 @@ _ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
 #: then a version, a name, or the key of the code.
-_COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{7})", re.DOTALL)
+_COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{4})", re.DOTALL)
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 

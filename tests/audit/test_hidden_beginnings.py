@@ -567,9 +567,11 @@ def test_a_zip64_behind_a_program_is_not_passed(folder, statecli):
     assert statecli("audit", str(folder)).code == 2
 
 
-def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(folder, statecli):
+@pytest.mark.parametrize("length", [0x34, 0x1234, 0x1234567])
+def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(length, folder, statecli):
     """`CompiledArtifact.save` of torch 2.7 wrote no name of the format; torch 2.13 reads the file."""
-    (folder / "compiled").write_bytes(b"\1\2\3\4" + bytes(7) + b"\x20" + b"k" * 32 + bytes(7) + b"\x34" + b"x" * 100)
+    key = bytes(7) + b"\x20" + b"k" * 32 + length.to_bytes(8, "big")
+    (folder / "compiled").write_bytes(b"\1\2\3\4" + key + b"x" * 100)
     result = statecli("audit", str(folder))
     assert result.code == 2
     assert "compiled: is a file of torch.compile" in result.out

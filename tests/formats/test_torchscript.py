@@ -499,6 +499,15 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl"])
+@pytest.mark.parametrize("padding", [0, 70_000])
+def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path, name, padding):
+    """`torch.utils.model_dump` unpickles it."""
+    pickled = b"N0cposix\nsystem\n(S'true'\ntR0]." + b"\n" * padding
+    path = built(tmp_path / "y.pt", {**parts, name: pickled})
+    assert "posix.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
+
+
 @pytest.mark.parametrize("folder", ["x/code", "x/CODE", "x/Code", "X/code"])
 def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
     """torch's zip reader ignores case, so that torch.jit.load compiles and runs it."""
