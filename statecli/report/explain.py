@@ -11,6 +11,7 @@ from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_LINES
 from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
+from statecli.core.units import plural
 from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
 from statecli.report.documents.explain import build_explain_document
 
@@ -41,10 +42,23 @@ def describe_verdict(explanation: Explanation) -> str:
     """Return the answer in one line."""
     diagnosis = explanation.diagnosis
     if explanation.loads:
-        return "loads as it is: a strict load on meta accepts the checkpoint"
+        return "loads as it is: a strict load on meta accepts the checkpoint" + _describe_untied(explanation)
     if diagnosis is None or not diagnosis.code:
         return "does not load"
     return f"does not load; the lines below are {'proved' if diagnosis.proved else 'not proved'}"
+
+
+def _describe_untied(explanation: Explanation) -> str:
+    """Return that a load keeps one of several tensors, whose values were not compared; "" if the file ties them too."""
+    if not explanation.untied:
+        return ""
+    names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
+    more = f" (and {plural(len(explanation.untied) - 1, 'more tie')})" if explanation.untied[1:] else ""
+    checkpoint, model = (quote_for_shell(text or "") for text in (explanation.checkpoint, explanation.model))
+    return (
+        f", but the class ties {names}{more}, the checkpoint has a tensor for each, and the load keeps the last one; "
+        f"to compare their values: statecli audit {checkpoint} --model {model} --values"
+    )
 
 
 def build_problems(explanation: Explanation) -> tuple[Problem, ...]:

@@ -380,3 +380,31 @@ def test_diff_shows_the_cause_instead_of_the_names(desk, net, statecli):
     assert len(short.out.splitlines()) < 30
     assert "missing-entry" in long.out
     assert statecli("diff", "net.py:Net", "other.pt", "-f", "json").json["diagnosis"]["proved"]
+
+
+TIED = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, monkeypatch, statecli, apart):
+    """A strict load accepts them and keeps the last one, so `loads as it is` alone would not be the truth."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tied.py").write_text(TIED)
+    weight = torch.randn(10, 4)
+    torch.save({"embed.weight": weight, "head.weight": weight + 1 if apart else weight}, "a.pt")
+    found = statecli("explain", "tied.py:Tied", "a.pt")
+    assert found.code == 0
+    assert ("the class ties embed.weight and head.weight, the checkpoint has a tensor for each" in found.out) == apart
+    if apart:
+        command = found.out.splitlines()[0].partition("to compare their values: statecli ")[2].split()
+        assert statecli(*command).code == 1

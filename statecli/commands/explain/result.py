@@ -98,6 +98,7 @@ class Explanation(msgspec.Struct, frozen=True):
         diagnosis: None if the class loads the checkpoint, or nothing is known.
         alternatives: Other lines that load the checkpoint.
         inconclusive: Why there is no answer: exit status 2.
+        untied: Names of each tensor of the class that is several tensors in a checkpoint that loads.
     """
 
     model: str | None = None
@@ -108,6 +109,7 @@ class Explanation(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     inconclusive: str = ""
     states: tuple[ModelState, ...] = ()
+    untied: tuple[tuple[str, ...], ...] = ()
 
     @property
     def covers_names(self) -> bool:

@@ -49,8 +49,22 @@ def explain_states(model: ModelState, built: BuiltModel, checkpoint: ModelState)
     if subject is None:
         return msgspec.structs.replace(answer, diagnosis=special_files.diagnose_without_model(checkpoint))
     if is_loaded_as_is(subject):
-        return msgspec.structs.replace(answer, loads=True)
+        return msgspec.structs.replace(answer, loads=True, untied=find_untied(model, checkpoint))
     own = diagnose(subject)
     resized = find_resized(subject, own)
     chosen: tuple[Diagnosis, ...] = (own,) if resized is None else (resized, own)
     return msgspec.structs.replace(answer, diagnosis=chosen[0], alternatives=chosen[1:])
+
+
+def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each tensor of the class that is several tensors in the checkpoint, which a load accepts."""
+    stored = {tensor.fqn: tensor for tensor in checkpoint.tensors}
+    groups: dict[object, list[str]] = {}
+    for tensor in model.tensors:
+        if tensor.storage is not None and tensor.nbytes and tensor.fqn in stored:
+            groups.setdefault((tensor.storage, tensor.storage_offset, tensor.elements), []).append(tensor.fqn)
+    return tuple(
+        tuple(names)
+        for names in groups.values()
+        if len({(stored[name].storage, stored[name].storage_offset) for name in names}) > 1
+    )
