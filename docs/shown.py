@@ -112,6 +112,30 @@ def atexit_remove(folder: Path) -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+
+def python(page: str, *numbers: int) -> None:
+    """Run Python blocks of a page in a folder with the sample files, and print what the last of them prints."""
+    print(f"```text\n{run_python(page, *numbers).rstrip()}\n```")
+
+
+def run_python(page: str, *numbers: int) -> str:
+    """Run the Python blocks with these numbers one after another; return what the last of them prints."""
+    import io
+    import re
+
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "example"}
+    output = io.StringIO()
+    with sample_folder():
+        for number in numbers:
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(blocks[number], names)  # noqa: S102 - the documents' own code
+    return output.getvalue()
+
+
 # --- sample files -----------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +286,7 @@ def fields() -> None:
     """Print the result types of the Python API with the fields of each."""
     import statecli
 
-    names = ("Inspection", "Diff", "Change", "Delta", "Verification", "Check", "Column", "Cell")
+    names = ("Inspection", "Diff", "Change", "Delta", "Lock", "Audit", "Verification", "Check", "Column", "Cell")
     print("| type | fields |\n| --- | --- |")
     for name in (*names, "Finding", "ModelState", "TensorInfo", "Stats"):
         listed = ", ".join(f"`{field}`" for field in getattr(statecli, name).__struct_fields__)

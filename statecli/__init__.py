@@ -35,21 +35,29 @@ from statecli.core.errors import (
 from statecli.core.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
 
     import torch
     from torch import nn
 
+    from statecli.commands.audit.result import Audit
     from statecli.commands.diff.result import Change, Diff, Field
     from statecli.commands.inspect.run import Inspection
+    from statecli.commands.lock.lock_file import Lock
     from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
     from statecli.core.finding import Finding, Severity
     from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
     from statecli.values.delta import Delta
+    from statecli.values.digest_algorithm import Algorithm
+
+    #: What the functions take: a path, a URL, a spec or a live object.
+    Target = str | os.PathLike[str] | nn.Module | torch.optim.Optimizer | Mapping[str, Any]
 
 #: Modules of the result types; each is imported on first use.
 _TYPES = {
+    "statecli.commands.audit.result": ("Audit",),
+    "statecli.commands.lock.lock_file": ("Lock",),
     "statecli.commands.diff.result": ("Change", "Diff", "Field"),
     "statecli.core.finding": ("Finding", "Severity"),
     "statecli.commands.inspect.run": ("Inspection",),
@@ -59,6 +67,7 @@ _TYPES = {
 }
 
 __all__ = [
+    "Audit",
     "Cell",
     "Change",
     "Check",
@@ -69,6 +78,7 @@ __all__ = [
     "Finding",
     "Inspection",
     "Kind",
+    "Lock",
     "MalformedError",
     "MissingDependency",
     "ModelError",
@@ -84,8 +94,10 @@ __all__ = [
     "Verdict",
     "Verification",
     "__version__",
+    "audit",
     "diff",
     "inspect",
+    "lock",
     "merge",
     "verify",
 ]
@@ -105,7 +117,7 @@ if not TYPE_CHECKING:
 
 
 def inspect(
-    target: "str | os.PathLike[str] | nn.Module",
+    target: "Target",
     *,
     to: "str | torch.device | None" = None,
     model: str | None = None,
@@ -126,7 +138,8 @@ def inspect(
     that cannot be copied is listed without the results of a move.
 
     Args:
-        target: A path, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)" or an nn.Module.
+        target: A path, a URL, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)", an
+            nn.Module, an optimizer or a state_dict. A file is written only for the last two, as in `diff`.
         to: Device to move the tensors to, such as "meta" or "cuda:0"; `findings` then has the tensors that did not
             follow. Without `to`, `findings` has the unregistered tensors of a model that may do harm.
         model: Spec of a class; the kinds of a checkpoint's tensors are taken from it.
@@ -162,8 +175,8 @@ def inspect(
 
 
 def diff(
-    before: "str | os.PathLike[str]",
-    after: "str | os.PathLike[str]",
+    before: "Target",
+    after: "Target",
     *,
     map: "Iterable[str] | None" = (),
     ignore: "Iterable[Field | str] | None" = (),
@@ -186,14 +199,18 @@ def diff(
     executor: "str | Executor | None" = None,
     init_device: str | None = None,
 ) -> "Diff":
-    """Compare two checkpoints, a checkpoint and a model class, or two classes.
+    """Compare two checkpoints, live objects or model classes, in any pair.
 
     By default two elements are equal if their values are equal. With a tolerance they are equal if
     |after - before| <= `atol` + `rtol` * |before|.
 
+    A live object (an nn.Module, an optimizer, a state_dict) is compared as the file that `torch.save` of its state_dict
+    writes. This file is written to memory (/dev/shm), or to the temporary folder if /dev/shm does not have enough free
+    memory, and removed after the call. So a live object needs as much additional memory as its tensors.
+
     Args:
-        before: First target: a path or a spec, as in `inspect`, but not a live model.
-        after: Second target, in any format.
+        before: First target: a path, a URL, a spec or a live object, as in `inspect`.
+        after: Second target, of any kind.
         map: "REGEX=REPLACEMENT" texts that rename the tensors of `before` first.
         ignore: Fields whose differences do not count: "dtype", "shape", "kind", "requires_grad", "device", "tying" or
             "values".
@@ -235,6 +252,99 @@ def diff(
     from statecli.api import calls, errors
 
     return errors.call(calls.diff, arguments)
+
+
+def lock(
+    targets: "Target | Iterable[Target]",
+    *,
+    digest: "Algorithm | str" = "blake3",
+    weights_only: bool = False,
+    include: "Iterable[str] | None" = (),
+    exclude: "Iterable[str] | None" = (),
+    kind: "Iterable[Kind | str] | None" = (),
+    jobs: int = 0,
+    executor: "str | Executor | None" = None,
+    init_device: str | None = None,
+) -> "Lock":
+    """Compute a digest of each tensor of one target or of several targets.
+
+    Args:
+        targets: A target as in `inspect`, or several targets. Live objects are saved as in `diff`.
+        digest: Hash algorithm for tensor values: "blake3" or "sha256".
+        weights_only: Lock only tensors, not settings and other files of a folder.
+        include: Globs; only tensors whose name matches one are locked.
+        exclude: Globs; tensors whose name matches one are left out.
+        kind: Kinds to lock, as in `inspect`.
+        jobs: Number of processes that read values, as in `diff`.
+        executor: Engine that reads values, as in `diff`.
+        init_device: Device on which a class is built, as in `inspect`.
+
+    Returns:
+        The lock. `str(lock)` is the text of the lock file, for `statecli audit --lock FILE`.
+
+    Raises:
+        UsageError: The arguments contradict each other, or a live object cannot be saved.
+        NothingMatched: There is no tensor to lock.
+        UnreadableError: A file cannot be read.
+        ModelError: A class cannot be built.
+    """
+    arguments = dict(locals())
+    del targets
+    from statecli.api import calls, errors
+
+    return errors.call(calls.lock, arguments)
+
+
+def audit(
+    targets: "Target | Iterable[Target]",
+    *,
+    model: str | None = None,
+    select: "Iterable[str] | None" = (),
+    ignore: "Iterable[str] | None" = (),
+    fail_on: "Severity | str | None" = None,
+    values: bool | None = None,
+    lock: "str | os.PathLike[str] | None" = None,
+    against: "Target | None" = None,
+    config: "str | os.PathLike[str] | None" = None,
+    no_config: bool = False,
+    allow_empty: bool = False,
+    jobs: int = 0,
+    executor: "str | Executor | None" = None,
+) -> "Audit":
+    """Check checkpoints, live objects and model classes against rules.
+
+    A live model is audited as the file that saves its state_dict, as in `diff`; `inspect` and `verify` report its
+    unregistered tensors.
+
+    Args:
+        targets: A target as in `inspect`, or several targets; a text may be a folder or a glob.
+        model: Spec of a class; each checkpoint must fit the class. "auto": the class that config.json names.
+        select: Rules or rule groups to run, and no other ones.
+        ignore: Rules or rule groups that do not run.
+        fail_on: Lowest severity in `Audit.failing`: "note", "warning" or "error"; None for the configured one.
+        values: True reads the values of all tensors, False of none; None only of small local files.
+        lock: Lock file; the targets are checked against it.
+        against: Target with the expected tensors, dtypes and shapes.
+        config: File of the configuration; None for the nearest statecli.toml or pyproject.toml.
+        no_config: Use no configuration.
+        allow_empty: Accept that there is nothing to audit.
+        jobs: Number of processes that read values, as in `diff`.
+        executor: Engine that reads values, as in `diff`.
+
+    Returns:
+        The results of the targets. `findings` has all findings, `failing` those of `fail_on` or a higher severity.
+
+    Raises:
+        UsageError: The arguments contradict each other, or a live object cannot be saved.
+        UnreadableError: The lock or the configuration cannot be read. A target that cannot be read is in `targets`
+            with the status "failed".
+        ModelError: The class cannot be built.
+    """
+    arguments = dict(locals())
+    del targets, against
+    from statecli.api import calls, errors
+
+    return errors.call(calls.audit, arguments)
 
 
 def merge(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,19 @@ import torch
 from torch import nn
 
 import statecli
+from statecli.commands.audit.result import Audit
 from statecli.commands.diff import run
 from statecli.commands.diff.result import Diff, Field
 from statecli.commands.inspect import run as inspection
+from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify import run as proofs
 from statecli.commands.verify.result import Name, Verdict, Verification
 from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
 from statecli.testing import assert_state_follows
+from statecli.values.digest_algorithm import Algorithm
 
 from .forked_python import run_python
 from .test_samples import FAILING
@@ -507,7 +511,19 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
         (lambda: statecli.inspect(nn.Linear(2, 2), inputs="2x3"), ModelError, "shapes cannot be multiplied"),
         (lambda: statecli.inspect("a.pt", inputs="2x3"), UsageError, "a.pt is a checkpoint"),
-        (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save the model first"),
+        (lambda: statecli.diff(nn.Linear(2, 2), "missing.pt"), UnreadableError, "missing.pt: cannot be opened"),
+        (lambda: statecli.diff(nn.Linear(2, 2), nn.Linear), UsageError, "Linear is a class: pass an instance"),
+        (lambda: statecli.diff({"a": lambda: 0}, nn.Linear(2, 2)), UsageError, "state_dict: torch.save cannot write"),
+        (lambda: statecli.diff({"a": 3}, nn.Linear(2, 2)), UnreadableError, "state_dict: holds no tensor"),
+        (
+            lambda: statecli.diff(nn.Linear(2, 2), nn.Linear(2, 2), executor="processes:2"),
+            UsageError,
+            "Linear is a live object in the memory of this machine; leave executor out",
+        ),
+        (lambda: statecli.lock(nn.ReLU()), NothingMatched, "ReLU: contains no tensor"),
+        (lambda: statecli.lock(nn.Linear(2, 2), digest="md5"), UsageError, "'md5' is not one of"),
+        (lambda: statecli.audit(nn.Linear(2, 2), select="nann"), UsageError, "nann"),
+        (lambda: statecli.audit(3), UsageError, "not int"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "must be a finite number"),
         (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is not one of move"),
@@ -666,7 +682,16 @@ def test_the_documentations_first_example_runs(capsys):
 
 
 @pytest.mark.parametrize(
-    "function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify, assert_state_follows]
+    "function",
+    [
+        statecli.inspect,
+        statecli.diff,
+        statecli.lock,
+        statecli.audit,
+        statecli.merge,
+        statecli.verify,
+        assert_state_follows,
+    ],
 )
 def test_every_parameter_is_documented(function):
     """In the order of the signature, and no other, in the section Args of the docstring."""
@@ -675,7 +700,16 @@ def test_every_parameter_is_documented(function):
 
 
 @pytest.mark.parametrize(
-    "function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify, assert_state_follows]
+    "function",
+    [
+        statecli.inspect,
+        statecli.diff,
+        statecli.lock,
+        statecli.audit,
+        statecli.merge,
+        statecli.verify,
+        assert_state_follows,
+    ],
 )
 def test_every_annotation_can_be_resolved(function):
     """The names in the signatures exist: type checkers of other people's code read them."""
@@ -686,5 +720,10 @@ def test_every_annotation_can_be_resolved(function):
         "Inspection": inspection.Inspection,
         "Verification": Verification,
         "Name": Name,
+        "Lock": Lock,
+        "Audit": Audit,
+        "Algorithm": Algorithm,
+        "Severity": Severity,
+        "Target": str | os.PathLike | nn.Module | torch.optim.Optimizer | Mapping,
     }
     assert set(typing.get_type_hints(function, names)) == {*inspect.signature(function).parameters, "return"}

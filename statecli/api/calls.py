@@ -9,8 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from statecli.api.live_targets import SavedObjects, is_live, is_live_model, refuse_executor, use_saved_objects
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import DiffOptions, InspectOptions, MergeOptions, Options, VerifyOptions
+from statecli.requests.options import (
+    AuditOptions,
+    DiffOptions,
+    InspectOptions,
+    LockOptions,
+    MergeOptions,
+    Options,
+    VerifyOptions,
+)
 from statecli.requests.outcome import Caller, ExtraInputs
 from statecli.requests.parameters import Parameter, parameters_of
 from statecli.requests.run import run
@@ -19,21 +28,17 @@ from statecli.targets.load import find_class_spec
 from statecli.workers import executors
 
 if TYPE_CHECKING:
+    from statecli.commands.audit.result import Audit
     from statecli.commands.diff.result import Diff
     from statecli.commands.inspect.run import Inspection
+    from statecli.commands.lock.lock_file import Lock
     from statecli.commands.verify.result import Verification
 
-_Options = TypeVar("_Options", InspectOptions, DiffOptions, MergeOptions, VerifyOptions)
+_Options = TypeVar("_Options", AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions)
 
 __tracebackhide__ = True  # pytest shows the caller's line
 
 # --- arguments to options ---------------------------------------------------------------------------------------------
-
-
-def is_live_model(target: object) -> bool:
-    """Return True for an nn.Module. Imports no torch, because without torch there are no modules."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(target, torch.nn.Module)
 
 
 def to_name(target: object) -> str:
@@ -47,11 +52,27 @@ def to_path(target: object) -> str:
         return files.mask_urls(os.fsdecode(target))
     if isinstance(target, type):
         raise UsageError(f"{target.__name__} is a class: pass an instance, or the spec 'file.py:{target.__name__}'")
-    if is_live_model(target):
-        raise UsageError(
-            f"{type(target).__name__} is a live model, but diff takes only files and specs: save the model first"
-        )
-    raise UsageError(f"expected a path, a spec such as 'net.py:Net' or an nn.Module, not {type(target).__name__}")
+    raise UsageError(
+        "expected a path, a spec such as 'net.py:Net', an nn.Module, an optimizer or a state_dict, "
+        f"not {type(target).__name__}"
+    )
+
+
+def to_paths(targets: object) -> tuple[str, ...]:
+    """Return paths or specs as texts."""
+    return tuple(map(to_path, targets)) if isinstance(targets, tuple) else (to_path(targets),)
+
+
+def list_targets(targets: object) -> tuple[object, ...]:
+    """Return the targets of audit and lock: a single target, or all of an iterable."""
+    if isinstance(targets, (str, os.PathLike)) or is_live(targets) or not isinstance(targets, Iterable):
+        return (targets,)
+    return tuple(targets)
+
+
+def save_if_live(target: object, saved: SavedObjects) -> object:
+    """Return the path of a live object's temporary file; any other target unchanged."""
+    return saved.save(target) if is_live(target) else target
 
 
 def to_executor(executor: Any) -> Any:
@@ -102,6 +123,14 @@ def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any,
     return tuple(choices[word] for word in words)
 
 
+def _to_choice(parameter: Parameter, value: Any) -> Any:
+    """Return a choice. Raises UsageError for an unknown word and for several words."""
+    choices = {choice.value: choice for choice in parameter.type}
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{parameter.argument}: {str(value)!r} is not one of {', '.join(choices)}")
+    return choices[value]
+
+
 def _to_count(number: object) -> int:
     if type(number) is not int:
         raise UsageError(f"{option('--jobs', number)}: must be a whole number")
@@ -120,12 +149,16 @@ def _convert(parameter: Parameter, value: Any) -> Any:
     if parameter.repeatable:
         is_choice = isinstance(parameter.type, type) and issubclass(parameter.type, Enum)
         return _to_choices(parameter, value) if is_choice else to_texts(parameter.argument, value)
+    if value is not None and isinstance(parameter.type, type) and issubclass(parameter.type, Enum):
+        return _to_choice(parameter, value)
     return to_text(value) if parameter.type is str else value
 
 
 #: Options with more types in Python than on the command line.
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "target": to_name,
+    "targets": to_paths,
+    "against": lambda value: None if value is None else to_path(value),
     "before": to_path,
     "after": to_path,
     "executor": to_executor,
@@ -140,6 +173,10 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) -> Inspection:
     """See `statecli.inspect`."""
     files.forget_command()
+    if is_live(target) and not is_live_model(target):
+        refuse_executor(executor, [target])
+        with use_saved_objects() as saved:
+            return saved.rename(inspect(saved.save(target), inputs, executor, **arguments))
     options = build_options(InspectOptions, {"target": target, "executor": executor, **arguments})
     model = target if is_live_model(target) else None
     device = options.to or ""
@@ -155,11 +192,44 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
 def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     """See `statecli.diff`."""
     files.forget_command()
-    options = build_options(DiffOptions, {"before": before, "after": after, **arguments})
-    any_class = find_class_spec(options.before) or find_class_spec(options.after)
-    with _keep_settings(options.device) if any_class else nullcontext():
-        result: Diff = run(options).result
+    refuse_executor(arguments.get("executor"), [before, after])
+    with use_saved_objects() as saved:
+        sides = {"before": save_if_live(before, saved), "after": save_if_live(after, saved)}
+        options = build_options(DiffOptions, {**sides, **arguments})
+        any_class = find_class_spec(options.before) or find_class_spec(options.after)
+        with _keep_settings(options.device) if any_class else nullcontext():
+            result: Diff = run(options).result
+        return saved.rename(result)
+
+
+def lock(targets: Any, **arguments: Any) -> Lock:
+    """See `statecli.lock`."""
+    from msgspec.structs import replace
+
+    result: Lock = _run_on_targets(LockOptions, targets, arguments)
+    return replace(result, targets=tuple(sorted(result.targets, key=lambda target: str(target.target))))
+
+
+def audit(targets: Any, against: Any = None, values: bool | None = None, **arguments: Any) -> Audit:
+    """See `statecli.audit`."""
+    arguments |= {"against": against, "values": values is True, "no_values": values is False}
+    result: Audit = _run_on_targets(AuditOptions, targets, arguments)
     return result
+
+
+def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[str, Any]) -> Any:
+    """Return the result of a command of several targets."""
+    files.forget_command()
+    named: tuple[object, ...] = list_targets(targets)
+    refuse_executor(arguments.get("executor"), [*named, arguments.get("against")])
+    with use_saved_objects() as saved:
+        if "against" in arguments:
+            arguments = {**arguments, "against": save_if_live(arguments["against"], saved)}
+        paths = tuple(save_if_live(target, saved) for target in named)
+        options: Any = build_options(options_type, {"targets": paths, **arguments})
+        device = "" if all(find_class_spec(text) is None for text in options.targets) else "cpu"
+        with _keep_settings(device) if device or getattr(options, "model", None) else nullcontext():
+            return saved.rename(run(options).result)
 
 
 def merge(parts: Any, **arguments: Any) -> Inspection | Diff:

@@ -1,0 +1,185 @@
+"""Live objects as targets: a model, a state_dict or an optimizer is saved to memory-backed storage for one call.
+
+Commands read byte ranges of files, in several processes. So an object is written with `torch.save` to a temporary file,
+in /dev/shm if its free memory is enough and in the temporary folder otherwise. In results and errors the name of the
+object stands in place of the path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.core.errors import StateError, UsageError
+from statecli.core.model_state import TensorInfo
+from statecli.targets.location import make_relative_name
+
+_Value = TypeVar("_Value")
+
+#: File system in memory on Linux.
+_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - each file is in a new folder of its own, of mode 0700
+#: Bytes that the file may have besides the tensors: names, records of the archive.
+_OVERHEAD_BYTES = 64 << 20
+#: Depth to which the tensors of a state_dict are counted.
+_MAX_DEPTH = 8
+
+
+def is_live_model(target: object) -> bool:
+    """Return True for an nn.Module. Imports no torch, because without torch there are no modules."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
+
+
+def is_live(target: object) -> bool:
+    """Return True for an object that `save_object` writes: a model, an optimizer, a state_dict."""
+    torch = sys.modules.get("torch")
+    return isinstance(target, Mapping) or (
+        torch is not None and isinstance(target, (torch.nn.Module, torch.optim.Optimizer))
+    )
+
+
+def name_object(target: object) -> str:
+    """Return the name of an object in results: its class, or `state_dict`."""
+    return "state_dict" if isinstance(target, Mapping) else type(target).__name__
+
+
+class SavedObjects:
+    """The objects of one call, each in a file of its own."""
+
+    def __init__(self) -> None:
+        self._folders: list[str] = []
+        #: The name of each object by its path.
+        self.names: dict[str, str] = {}
+
+    def save(self, target: object) -> str:
+        """Write the object and return the path of the file. Raises UsageError for an object that cannot be saved."""
+        name = name_object(target)
+        count = sum(other.partition(" (")[0] == name for other in {*self.names.values()})
+        content = target if isinstance(target, Mapping) else get_state_dict(target)
+        folder = tempfile.mkdtemp(prefix="statecli-", dir=_choose_folder(_count_bytes(content)))
+        self._folders.append(folder)
+        path = os.path.join(folder, f"{name}.pt")
+        torch: Any = sys.modules["torch"] if "torch" in sys.modules else _import_torch()
+        try:
+            torch.save(content, path)
+        except Exception as error:  # the objects of a state_dict have code of their own
+            raise UsageError(f"{name}: torch.save cannot write the object: {_first_line(error)}") from error
+        shown = name if not count else f"{name} ({count + 1})"
+        self.names |= {path: shown, make_relative_name(path): shown}
+        return path
+
+    def close(self) -> None:
+        """Remove the files."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def rename(self, value: _Value) -> _Value:
+        """Return a result with the names of the objects in place of the paths."""
+        # A path from the root is part of its relative name.
+        names = {path: self.names[path] for path in sorted(self.names, key=len, reverse=True)}
+        renamed: _Value = _replace_texts(value, names) if names else value
+        return renamed
+
+
+@contextmanager
+def use_saved_objects() -> Iterator[SavedObjects]:
+    """Return the files of a call, which are removed after the block; errors of the block name the objects."""
+    saved = SavedObjects()
+    try:
+        yield saved
+    except StateError as error:
+        error.args = tuple(saved.rename(argument) for argument in error.args)
+        raise
+    finally:
+        saved.close()
+
+
+def get_state_dict(target: Any) -> Any:
+    """Return the state_dict of a model or an optimizer. Raises UsageError if its own code fails."""
+    try:
+        return target.state_dict()
+    except Exception as error:  # code of the user
+        raise UsageError(f"{name_object(target)}: state_dict() raises {_first_line(error)}") from error
+
+
+def _import_torch() -> Any:
+    from statecli.core.errors import MissingDependency
+
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency("a state_dict is saved with torch: pip install torch") from error
+    return torch
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _choose_folder(size: int) -> str | None:
+    """Return a folder in memory with room for `size` bytes; None for the temporary folder."""
+    try:
+        free = shutil.disk_usage(_MEMORY_FOLDER).free if os.access(_MEMORY_FOLDER, os.W_OK) else 0
+    except OSError:
+        return None
+    return _MEMORY_FOLDER if free > size + _OVERHEAD_BYTES else None
+
+
+def _count_bytes(content: Any) -> int:
+    """Return the bytes of all storages, each counted once."""
+    torch: Any = sys.modules.get("torch")
+    storages: dict[int, int] = {}
+    pending: list[tuple[Any, int]] = [(content, 0)]
+    while pending and torch is not None:
+        value, depth = pending.pop()
+        if isinstance(value, torch.Tensor):
+            try:
+                storage = value.untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
+            except (NotImplementedError, RuntimeError):  # sparse and wrapper tensors have no storage
+                storages[id(value)] = value.numel() * value.element_size()
+        elif depth < _MAX_DEPTH and isinstance(value, Mapping):
+            pending += [(inner, depth + 1) for inner in value.values()]
+        elif depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
+            pending += [(inner, depth + 1) for inner in value]
+    return sum(storages.values())
+
+
+def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
+    """Return plain data with the name in place of each path. The places of the bytes of tensors stay as they are."""
+    if isinstance(value, str) and type(value) is str:
+        for path, name in names.items():
+            if path in value:
+                value = value.replace(path, name)
+        return value
+    if isinstance(value, tuple) and type(value) is tuple:
+        items = tuple(_replace_texts(item, names) for item in value)
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    if isinstance(value, dict):
+        return {_replace_texts(key, names): _replace_texts(item, names) for key, item in value.items()}
+    if isinstance(value, TensorInfo) and value.damage is None:
+        return value
+    if not isinstance(value, msgspec.Struct):
+        return value
+    pairs = {field: (old := getattr(value, field), _replace_texts(old, names)) for field in value.__struct_fields__}
+    changed = {field: new for field, (old, new) in pairs.items() if new is not old}
+    return replace(value, **changed) if changed else value
+
+
+def refuse_executor(executor: object, targets: Sequence[object]) -> None:
+    """Raise UsageError for an executor with a live object, whose file is only on this machine."""
+    live = next((target for target in targets if is_live(target)), None)
+    if executor is not None and live is not None:
+        raise UsageError(
+            f"executor: {name_object(live)} is a live object in the memory of this machine; leave executor out, "
+            "or save the object and pass the path"
+        )

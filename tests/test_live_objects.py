@@ -1,0 +1,191 @@
+"""Live objects as targets: the results are those of the files that torch.save writes of the same objects."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import statecli
+from statecli.api import live_targets
+from statecli.core.errors import NothingMatched
+
+
+class Tied(nn.Module):
+    """Two names of a weight, a buffer in float16, a view of a larger storage, an integer counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("low", torch.arange(8).half()[2:5])
+        self.register_buffer("empty", torch.empty(0, 3))
+
+
+def step(model, optimizer):
+    """One training step."""
+    loss = sum(parameter.square().sum() for parameter in model.parameters())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def rows(diff):
+    """Everything about the pairs but the places of the bytes."""
+    fields = ["fqn", "section", "status", "kind", "fields", "renamed_from", "values", "not_compared", "transformation"]
+    return [
+        ([getattr(change, field) for field in fields], describe(change.before), describe(change.after))
+        for change in diff.changes
+    ]
+
+
+def describe(side):
+    """A side of a pair."""
+    return side and (side.dtype, side.shape, side.tied_to, side.device)
+
+
+def both(before, after, folder, **options):
+    """The diff of two objects, and the diff of their files."""
+    paths = [folder / "before.pt", folder / "after.pt"]
+    for value, path in zip((before, after), paths, strict=True):
+        torch.save(value if isinstance(value, dict) else value.state_dict(), path)
+    live = statecli.diff(before, after, **options)
+    return live, statecli.diff(*paths, **options)
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
+VALUES = st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0, float("nan"), float("inf")])
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=2))
+    count = int(torch.Size(shape).numel())
+    values = draw(st.lists(VALUES, min_size=count, max_size=count))
+    floats = torch.tensor(values, dtype=torch.float64).reshape(shape)
+    tensor = floats.to(dtype) if dtype.is_floating_point else floats.nan_to_num(0, 3, -3).to(dtype)
+    return tensor.t() if tensor.dim() == 2 and draw(st.booleans()) else tensor
+
+
+STATES = st.dictionaries(st.sampled_from(["a.weight", "a.bias", "b.weight", "b.running_mean", "c"]), tensors())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STATES, STATES, st.sampled_from([{}, {"bitwise": True}, {"metadata_only": True}, {"atol": 0.6}]))
+def test_a_diff_of_objects_is_the_diff_of_their_files(before, after, options):
+    """For any two state_dicts: the same pairs, numbers, findings and notes, or the same error."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / "before.pt", Path(folder) / "after.pt"]
+        for value, path in zip((before, after), paths, strict=True):
+            torch.save(value, path)
+        try:
+            expected = statecli.diff(*paths, **options)
+        except statecli.StateError as error:
+            with pytest.raises(type(error)):
+                statecli.diff(before, after, **options)
+            return
+    diff = statecli.diff(before, after, **options)
+    assert rows(diff) == rows(expected)
+    assert [(f.rule, f.fqn, f.severity) for f in diff.findings] == [
+        (f.rule, f.fqn, f.severity) for f in expected.findings
+    ]
+    assert [note.name for note in diff.notes] == [note.name for note in expected.notes]
+
+
+def test_a_diff_of_models_is_the_diff_of_their_state_dicts(tmp_path):
+    """With ties, views, half precision and an empty tensor."""
+    torch.manual_seed(0)
+    before, after = Tied(), Tied()
+    live, files = both(before, after, tmp_path)
+    assert rows(live) == rows(files)
+    assert (live.before.target, live.after.target) == ("Tied", "Tied (2)")
+
+
+def test_an_optimizer_is_compared_with_its_section(tmp_path):
+    """A path with a section, and the optimizer that was saved there: equal until the next step."""
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+    section = f"{tmp_path / 'train.pt'}#optimizer"
+    same = statecli.diff(section, optimizer)
+    assert {change.status.value for change in same.changes} == {"identical"}
+    step(model, optimizer)
+    moved = statecli.diff(section, optimizer)
+    assert {change.fqn.rpartition("[")[2] for change in moved.changes if change.values} >= {"'exp_avg']", "'step']"}
+
+
+@pytest.mark.parametrize("make", [Tied, lambda: Tied().state_dict(), lambda: torch.optim.SGD(Tied().parameters(), 0.1)])
+def test_every_kind_of_object_is_inspected(make):
+    """The name of the object is the target; SGD without momentum has no tensor."""
+    target = make()
+    if isinstance(target, torch.optim.Optimizer):
+        with pytest.raises(statecli.StateError, match=r"^SGD: "):
+            statecli.inspect(target)
+        return
+    inspection = statecli.inspect(target, stats=True)
+    assert inspection.state.target == live_targets.name_object(target)
+    weight = next(tensor for tensor in inspection.state.tensors if tensor.fqn == "embedding.weight")
+    assert weight.stats.max == pytest.approx(
+        float(torch.as_tensor((target if isinstance(target, dict) else target.state_dict())["embedding.weight"]).max())
+    )
+
+
+def test_a_lock_of_an_object_is_the_lock_of_its_file(tmp_path):
+    """And several targets have the names of the objects."""
+    model = Tied()
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    assert statecli.lock(model) == statecli.lock(tmp_path / "a.pt") == statecli.lock(model.state_dict())
+    assert [target.target for target in statecli.lock([model, model.state_dict()]).targets] == ["Tied", "state_dict"]
+
+
+def test_an_audit_of_an_object_is_the_audit_of_its_file(tmp_path):
+    """A NaN is found, with the name of the object, and a lock is checked."""
+    model = Tied()
+    with torch.no_grad():
+        model.norm.weight[1] = float("nan")
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    of_object, of_file = statecli.audit(model), statecli.audit(tmp_path / "a.pt")
+    assert [(f.rule, f.fqn) for f in of_object.findings] == [(f.rule, f.fqn) for f in of_file.findings]
+    assert ("nan", "norm.weight") in {(f.rule, f.fqn) for f in of_object.findings}
+    assert {finding.target for finding in of_object.findings} == {"Tied"}
+    reference = {name: tensor[:1] for name, tensor in model.state_dict().items() if tensor.dim()}
+    assert "shape-mismatch" in {finding.rule for finding in statecli.audit(model, against=reference).findings}
+
+
+def test_the_temporary_file_is_removed(monkeypatch, tmp_path):
+    """After a result and after an error, in memory or, without enough free memory, in the temporary folder."""
+    monkeypatch.setattr(live_targets, "_MEMORY_FOLDER", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = []
+    mkdtemp = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: made.append(mkdtemp(**options)) or made[-1])
+    statecli.diff(Tied(), Tied())
+    with pytest.raises(NothingMatched):
+        statecli.diff(Tied(), Tied(), include="nothing*")
+    assert len(made) == 4
+    assert {os.path.dirname(folder) for folder in made} == {str(tmp_path)}
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_error_names_the_object_and_no_path():
+    """The temporary path means nothing to the reader."""
+    with pytest.raises(statecli.StateError) as raised:
+        statecli.diff({"a": torch.ones(2)}, Tied(), include="nothing*")
+    assert "statecli-" not in str(raised.value)
+    assert "state_dict and Tied" in str(raised.value)
+
+
+def test_memory_is_chosen_by_the_size_of_the_storages():
+    """A storage counts once, and whole."""
+    weight = torch.ones(10)
+    assert live_targets._count_bytes({"a": weight, "b": [weight[:2], {"c": torch.ones(3)}]}) == 52
