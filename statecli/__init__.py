@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from statecli.api.snapshot import Snapshot
     from statecli.commands.audit.result import Audit
     from statecli.commands.diff.result import Change, Diff, Field
     from statecli.commands.inspect.run import Inspection
@@ -51,11 +52,14 @@ if TYPE_CHECKING:
     from statecli.values.delta import Delta
     from statecli.values.digest_algorithm import Algorithm
 
+    #: An object with tensors.
+    LiveObject = nn.Module | torch.optim.Optimizer | Mapping[str, Any]
     #: What the functions take: a path, a URL, a spec or a live object.
-    Target = str | os.PathLike[str] | nn.Module | torch.optim.Optimizer | Mapping[str, Any]
+    Target = str | os.PathLike[str] | LiveObject
 
 #: Modules of the result types; each is imported on first use.
 _TYPES = {
+    "statecli.api.snapshot": ("Snapshot",),
     "statecli.commands.audit.result": ("Audit",),
     "statecli.commands.lock.lock_file": ("Lock",),
     "statecli.commands.diff.result": ("Change", "Diff", "Field"),
@@ -86,6 +90,7 @@ __all__ = [
     "Name",
     "NothingMatched",
     "Severity",
+    "Snapshot",
     "StateError",
     "Stats",
     "TensorInfo",
@@ -175,8 +180,8 @@ def inspect(
 
 
 def diff(
-    before: "Target",
-    after: "Target",
+    before: "Target | Snapshot",
+    after: "Target | Snapshot",
     *,
     map: "Iterable[str] | None" = (),
     ignore: "Iterable[Field | str] | None" = (),
@@ -209,7 +214,7 @@ def diff(
     memory, and removed after the call. So a live object needs as much additional memory as its tensors.
 
     Args:
-        before: First target: a path, a URL, a spec or a live object, as in `inspect`.
+        before: First target: a path, a URL, a spec or a live object, as in `inspect`, or a `Snapshot`.
         after: Second target, of any kind.
         map: "REGEX=REPLACEMENT" texts that rename the tensors of `before` first.
         ignore: Fields whose differences do not count: "dtype", "shape", "kind", "requires_grad", "device", "tying" or

@@ -523,6 +523,12 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.lock(nn.ReLU()), NothingMatched, "ReLU: contains no tensor"),
         (lambda: statecli.lock(nn.Linear(2, 2), digest="md5"), UsageError, "'md5' is not one of"),
         (lambda: statecli.audit(nn.Linear(2, 2), select="nann"), UsageError, "nann"),
+        (lambda: statecli.Snapshot("a.pt"), UsageError, "a snapshot is of an nn.Module, an optimizer or a state_dict"),
+        (
+            lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), nn.Linear(2, 2), atol=1),
+            UsageError,
+            "atol: needs values, and the snapshot has only digests; take Snapshot(model, values=True)",
+        ),
         (lambda: statecli.audit(3), UsageError, "not int"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "must be a finite number"),
         (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
@@ -724,6 +730,7 @@ def test_every_annotation_can_be_resolved(function):
         "Audit": Audit,
         "Algorithm": Algorithm,
         "Severity": Severity,
+        "Snapshot": statecli.Snapshot,
         "Target": str | os.PathLike | nn.Module | torch.optim.Optimizer | Mapping,
     }
     assert set(typing.get_type_hints(function, names)) == {*inspect.signature(function).parameters, "return"}

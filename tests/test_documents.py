@@ -137,19 +137,14 @@ def test_the_remedy_for_a_checkpoint_that_does_not_load_loads_it():
 
 
 PYTHON_EXAMPLES = [
-    (name, call)
-    for name, text in PAGES.items()
-    for call in re.findall(r"cog shown\.python\((.*?)\) \]\]\]", text)
+    (name, call) for name, text in PAGES.items() for call in re.findall(r"cog shown\.python\((.*?)\) \]\]\]", text)
 ]
 
 
 @pytest.mark.parametrize(("page", "call"), PYTHON_EXAMPLES)
-def test_a_python_example_prints_what_stands_below_it(page, call, monkeypatch):
+def test_a_python_example_prints_what_stands_below_it(page, call):
     """The blocks run one after another in a folder with the sample files."""
     pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    import shown
-
     name, *numbers = [part.strip().strip('"') for part in call.split(",")]
     assert f"docs/{name}" == page
     printed = shown.run_python(name, *map(int, numbers)).rstrip()

@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from statecli.api.live_targets import SavedObjects, is_live, is_live_model, refuse_executor, use_saved_objects
+from statecli.api.snapshot import Snapshot
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import (
     AuditOptions,
@@ -25,11 +28,13 @@ from statecli.requests.parameters import Parameter, parameters_of
 from statecli.requests.run import run
 from statecli.storage import files
 from statecli.targets.load import find_class_spec
+from statecli.targets.location import make_relative_name
 from statecli.workers import executors
 
 if TYPE_CHECKING:
     from statecli.commands.audit.result import Audit
     from statecli.commands.diff.result import Diff
+    from statecli.commands.diff.snapshot import StateDigests
     from statecli.commands.inspect.run import Inspection
     from statecli.commands.lock.lock_file import Lock
     from statecli.commands.verify.result import Verification
@@ -194,18 +199,33 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
     with use_saved_objects() as saved:
-        sides = {"before": save_if_live(before, saved), "after": save_if_live(after, saved)}
+        snapshots: dict[str, StateDigests] = {}
+        sides = {
+            "before": _name_side(before, saved, snapshots),
+            "after": _name_side(after, saved, snapshots),
+        }
         options = build_options(DiffOptions, {**sides, **arguments})
         any_class = find_class_spec(options.before) or find_class_spec(options.after)
         with _keep_settings(options.device) if any_class else nullcontext():
-            result: Diff = run(options).result
+            result: Diff = run(options, extra=ExtraInputs(snapshots=snapshots)).result
         return saved.rename(result)
+
+
+def _name_side(side: Any, saved: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
+    """Return the text of one side of a diff: the path of a live object's file, or the name of a snapshot."""
+    if not isinstance(side, Snapshot):
+        return save_if_live(side, saved)
+    if side.path is not None:
+        saved.names |= {side.path: side.name, make_relative_name(side.path): side.name}
+        return side.path
+    assert side.digests is not None  # noqa: S101 - a snapshot has values or digests
+    name = side.name if side.name not in snapshots else f"{side.name} 2"
+    snapshots[name] = replace(side.digests, state=replace(side.digests.state, target=name))
+    return name
 
 
 def lock(targets: Any, **arguments: Any) -> Lock:
     """See `statecli.lock`."""
-    from msgspec.structs import replace
-
     result: Lock = _run_on_targets(LockOptions, targets, arguments)
     return replace(result, targets=tuple(sorted(result.targets, key=lambda target: str(target.target))))
 
@@ -264,8 +284,6 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
 
 def _use_python_words(verification: Verification) -> Verification:
     """Return the verification with advice about inputs for Python in place of that for the command line."""
-    from msgspec.structs import replace
-
     from statecli.commands.verify.inputs import NO_INPUT
 
     advice = "no input given: inputs='2x3', tensors, or a function that makes them"

@@ -9,6 +9,7 @@ from msgspec.structs import asdict, replace
 
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.snapshot import refuse_value_options
 from statecli.core.errors import UsageError, option
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
@@ -31,8 +32,18 @@ HISTOGRAMS = 6
 _DEVICE = re.compile(rf"cpu|{CUDA}")
 
 
-def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+def check(options: DiffOptions, extra: ExtraInputs) -> None:
     """Raise UsageError for contradictory options, before anything is read."""
+    if extra.snapshots:
+        refuse_value_options(
+            [
+                ("--atol", options.atol),
+                ("--rtol", options.rtol),
+                ("--cast", options.cast),
+                ("--adapter", options.adapter),
+                ("--device", options.device != "cpu"),
+            ]
+        )
     for flag, value in (("--atol", options.atol), ("--rtol", options.rtol)):
         if not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{option(flag, value)}: must be a finite number, 0 or more")
@@ -129,7 +140,7 @@ def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - 
 def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
     """Compare both sides; tensors without a comparison are failures."""
     with caller.progress(values=not options.metadata_only) as progress:
-        diff = compare_targets(request, progress)
+        diff = compare_targets(request, progress, extra.snapshots)
     caller.check_states(diff.before, diff.after)
     if extra.name is not None:
         sides = replace(diff.before, target=f"a/{extra.name}"), replace(diff.after, target=f"b/{extra.name}")

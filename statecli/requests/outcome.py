@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 
+from statecli.commands.diff.snapshot import StateDigests
 from statecli.core.error_causes import group_by_cause
 from statecli.core.exit_code import decide_exit_code
 from statecli.core.finding import Finding
@@ -73,11 +74,13 @@ class ExtraInputs(msgspec.Struct, frozen=True):
         model: A live nn.Module, from Python.
         inputs: Arguments of forward as objects, from Python.
         name: Name of both sides of a diff, from git; None for the paths.
+        snapshots: The sides of a diff that are snapshots, from Python, by the text of the side.
     """
 
     model: Any = None
     inputs: Any = None
     name: str | None = None
+    snapshots: Mapping[str, StateDigests] = {}
 
 
 class Caller:

@@ -31,6 +31,7 @@ from statecli.commands.diff.result import (
     Status,
     TransformationKind,
 )
+from statecli.commands.diff.snapshot import NOTE, SnapshotDigests, StateDigests
 from statecli.commands.explain.result import Explanation
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
@@ -88,9 +89,12 @@ class Request(msgspec.Struct, frozen=True):
         return expectations.Expectations(self.only, self.frozen, self.changed, self.cast, self.adapter)
 
 
-def compare_targets(request: Request, progress: Progress | None = None) -> Diff:
+def compare_targets(
+    request: Request, progress: Progress | None = None, snapshots: Mapping[str, StateDigests] | None = None
+) -> Diff:
     """Read both targets, pair their tensors, and return their differences.
 
+    `snapshots`: the targets that are snapshots, by the text of the target.
     `progress` gets the bytes of before whose values are compared. Raises `StateError` if nothing can be compared
     because of an error, `NothingMatched` if nothing is left to compare; an error of one pair is in `Diff.broken`.
     """
@@ -98,8 +102,9 @@ def compare_targets(request: Request, progress: Progress | None = None) -> Diff:
     # Files that another process reads are opened there, so their versions are recorded before.
     seen = read_versions(_target_paths(request))
     with files.record_opened_files() as opened:
-        before, after = _read_both(request, built)
-    return compare_states(request, before, after, built, {**seen, **opened}, progress)
+        before, after = _read_both(request, built, snapshots or {})
+    digests = SnapshotDigests([*(snapshots or {}).values()])
+    return compare_states(request, before, after, built, {**seen, **opened}, progress, digests)
 
 
 @with_denormals
@@ -110,14 +115,15 @@ def compare_states(
     built: dict[str, BuiltModel],
     seen: Mapping[str, FileVersion | None],
     progress: Progress | None = None,
+    digests: SnapshotDigests | None = None,
 ) -> Diff:
     """Compare two targets already read.
 
     `built` has the module of each target that is a class, by its text; `seen` the versions of files before they were
-    read.
+    read; `digests` the digests of snapshots.
     """
     with pause_gc():
-        return _Comparison(request, before, after, built, seen).diff(progress)
+        return _Comparison(request, before, after, built, seen, digests or SnapshotDigests([])).diff(progress)
 
 
 #: Bytes of each file, at least, for reading the second in another process, which costs a fiftieth of a second. A long
@@ -125,7 +131,15 @@ def compare_states(
 MIN_BYTES_FOR_PROCESS = 8 << 20
 
 
-def _read_both(request: Request, built: dict[str, BuiltModel]) -> tuple[ModelState, ModelState]:
+def _read_both(
+    request: Request, built: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
+) -> tuple[ModelState, ModelState]:
+    if snapshots:
+        states = [
+            snapshots[text].state if text in snapshots else _read_target(text, request, built)
+            for text in (request.before, request.after)
+        ]
+        return states[0], states[1]
     sides = (request.before, request.after), (request.after, request.before)
     both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = _target_paths(request)
@@ -175,7 +189,7 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
     """Outcome of comparing a pair's values; empty for values equal or not compared.
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
-    codes and scales, so that it may be compared after dequantizing.
+    codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
     """
 
     delta: Delta | None = None
@@ -183,6 +197,7 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     reshaped: bool = False
     has_codes: bool = False
+    differs: bool = False
 
 
 _EQUAL = _Outcome()
@@ -198,7 +213,9 @@ class _Comparison:
         after: ModelState,
         built: dict[str, BuiltModel],
         seen: Mapping[str, FileVersion | None],
+        digests: SnapshotDigests,
     ) -> None:
+        self.digests = digests
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
         self.selection = request.selection
         classes = load_check.is_class(before), load_check.is_class(after)
@@ -263,10 +280,16 @@ class _Comparison:
             ),
             histograms=histograms,
             expected=bool(self.request.expected),
-            how=self.request.how if self.values else None,
+            how=self._get_comparison(),
             ignored=self.request.ignore,
             loading=loading,
         )
+
+    def _get_comparison(self) -> CompareOptions | None:
+        """Return how values were compared; digests are of bits."""
+        if not self.values:
+            return None
+        return CompareOptions(bitwise=True) if self.digests else self.request.how
 
     def _note_values(self) -> None:
         if self.any_class:
@@ -275,6 +298,8 @@ class _Comparison:
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
             self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {option}")
+        elif self.digests:
+            self._note("snapshot", NOTE)
 
     def _note(self, name: str, message: str) -> None:
         self.notes.append(Oddity(name, message))
@@ -322,7 +347,7 @@ class _Comparison:
             matches = pairing.sort_matches(matches, before, after)
             self.notes += notes
         self.sectioned = len({match.shown.section for match in matches}) > 1
-        if self.values and self.request.renames:
+        if self.values and self.request.renames and not self.digests:
             with require_numpy():
                 same = renames.find_renames(matches, paired.sections, self._is_wanted_row, jobs=self.request.jobs)
             # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
@@ -388,6 +413,9 @@ class _Comparison:
                 outcomes[n] = _Outcome(not_compared="neither side has values")
             else:
                 to_compare.append(n)
+        if self.digests:
+            self._compare_digests(to_compare, matches, outcomes)
+            return outcomes
         if to_compare:
             self._compare(to_compare, matches, outcomes, progress)
         if unpaired:
@@ -412,6 +440,22 @@ class _Comparison:
             results = compare_pairs(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
+
+    def _compare_digests(self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_Outcome]) -> None:
+        pairs = [(old, new) for n in to_compare if (old := matches[n].before) and (new := matches[n].after)]
+        before = self.digests.find_digests([old for old, _ in pairs])
+        after = self.digests.find_digests([new for _, new in pairs])
+        for n, (old, new), old_digest, new_digest in zip(to_compare, pairs, before, after, strict=True):
+            if old_digest is None or new_digest is None:
+                why = "one side has no values" if old_digest != new_digest else "neither side has values"
+                error = self._cannot_tell(new, why) if old_digest != new_digest else None
+                outcomes[n] = _Outcome(not_compared=why, error=error)
+            elif old.dtype != new.dtype:
+                why = "the dtypes differ, and a snapshot has only digests"
+                error = self._cannot_tell(new, why) if Field.DTYPE in self.request.ignore else None
+                outcomes[n] = _Outcome(not_compared=why, error=error)
+            elif old_digest != new_digest:
+                outcomes[n] = _Outcome(differs=True)
 
     def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[_Outcome]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
@@ -471,7 +515,7 @@ class _Comparison:
 
     def _change(self, match: Match, fields: tuple[Field, ...], outcome: _Outcome) -> Change:
         row = match.shown
-        if outcome.delta is not None or outcome.has_codes:
+        if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
         if outcome.reshaped:
             fields = tuple(field for field in Field if field is Field.SHAPE or field in fields)
@@ -502,7 +546,11 @@ class _Comparison:
 
     def _explain(self, changes: list[Change]) -> list[Change]:
         """Return the changes with what was done to their tensors."""
-        if not self.values or not any(change.fields or change.status is not Status.IDENTICAL for change in changes):
+        if (
+            not self.values
+            or self.digests
+            or not any(change.fields or change.status is not Status.IDENTICAL for change in changes)
+        ):
             return changes
         with require_numpy():
             from statecli.commands.diff.transformations.find import find_transformations

@@ -1,0 +1,76 @@
+"""Digests of a state taken at one time, so that a later diff shows which tensors changed, without the values.
+
+A digest is of bits: -0.0 differs from 0.0. It does not tell how much a tensor changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from statecli.core.errors import UsageError, option
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.values.digest_algorithm import Algorithm
+from statecli.values.require_numpy import require_numpy
+
+#: Algorithm of the digests, which are never stored.
+_ALGORITHM = Algorithm.BLAKE3
+#: What a diff with a snapshot cannot show.
+NOTE = (
+    "a snapshot has digests and no values: whether a tensor changed is known bit for bit, the size of a change is not; "
+    "Snapshot(model, values=True) keeps the values"
+)
+
+
+class StateDigests(msgspec.Struct, frozen=True):
+    """A state, and the digest of each of its tensors in the order of `state.tensors`; None for a tensor without values.
+
+    The places of the bytes in `state` are no longer valid.
+    """
+
+    state: ModelState
+    digests: tuple[str | None, ...]
+
+
+def take_digests(state: ModelState) -> StateDigests:
+    """Read all values of a state, and return their digests. Raises UnreadableError."""
+    return StateDigests(state, tuple(compute_digests(state.tensors)))
+
+
+def compute_digests(tensors: Sequence[TensorInfo]) -> list[str | None]:
+    """Return the digest of each tensor; None for a tensor without values. Raises UnreadableError."""
+    with require_numpy():
+        from statecli.values import digest
+
+    return digest.compute_digests(tensors, _ALGORITHM)
+
+
+class SnapshotDigests:
+    """The digests of the sides of a diff that are snapshots."""
+
+    def __init__(self, snapshots: Sequence[StateDigests]) -> None:
+        # By identity, because pairing keeps the rows of a state.
+        self._digests = {
+            id(tensor): digest
+            for snapshot in snapshots
+            for tensor, digest in zip(snapshot.state.tensors, snapshot.digests, strict=True)
+        }
+        self._rows = [snapshot.state.tensors for snapshot in snapshots]  # keeps the identities in use
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def find_digests(self, tensors: Sequence[TensorInfo]) -> list[str | None]:
+        """Return the digest of each tensor, computed for the tensors of no snapshot."""
+        computed = iter(compute_digests([tensor for tensor in tensors if id(tensor) not in self._digests]))
+        return [self._digests[id(tensor)] if id(tensor) in self._digests else next(computed) for tensor in tensors]
+
+
+def refuse_value_options(given: Sequence[tuple[str, object]]) -> None:
+    """Raise UsageError for an option that needs the values of a snapshot; `given` has each flag and its value."""
+    for flag, value in given:
+        if value:
+            raise UsageError(
+                f"{option(flag)}: needs values, and the snapshot has only digests; take Snapshot(model, values=True)"
+            )
