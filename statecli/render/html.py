@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,41 @@ if TYPE_CHECKING:
 BUFFERED_EVENTS = 2_000
 
 
+#: Class of the element around a fragment; its style applies to nothing else.
+FRAGMENT_CLASS = "statecli-result"
+
+
+def format_fragment(report: Report) -> str:
+    """Return the content of the page, without script and charts, as an element with its own style, for a notebook.
+
+    The style is the page's, nested in a rule for the element.
+    """
+    style = re.sub(r"(?m)^( *)(?::root|body) {", r"\1& {", _read_resource("page.css"))
+    prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids are unique in the notebook, where other results are too
+    content = "".join(_stream(report, fragment=prefix, quiet=False, style="", script=""))
+    inset = ".title { margin: 0; font-weight: 600; }\n& { padding: 0.5rem 0.75rem; max-width: none; }\n"
+    return f'<style>.{FRAGMENT_CLASS} {{\n{style}{inset}}}</style>\n<div class="{FRAGMENT_CLASS}">\n{content}</div>\n'
+
+
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     style, script = _read_resource("page.css"), _read_resource("page.js")
+    stream = _stream(report, fragment="", quiet=options.quiet, style=style, script=script)
+    stream.enable_buffering(BUFFERED_EVENTS)
+    for part in stream:
+        sink.utf8(part.encode("utf-8"))
+
+
+def _stream(
+    report: Report, *, fragment: str, quiet: bool, style: str, script: str
+) -> jinja2.environment.TemplateStream:
+    """Return the page in pieces. `fragment`: the prefix of ids in a part of another page; "" for a whole page."""
     page = report.page()
-    stream = _load_template().stream(
+    return _load_template().stream(
         report=report,
         page=page,
-        quiet=options.quiet,
-        charts=[] if options.quiet else [_build_picture(chart) for chart in report.charts()],
+        fragment=fragment,
+        quiet=quiet,
+        charts=[] if quiet or fragment else [_build_picture(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
         style=style,
         style_hash=_compute_csp_hash(style),
@@ -41,9 +69,6 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         script_hash=_compute_csp_hash(script),
         version=__version__,
     )
-    stream.enable_buffering(BUFFERED_EVENTS)
-    for part in stream:
-        sink.utf8(part.encode("utf-8"))
 
 
 def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:

@@ -7,11 +7,12 @@ from collections.abc import Collection
 import msgspec
 
 from statecli.core.finding import Finding, Severity
+from statecli.core.result_views import ResultViews
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
 from statecli.targets.target_result import Skipped, Status, TargetResult
 
 
-class Audit(msgspec.Struct, frozen=True):
+class Audit(ResultViews, msgspec.Struct, frozen=True):
     """Result of one run over all targets. Findings of severity `fail_on` or higher set exit status 1.
 
     `unused_reference` says why the requested class, checkpoint or lock was compared with no target.

@@ -11,6 +11,7 @@ from statecli.commands.explain.result import Explanation
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
 from statecli.core.quantized_weights import Layout
+from statecli.core.result_views import ResultViews
 from statecli.values.delta import CompareOptions, Delta
 
 
@@ -182,7 +183,7 @@ class Histogram(msgspec.Struct, frozen=True):
     counts: tuple[int, ...]
 
 
-class Diff(msgspec.Struct, frozen=True):
+class Diff(ResultViews, msgspec.Struct, frozen=True):
     """Result of `statecli diff`.
 
     Attributes:

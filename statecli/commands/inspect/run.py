@@ -19,6 +19,7 @@ from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
+from statecli.core.result_views import ResultViews
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
 from statecli.live.spec import ModelSpec
@@ -50,7 +51,7 @@ class Request(msgspec.Struct, frozen=True):
     inputs: str | None = None
 
 
-class Inspection(msgspec.Struct, frozen=True):
+class Inspection(ResultViews, msgspec.Struct, frozen=True):
     """Result of `inspect`.
 
     Attributes:

@@ -14,6 +14,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.json_text import encode_json
 from statecli.core.model_state import Kind, Scalar
+from statecli.core.result_views import ResultViews
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 from statecli.targets.location import make_relative_name
@@ -82,7 +83,7 @@ class LockedTarget(msgspec.Struct, frozen=True):
         return not self.tensors and self.files is not None
 
 
-class Lock(msgspec.Struct, frozen=True):
+class Lock(ResultViews, msgspec.Struct, frozen=True):
     """A lock file. `digest` is the algorithm."""
 
     schema: str

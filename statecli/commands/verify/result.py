@@ -10,6 +10,7 @@ from msgspec import structs
 from statecli.commands.verify.proof_names import Name as Name
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, Oddity
+from statecli.core.result_views import ResultViews
 
 
 class Verdict(str, Enum):
@@ -96,7 +97,7 @@ def _skip_cell(cell: Cell) -> Cell:
     return structs.replace(cell, verdict=Verdict.SKIPPED) if cell.verdict is Verdict.FAILED else cell
 
 
-class Verification(msgspec.Struct, frozen=True):
+class Verification(ResultViews, msgspec.Struct, frozen=True):
     """Result of `verify`.
 
     Attributes:

@@ -1,0 +1,44 @@
+"""Views of a result for Python: text, notebook, JSON document, data frame.
+
+The types of results are in rooms below the report and the renderers, so the views are imported by name on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class ResultViews:
+    """Base class of results: `print(result)`, a cell of a notebook, `result.to_dict()`, `result.to_pandas()`."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """The table that the command prints on a terminal, without colour; of a Lock, the lock file."""
+        text: str = _views().format_text(self)
+        return text
+
+    def _repr_html_(self) -> str:
+        """The content of the page that `-f html` writes, without charts, for a notebook."""
+        text: str = _views().format_html(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of the command (`-f json`) as a dict; of a Lock, the lock file."""
+        document: dict[str, Any] = _views().to_dict(self)
+        return document
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with the columns of `-f csv`: a row for each tensor, of an Audit for each finding.
+
+        The rows of a Diff include identical tensors. Raises MissingDependency if pandas is not installed.
+        """
+        return _views().to_pandas(self)
+
+
+def _views() -> Any:
+    return import_module("statecli.api.result_views")
