@@ -37,6 +37,7 @@ from statecli.core.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
+    from typing import Literal
 
     import torch
     from torch import nn
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
     from statecli.values.delta import Delta
     from statecli.values.digest_algorithm import Algorithm
 
+    # The values of the enumerations, so that a type checker finds a misspelt word.
+    CheckName = Literal["move", "cast", "save", "copy", "step", "forward"]
+    KindName = Literal["parameter", "buffer", "unregistered", "optimizer", "other"]
+    FieldName = Literal["dtype", "shape", "kind", "requires_grad", "device", "tying", "values"]
+    SeverityName = Literal["note", "warning", "error"]
+    DigestName = Literal["blake3", "sha256"]
     #: An object with tensors.
     LiveObject = nn.Module | torch.optim.Optimizer | Mapping[str, Any]
     #: What the functions take: a path, a URL, a spec or a live object.
@@ -130,7 +137,7 @@ def inspect(
     inputs: Any = None,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
-    kind: "Iterable[Kind | str] | None" = (),
+    kind: "Iterable[Kind | KindName] | KindName | None" = (),
     dtype: "Iterable[str] | None" = (),
     shape: "Iterable[str] | None" = (),
     init_device: str | None = None,
@@ -184,7 +191,7 @@ def diff(
     after: "Target | Snapshot",
     *,
     map: "Iterable[str] | None" = (),
-    ignore: "Iterable[Field | str] | None" = (),
+    ignore: "Iterable[Field | FieldName] | FieldName | None" = (),
     bitwise: bool = False,
     atol: float = 0.0,
     rtol: float = 0.0,
@@ -196,7 +203,7 @@ def diff(
     cast: bool = False,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
-    kind: "Iterable[Kind | str] | None" = (),
+    kind: "Iterable[Kind | KindName] | KindName | None" = (),
     dtype: "Iterable[str] | None" = (),
     shape: "Iterable[str] | None" = (),
     device: str = "cpu",
@@ -262,11 +269,11 @@ def diff(
 def lock(
     targets: "Target | Iterable[Target]",
     *,
-    digest: "Algorithm | str" = "blake3",
+    digest: "Algorithm | DigestName" = "blake3",
     weights_only: bool = False,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
-    kind: "Iterable[Kind | str] | None" = (),
+    kind: "Iterable[Kind | KindName] | KindName | None" = (),
     jobs: int = 0,
     executor: "str | Executor | None" = None,
     init_device: str | None = None,
@@ -306,7 +313,7 @@ def audit(
     model: str | None = None,
     select: "Iterable[str] | None" = (),
     ignore: "Iterable[str] | None" = (),
-    fail_on: "Severity | str | None" = None,
+    fail_on: "Severity | SeverityName | None" = None,
     values: bool | None = None,
     lock: "str | os.PathLike[str] | None" = None,
     against: "Target | None" = None,
@@ -391,14 +398,14 @@ def merge(
 def verify(
     model: "str | nn.Module",
     *,
-    checks: "Iterable[Name | str] | None" = (),
+    checks: "Iterable[Name | CheckName] | CheckName | None" = (),
     device: "str | torch.device | None" = None,
     dtype: "str | torch.dtype | None" = None,
     optimizer: "str | type[torch.optim.Optimizer] | None" = None,
     inputs: Any = None,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
-    kind: "Iterable[Kind | str] | None" = (),
+    kind: "Iterable[Kind | KindName] | KindName | None" = (),
     ignore: "Iterable[str] | None" = (),
 ) -> "Verification":
     """Test what happens to each tensor when a model is moved, cast, saved, copied, trained and called.

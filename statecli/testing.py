@@ -1,11 +1,12 @@
-"""Assertion for tests of models: the state follows the model, is saved, restored and trained.
+"""Assertions for tests of models: the state follows the model, a step changes only some tensors, a load is complete.
 
     from statecli.testing import assert_state_follows
 
     def test_state():
         assert_state_follows(Net(), inputs="2x3", device="fake-cuda")
 
-The pytest fixture `assert_state_follows` is the same function, without an import. Only a call imports torch.
+`assert_only_changed` compares a model with its state before, `assert_loaded` compares it with a checkpoint. The pytest
+fixture `assert_state_follows` is the function of this name, without an import. Only a call imports torch.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from statecli import CheckName, KindName, LiveObject, SeverityName, Snapshot, Target
+    from statecli.commands.diff.result import Change, Diff
     from statecli.commands.verify.result import Name, Verification
     from statecli.core.finding import Severity
     from statecli.core.model_state import Kind
     from statecli.report import Report
 
-__all__ = ["assert_state_follows"]
+__all__ = ["assert_loaded", "assert_only_changed", "assert_state_follows"]
 
 
 def assert_state_follows(
     model: str | nn.Module,
     *,
-    checks: Iterable[Name | str] | None = (),
+    checks: Iterable[Name | CheckName] | CheckName | None = (),
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     inputs: Any = None,
     include: Iterable[str] | None = (),
     exclude: Iterable[str] | None = (),
-    kind: Iterable[Kind | str] | None = (),
-    fail_on: str = "warning",
+    kind: Iterable[Kind | KindName] | KindName | None = (),
+    fail_on: Severity | SeverityName = "warning",
     ignore: Iterable[str] | None = (),
 ) -> Verification:
     """Verify a model, and raise AssertionError if its state does not follow.
@@ -91,6 +94,144 @@ def assert_state_follows(
     return verification
 
 
+def assert_only_changed(
+    before: Target | Snapshot,
+    after: Target | Snapshot,
+    *globs: str,
+    allow_unchanged: bool = False,
+    exclude: Iterable[str] | None = (),
+) -> Diff:
+    """Raise AssertionError if a tensor changed whose name matches no glob, or if no tensor of a glob changed.
+
+        before = statecli.Snapshot(model)
+        train_step(model)
+        assert_only_changed(before, model, "adapter.*")
+
+    Any difference is a change: values, dtype, shape, an added or a removed tensor. Buffers count too: each forward in
+    training mode changes the running statistics of BatchNorm.
+
+    Args:
+        before: Snapshot, live object, path, URL or spec, as in `statecli.diff`.
+        after: The same, later.
+        globs: Names of tensors that may change; without globs, no tensor may change.
+        allow_unchanged: Do not require that a tensor of each glob changed.
+        exclude: Globs; tensors whose name matches one are not compared.
+
+    Returns:
+        The result of `statecli.diff`.
+
+    Raises:
+        AssertionError: As described, or a tensor could not be compared. The message ends with the table of
+            `statecli diff`.
+        StateError: Nothing could be compared, or a glob matches no tensor.
+    """
+    __tracebackhide__ = True  # pytest shows the caller's line
+    diff = statecli.diff(before, after, only=globs, changed=() if allow_unchanged else globs, exclude=exclude)
+    problems = [finding.message for finding in diff.findings] + [pair.message for pair in diff.broken]
+    if problems:
+        raise AssertionError(_describe_diff_failure(diff, problems))
+    return diff
+
+
+def assert_loaded(
+    model: LiveObject, checkpoint: Target, *, exclude: Iterable[str] | None = (), map: Iterable[str] | None = ()
+) -> Diff:
+    """Raise AssertionError if the model does not have each tensor of the checkpoint, or has one that is not in it.
+
+        model.load_state_dict(torch.load("net.pt"), strict=False)
+        assert_loaded(model, "net.pt", exclude="head.*")  # the new head is not in the checkpoint
+
+    `load_state_dict(strict=False)` ignores missing and unexpected keys silently. These tensors count as loaded:
+
+    - a value cast to the dtype of the model, each value rounded to the nearest
+    - a tensor that is missing in the checkpoint and shares its storage with a loaded one (tied weights)
+    - a tensor whose name differs by the prefix of a wrapper (`module.`)
+
+    The optimizer and the settings of a training checkpoint are not compared.
+
+    Args:
+        model: The model, or an optimizer for "train.pt#optimizer".
+        checkpoint: What was loaded: a path, a URL, or a state_dict.
+        exclude: Globs; tensors whose name matches one are not compared.
+        map: "REGEX=REPLACEMENT" texts that rename the tensors of the checkpoint first.
+
+    Returns:
+        The result of `statecli.diff`.
+
+    Raises:
+        AssertionError: As described. The message lists missing and unexpected keys and other values, and the table.
+        StateError: Nothing could be compared.
+    """
+    __tracebackhide__ = True  # pytest shows the caller's line
+    diff = statecli.diff(
+        checkpoint,
+        model,
+        map=map,
+        exclude=exclude,
+        ignore=("kind", "requires_grad", "device", "tying"),
+        no_renames=False,
+    )
+    problems = describe_unloaded(diff)
+    if problems:
+        raise AssertionError(_describe_diff_failure(diff, problems))
+    return diff
+
+
+def describe_unloaded(diff: Diff) -> list[str]:
+    """Return a line for each way in which tensors of a checkpoint (before) are not in a model (after)."""
+    from statecli.commands.diff.result import Status
+    from statecli.core.model_state import Kind
+    from statecli.core.units import join_names, plural
+
+    optimizer_only = all(change.kind is Kind.OPTIMIZER for change in diff.changes)
+    changes = [c for c in diff.changes if optimizer_only or c.kind is not Kind.OPTIMIZER]
+    loaded = {change.fqn for change in changes if _is_loaded(change)}
+    kinds: dict[str, list[str]] = {"missing key": [], "unexpected key": [], "key": [], "tensor": []}
+    for change in changes:
+        if change.fqn in loaded:
+            continue
+        if change.status is Status.ADDED:
+            ties = change.after.tied_to if change.after else ()
+            if loaded.isdisjoint(ties):
+                kinds["missing key"].append(change.fqn)
+        elif change.status is Status.REMOVED:
+            kinds["unexpected key"].append(change.fqn)
+        elif change.status is Status.RENAMED:
+            kinds["key"].append(f"{change.renamed_from} as {change.fqn}")
+        else:
+            kinds["tensor"].append(change.fqn)
+    reasons = {
+        "missing key": f"in the model and not in {diff.before.target}",
+        "unexpected key": f"in {diff.before.target} and not in the model",
+        "key": "loaded under another name",
+        "tensor": "with other values, shapes or dtypes than the checkpoint",
+    }
+    lines = [
+        f"{plural(len(names), what)} {reasons[what]}: {join_names(names, 5)}" for what, names in kinds.items() if names
+    ]
+    return [*lines, *(pair.message for pair in diff.broken)]
+
+
+def _is_loaded(change: Change) -> bool:
+    """Return True for equal tensors, and for values cast to another dtype without an exception."""
+    from statecli.commands.diff.result import Field, Status, TransformationKind
+
+    done = change.transformation
+    is_cast = done is not None and done.kind is TransformationKind.CAST and not done.exceptions
+    is_cast = is_cast or (change.fields == (Field.DTYPE,) and change.not_compared is None)
+    return change.status is Status.IDENTICAL or (change.status is Status.CHANGED and is_cast)
+
+
+def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
+    """Return the problems, and the table of a terminal."""
+    from statecli.api.result_views import build_report
+
+    shown = problems[:_PROBLEM_LINES]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown):,} more")
+    return "\n".join([*shown, "", _format_table(build_report(diff))]).rstrip()
+
+
 def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:
     """Return a line about the failed proofs and the table of a terminal; "" if all is well."""
     from statecli.commands.verify.result import Verdict
@@ -106,6 +247,8 @@ def describe_failure(verification: Verification, requested: Iterable[Name], fail
     return "\n".join([verdict, "", _format_table(report), *(() if bad else inconclusive)]).rstrip()
 
 
+#: Problems that a message lists.
+_PROBLEM_LINES = 20
 #: Columns of the table; pytest puts four in front of each line.
 _TABLE_COLUMNS = 100
 

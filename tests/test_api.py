@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import random
@@ -32,7 +33,7 @@ from statecli.core.errors import ModelError, NothingMatched, UnreadableError, Us
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.testing import assert_state_follows
+from statecli.testing import assert_loaded, assert_only_changed, assert_state_follows
 from statecli.values.digest_algorithm import Algorithm
 
 from .forked_python import run_python
@@ -687,6 +688,30 @@ def test_the_documentations_first_example_runs(capsys):
     assert capsys.readouterr().out in (ROOT / "docs" / "reference" / "python.md").read_text()
 
 
+#: The literals that a type checker reads, by name.
+LITERALS = {
+    node.targets[0].id: typing.Literal[tuple(word.value for word in node.value.slice.elts)]
+    for node in ast.walk(ast.parse((ROOT / "statecli" / "__init__.py").read_text()))
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)
+    if ast.unparse(node.value.value) == "Literal"
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "enumeration"),
+    [
+        ("CheckName", Name),
+        ("KindName", Kind),
+        ("FieldName", Field),
+        ("SeverityName", Severity),
+        ("DigestName", Algorithm),
+    ],
+)
+def test_the_literals_are_the_values_of_the_enumeration(name, enumeration):
+    """A type checker accepts the words that the functions accept."""
+    assert typing.get_args(LITERALS[name]) == tuple(member.value for member in enumeration)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -697,6 +722,8 @@ def test_the_documentations_first_example_runs(capsys):
         statecli.merge,
         statecli.verify,
         assert_state_follows,
+        assert_only_changed,
+        assert_loaded,
     ],
 )
 def test_every_parameter_is_documented(function):
@@ -715,6 +742,8 @@ def test_every_parameter_is_documented(function):
         statecli.merge,
         statecli.verify,
         assert_state_follows,
+        assert_only_changed,
+        assert_loaded,
     ],
 )
 def test_every_annotation_can_be_resolved(function):
@@ -731,6 +760,8 @@ def test_every_annotation_can_be_resolved(function):
         "Algorithm": Algorithm,
         "Severity": Severity,
         "Snapshot": statecli.Snapshot,
+        "LiveObject": nn.Module | torch.optim.Optimizer | Mapping,
+        **LITERALS,
         "Target": str | os.PathLike | nn.Module | torch.optim.Optimizer | Mapping,
     }
     assert set(typing.get_type_hints(function, names)) == {*inspect.signature(function).parameters, "return"}
