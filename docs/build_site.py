@@ -24,6 +24,7 @@ HOW_TOS = (
     "follow-a-run",
     "lock-a-release",
     "test-with-pytest",
+    "notebooks-and-training",
     "ci",
     "git",
     "scripts",

@@ -239,7 +239,8 @@ def test_only_main_catches_our_errors():
     audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own.
     """
     places = """
-        api/errors api/live_targets cli/command_runner cli/git_driver commands/audit/run commands/diff/renames
+        api/errors api/live_targets callbacks/training_check
+        cli/command_runner cli/git_driver commands/audit/run commands/diff/renames
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts
         values/digest values/low_rank values/quantized_error values/merged_update

@@ -1,0 +1,1 @@
+"""Callbacks for training loops: Lightning and transformers. Each is imported by its own module."""

@@ -1,0 +1,191 @@
+"""Check the first steps of a training, and each saved file: which tensors got an update, and what the file holds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import statecli
+from statecli.commands.diff.result import Change, Field, Status, TransformationKind
+from statecli.core.errors import StateError
+from statecli.core.units import join_names
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Steps after which a tensor with a gradient of zero, or all tensors, must have got an update. The gradient of a LoRA
+#: factor is zero in the first step, the learning rate is often zero, and a scaler skips steps.
+MAX_STEPS = 10
+#: Dtypes in which an ordinary update may be less than half of the last digit.
+_SHORT_DTYPES = ("bfloat16", "float16")
+#: Names or globs that a line lists.
+_SHOWN_NAMES = 5
+#: What may be done to a tensor in a file that holds its values.
+_FAITHFUL = frozenset(
+    getattr(TransformationKind, name)
+    for name in ("CAST", "MOVED", "TRANSPOSED", "JOINED", "SPLIT", "STACKED", "UNSTACKED")
+)
+
+
+class StatecliWarning(UserWarning):
+    """Finding of a callback."""
+
+
+class TrainingCheck:
+    """The checks of a callback.
+
+    Attributes:
+        findings: The lines that were reported.
+        fail: True raises AssertionError for a finding; False warns.
+    """
+
+    def __init__(self, *, fail: bool) -> None:
+        self.fail = fail
+        self.findings: list[str] = []
+        self._before: statecli.Snapshot | None = None
+        self._steps = 0
+        #: The learning rate of each parameter in the optimizer, by id.
+        self._rates: dict[int, float] = {}
+        #: Parameters without an update that are compared again; None until a step has changed a parameter.
+        self._waiting: set[str] | None = None
+
+    def start(self, model: nn.Module) -> None:
+        """Take the snapshot before the first step."""
+        self._steps, self._waiting = 0, None
+        tensors = _list_tensors(model)
+        self._before = statecli.Snapshot(tensors) if tensors else None
+        if self._before is None:
+            self.report(["the updates are not checked: this process has no values of the model"])
+
+    def record_rates(self, optimizers: Iterable[Any]) -> None:
+        """Record the learning rates before `optimizer.step()`, because a scheduler changes them after it."""
+        if self._before is not None:
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            self._rates |= {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+
+    def finish_step(self, model: nn.Module) -> None:
+        """Compare with the snapshot, after `optimizer.step()` and before the gradients are cleared."""
+        if self._before is None:
+            return
+        self._steps += 1
+        changed = _list_changed(self._before, model)
+        own = _list_tensors(model).keys()
+        parameters = {name: parameter for name, parameter in model.named_parameters() if name in own}
+        trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        lines: list[str] = []
+        if self._waiting is None and (trainable & changed or not trainable):
+            reasons = {name: self._explain_no_update(parameters[name]) for name in trainable - changed}
+            for reason in sorted({*reasons.values()} - {""}):
+                names = {name for name, other in reasons.items() if other == reason}
+                lines.append(f"{_join_globs(names, parameters)} got no update: {reason}")
+            lines += _describe_frozen(model, changed)
+            self._waiting = {name for name, reason in reasons.items() if not reason}
+        elif self._waiting is not None:
+            self._waiting -= changed
+        if self._waiting == set():
+            self._before = None
+        self.report(lines)
+        if self._steps >= MAX_STEPS:
+            self.finish(model)
+
+    def finish(self, model: nn.Module) -> None:
+        """Report the tensors that got no update in all compared steps."""
+        if self._before is None or not self._steps:
+            return
+        self._before = None
+        steps = "step 1" if self._steps == 1 else f"{self._steps} steps"
+        names = dict(model.named_parameters())
+        if self._waiting is None:
+            self.report([f"no parameter got an update in {steps}; the learning rate or all gradients are zero"])
+        else:
+            text = f"got no update in {steps}: the gradient or the learning rate is zero or too small"
+            self.report([f"{_join_globs(self._waiting, names)} {text}"] if self._waiting else [])
+
+    def _explain_no_update(self, parameter: Any) -> str:
+        """Return the reason why a parameter has the same values as before; "" if a later step may change them."""
+        if self._rates and id(parameter) not in self._rates:
+            return "not in the optimizer"
+        if parameter.grad is None:
+            return "no gradient"
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        is_zero = not bool(parameter.grad.any()) or not self._rates.get(id(parameter), 1)
+        # In float32 the gradient of a bias before a BatchNorm is rounding noise, as expected.
+        return "" if is_zero or dtype not in _SHORT_DTYPES else f"rounding to {dtype} removes the update"
+
+    def check_file(self, path: str, expected: Any) -> None:
+        """Compare a saved file with a snapshot or a model."""
+        try:
+            diff = statecli.diff(path, expected, ignore=("kind", "requires_grad", "device", "tying"))
+        except StateError as error:
+            self.report([f"the saved file is not checked: {error}"])
+            return
+        changes = [change for change in diff.changes if change.after is not None]
+        held = {change.fqn for change in changes if _is_held(change)}
+        ties = {change.fqn: set(change.after.tied_to) for change in changes if change.after is not None}
+        lost = {change.fqn for change in changes if change.fqn not in held and held.isdisjoint(ties[change.fqn])}
+        missing = {change.fqn for change in changes if change.status is Status.ADDED}
+        names = [change.fqn for change in changes]
+        groups = (lost & missing, f"missing in {path}"), (lost - missing, f"in {path} not as in the model")
+        lines = [f"{_join_globs(group, names)}: {text}" for group, text in groups if group]
+        self.report([*lines, *(f"not checked: {pair.message}" for pair in diff.broken)])
+
+    def report(self, lines: Iterable[str]) -> None:
+        """Warn of each line, or raise an AssertionError with all lines."""
+        new = list(lines)
+        self.findings += new
+        if new and self.fail:
+            raise AssertionError("statecli: " + "; ".join(new))
+        for line in new:
+            warnings.warn(f"statecli: {line}", StatecliWarning, stacklevel=2)
+
+
+def _list_tensors(model: nn.Module) -> dict[str, Any]:
+    """Return the tensors of a model by name; of a sharded tensor the elements of this process, if there are any."""
+    named: Mapping[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    local = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in local.items() if tensor.numel()}
+
+
+def _list_changed(before: statecli.Snapshot, model: nn.Module) -> set[str]:
+    diff = statecli.diff(before, _list_tensors(model))
+    return {change.fqn for change in diff.changes if Field.VALUES in change.fields}
+
+
+def _describe_frozen(model: nn.Module, changed: set[str]) -> list[str]:
+    """Return lines about frozen parameters that moved, and about buffers of modules with only frozen parameters."""
+    parameters = dict(model.named_parameters())
+    frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed
+    buffers: set[str] = set()
+    for prefix, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(parameter.requires_grad for parameter in own):
+            buffers |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)}
+    buffers &= changed
+    lines = [f"{_join_globs(frozen, parameters)} moved although frozen"] if frozen else []
+    if buffers:
+        names = _join_globs(buffers, [name for name, _ in model.named_buffers()])
+        lines.append(
+            f"{names}: buffers moved although the parameters of the module are frozen; call .eval() on the module"
+        )
+    return lines
+
+
+def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
+    """Return the names, with `module.*` in place of all names of a module, and the number of names left out."""
+    others = [name for name in all_names if name not in names]
+    globs: list[str] = []
+    for name in sorted(names):
+        steps = name.split(".")
+        prefixes = [".".join(steps[:end]) + "." for end in range(1, len(steps))]
+        whole = next((p for p in prefixes if not any(other.startswith(p) for other in others)), None)
+        globs.append(name if whole is None else whole + "*")
+    return join_names(list(dict.fromkeys(globs)), _SHOWN_NAMES)
+
+
+def _is_held(change: Change) -> bool:
+    """Return True if the file has the values, under any name and in any arrangement."""
+    done = change.transformation
+    is_faithful = done is not None and done.kind in _FAITHFUL and not done.exceptions
+    cast = change.fields == (Field.DTYPE,) and change.not_compared is None
+    return change.status in (Status.IDENTICAL, Status.RENAMED) or is_faithful or cast

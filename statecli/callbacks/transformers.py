@@ -1,0 +1,71 @@
+"""Callback for the Trainer of transformers.
+
+from statecli.callbacks.transformers import StatecliCallback
+
+trainer = Trainer(model, args, callbacks=[StatecliCallback()], …)
+"""
+
+# ruff: noqa: ARG002 - the hooks have the signatures of the library
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import TrainerCallback
+
+from statecli.callbacks.training_check import TrainingCheck
+
+#: Files of a checkpoint folder that hold the model, the preferred one first.
+_MODEL_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers has no types for mypy
+    """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
+
+    The callback compares the model after the first optimizer step with a snapshot before it. For this time it needs as
+    much additional memory as the model. A parameter with a gradient or a learning rate of zero is compared again in
+    later steps. At each save the callback compares the file with the model.
+
+    Args:
+        fail: Raise AssertionError for a finding, which ends the training; False warns.
+
+    Attributes:
+        check: `check.findings` has the lines that were reported.
+    """
+
+    def __init__(self, *, fail: bool = False) -> None:
+        self.check = TrainingCheck(fail=fail)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        """Take the snapshot."""
+        if state.is_world_process_zero:
+            self.check.start(model)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, optimizer: Any = None, **_: Any) -> None:
+        """Record the learning rates."""
+        self.check.record_rates([] if optimizer is None else [optimizer])
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        """Compare the model with the snapshot."""
+        self.check.finish_step(model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        """Report what no step has changed."""
+        self.check.finish(model)
+
+    def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        """Compare the saved file with the model."""
+        if not state.is_world_process_zero:
+            return
+        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        paths = [path for name in _MODEL_FILES if os.path.isfile(path := os.path.join(folder, name))]
+        if paths:
+            self.check.check_file(paths[0], model)
+        else:
+            self.check.report([f"the saved files are not checked: {folder} has no file of the whole model"])

@@ -1,0 +1,289 @@
+"""The callbacks: real trainings with the Trainer of transformers and of Lightning, and the check that both use."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.callbacks import training_check
+from statecli.callbacks.training_check import StatecliWarning, TrainingCheck
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """A finding is asserted, not shown."""
+    warnings.simplefilter("ignore")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def build():
+    return nn.Sequential(
+        OrderedDict(base=nn.Linear(3, 3), norm=nn.BatchNorm1d(3), adapter=nn.Linear(3, 3), head=nn.Linear(3, 1))
+    )
+
+
+def error(output):
+    """A loss with gradients that are not rounding noise."""
+    return (output - torch.randn_like(output) * 3).square().mean()
+
+
+def train(model, optimizer, steps=1, loss=lambda model: error(model(torch.randn(4, 3)))):
+    """The lines reported over some steps."""
+    check = TrainingCheck(fail=False)
+    check.start(model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model).backward()
+        check.record_rates([optimizer])
+        optimizer.step()
+        check.finish_step(model)
+    check.finish(model)
+    return check.findings
+
+
+def test_a_sound_training_reports_nothing():
+    """Every trainable parameter got an update; running statistics of a trained module may move."""
+    model = build()
+    assert train(model, torch.optim.AdamW(model.parameters(), 0.1), 3) == []
+
+
+def test_a_module_that_the_optimizer_lacks_is_named_once():
+    """The whole module by a glob."""
+    model = build()
+    others = [p for name, p in model.named_parameters() if not name.startswith("adapter")]
+    assert train(model, torch.optim.AdamW(others, 0.1)) == ["adapter.* got no update: not in the optimizer"]
+
+
+def test_a_module_without_a_gradient_is_named():
+    """Forward does not use it."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    lines = train(model, optimizer, loss=lambda m: error(m.head(m.norm(m.base(torch.randn(4, 3))))))
+    assert lines == ["adapter.* got no update: no gradient"]
+
+
+def test_frozen_parameters_that_move_are_named():
+    """Weight decay of an old optimizer moves what is frozen; so does a normalization in training mode."""
+    model = build()
+    model.norm.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+
+    def loss(model):
+        with torch.no_grad():
+            model.norm.weight += 1
+        return error(model(torch.randn(4, 3)))
+
+    moved, buffers = train(model, optimizer, loss=loss)
+    assert moved == "norm.weight moved although frozen"
+    assert buffers.startswith("norm.*: buffers moved although the parameters of the module are frozen; call .eval()")
+    model.norm.eval()
+    assert train(model, optimizer) == []
+
+
+def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
+    """A scheduler often begins at zero: the check waits for the first update."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.0)
+    calls = []
+
+    def loss(model):
+        calls.append(None)
+        optimizer.param_groups[0]["lr"] = 0.0 if len(calls) < 3 else 0.1
+        return error(model(torch.randn(4, 3)))
+
+    assert train(model, optimizer, 4, loss) == []
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert train(model, optimizer, 2) == [
+        "no parameter got an update in 2 steps; the learning rate or all gradients are zero"
+    ]
+
+
+def test_a_lora_factor_without_a_gradient_in_step_1_is_no_finding():
+    """B is zero at first, and so is the gradient of A; in step 2 it is not."""
+    model = nn.ParameterDict({"A": torch.randn(2, 3), "B": torch.zeros(3, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(m):
+        return (torch.randn(4, 3) @ m["A"].T @ m["B"].T - 1).square().mean()
+
+    assert train(model, optimizer, 2, loss) == []
+    model["B"].data.zero_()
+    assert train(model, optimizer, 1, loss) == [
+        "A got no update in step 1: the gradient or the learning rate is zero or too small"
+    ]
+
+
+def test_an_update_that_rounding_removes_is_named():
+    """bfloat16 has 8 bits: 1 + 1e-4 is 1."""
+    model = nn.ParameterDict({"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.zeros(3)})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    lines = train(model, optimizer, loss=lambda m: (m["a"].sum() + m["b"].sum()) ** 2)
+    assert lines == ["a got no update: rounding to bfloat16 removes the update"]
+
+
+def test_a_finding_warns_or_raises():
+    """`fail=True` ends the training."""
+    with pytest.warns(StatecliWarning, match="statecli: adapter"):
+        TrainingCheck(fail=False).report(["adapter.* got no update"])
+    with pytest.raises(AssertionError, match="statecli: adapter"):
+        TrainingCheck(fail=True).report(["adapter.* got no update"])
+
+
+def test_globs_name_nothing_else():
+    """`a.*` stands for all names of `a`, and `a.b.*` for a part of them."""
+    join = training_check._join_globs
+    names = ["a.w", "a.b.w", "a.b.v", "c"]
+    assert join({"a.w", "a.b.w", "a.b.v"}, names) == "a.*"
+    assert join({"a.b.w", "a.b.v", "c"}, names) == "a.b.*, c"
+    assert join({"a.b.w"}, names) == "a.b.w"
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_file_is_compared_with_the_model(tmp_path):
+    """A missing tensor, another value, and a file that holds everything."""
+    model = build()
+    state = model.state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    check = TrainingCheck(fail=False)
+    check.check_file(str(tmp_path / "a.pt"), model)
+    assert check.findings == []
+    broken = {name: tensor.clone() for name, tensor in state.items() if not name.startswith("head")}
+    broken["base.bias"] += 1
+    torch.save(broken, tmp_path / "b.pt")
+    check.check_file(str(tmp_path / "b.pt"), model)
+    assert check.findings == [
+        f"head.*: missing in {tmp_path / 'b.pt'}",
+        f"base.bias: in {tmp_path / 'b.pt'} not as in the model",
+    ]
+    check.check_file(str(tmp_path / "c.pt"), model)
+    assert check.findings[-1].startswith("the saved file is not checked: ")
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+
+def train_with_transformers(folder, spoil, **arguments):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    from statecli.callbacks.transformers import StatecliCallback
+
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    callback = StatecliCallback(**arguments)
+    extra = spoil(model, transformers) or []
+    options = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=3, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
+        learning_rate=0.01, warmup_steps=1, per_device_train_batch_size=2,
+    )  # fmt: skip
+    ids = torch.arange(8) % 16
+    data = [{"input_ids": ids, "labels": ids}] * 8
+    transformers.Trainer(model, options, train_dataset=data, callbacks=[*extra, callback]).train()
+    return callback.check.findings
+
+
+def test_transformers_trains_without_a_finding(tmp_path):
+    """With a learning rate of zero in step 1, tied weights that the file has once, and a save."""
+    assert train_with_transformers(tmp_path, lambda model, _: None) == []
+
+
+def test_transformers_with_a_frozen_module_that_moves(tmp_path):
+    """A callback of the user moves it."""
+
+    def spoil(model, transformers):
+        model.transformer.ln_f.requires_grad_(False)
+
+        class Moves(transformers.TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, **_):
+                model.transformer.ln_f.weight.data += 1
+                model.transformer.ln_f.bias.data += 1
+
+        return [Moves()]
+
+    assert train_with_transformers(tmp_path, spoil) == ["transformer.ln_f.* moved although frozen"]
+
+
+def test_transformers_with_a_file_that_lacks_a_tensor(tmp_path):
+    """The save of the model drops a tensor, and the training ends with `fail=True`."""
+
+    def spoil(model, _):
+        save = model.save_pretrained
+
+        def save_less(folder, state_dict=None, **options):
+            state = dict(state_dict or model.state_dict())
+            state["transformer.ln_f.bias"] = state["transformer.ln_f.bias"] + 1
+            save(folder, state_dict=state, **options)
+
+        model.save_pretrained = save_less
+
+    lines = train_with_transformers(tmp_path, spoil)
+    assert [line.replace(str(tmp_path), "") for line in lines] == [
+        f"transformer.ln_f.bias: in /checkpoint-{step}/model.safetensors not as in the model" for step in (2, 3)
+    ]
+    with pytest.raises(AssertionError, match=r"transformer\.ln_f\.bias"):
+        train_with_transformers(tmp_path / "b", spoil, fail=True)
+
+
+# --- Lightning ------------------------------------------------------------------------------------------------------
+
+
+def train_with_lightning(folder, trained=lambda module: module.parameters(), **hooks):
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from statecli.callbacks.lightning import StatecliCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = build()
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(trained(self), 0.1)
+
+    for name, hook in hooks.items():
+        setattr(Module, name, hook)
+    callback = StatecliCallback()
+    saves = ModelCheckpoint(dirpath=folder, every_n_train_steps=2, save_last=True)
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=False, callbacks=[callback, saves],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    data = torch.utils.data.DataLoader(torch.randn(16, 3), batch_size=4)
+    trainer.fit(Module(), data)
+    assert list(folder.glob("*.ckpt"))
+    return callback
+
+
+def test_lightning_trains_without_a_finding(tmp_path):
+    """All files were compared."""
+    callback = train_with_lightning(tmp_path)
+    assert callback.check.findings == []
+    assert {path.rpartition("/")[2] for path in callback._checked} >= {"last.ckpt"}
+
+
+def test_lightning_with_a_module_outside_the_optimizer(tmp_path):
+    """As in `configure_optimizers` that lists modules by hand."""
+    callback = train_with_lightning(
+        tmp_path, lambda module: [p for name, p in module.named_parameters() if "adapter" not in name]
+    )
+    assert callback.check.findings == ["net.adapter.* got no update: not in the optimizer"]
+
+
+def test_lightning_with_a_hook_that_drops_a_tensor(tmp_path):
+    """`on_save_checkpoint` of the module changes the state_dict that is written."""
+
+    def drop(self, checkpoint):
+        del checkpoint["state_dict"]["net.head.bias"]
+
+    findings = train_with_lightning(tmp_path, on_save_checkpoint=drop).check.findings
+    assert findings
+    assert all(line.startswith("net.head.bias: missing in ") for line in findings)
