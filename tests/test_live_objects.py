@@ -189,3 +189,23 @@ def test_memory_is_chosen_by_the_size_of_the_storages():
     """A storage counts once, and whole."""
     weight = torch.ones(10)
     assert live_targets._count_bytes({"a": weight, "b": [weight[:2], {"c": torch.ones(3)}]}) == 52
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        nn.LazyLinear(2),
+        nn.Linear(2, 2, device="meta"),
+        {"weight": torch.eye(2).to_sparse(), "bias": torch.ones(2)},
+        {"model": nn.Linear(2, 2).state_dict(), "epoch": 1},
+        {"model": nn.Linear(2, 2)},
+    ],
+    ids=["lazy", "meta", "sparse", "training", "module"],
+)
+def test_unusual_objects_are_compared_as_their_files(before, tmp_path):
+    """Without values, with another layout, with settings, with a module inside."""
+    after = nn.Linear(2, 2)
+    live, files = both(before, after, tmp_path)
+    assert rows(live) == rows(files)
+    assert len(live.broken) == len(files.broken)
+    assert [scalar.key for scalar in live.scalars] == [scalar.key for scalar in files.scalars]

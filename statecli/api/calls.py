@@ -198,6 +198,8 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     """See `statecli.diff`."""
     files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
+    if arguments.get("executor") is not None and (isinstance(before, Snapshot) or isinstance(after, Snapshot)):
+        raise UsageError("executor: a snapshot is in the memory of this machine; leave executor out")
     with use_saved_objects() as saved:
         snapshots: dict[str, StateDigests] = {}
         sides = {
@@ -241,6 +243,8 @@ def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[
     """Return the result of a command of several targets."""
     files.forget_command()
     named: tuple[object, ...] = list_targets(targets)
+    if not named:
+        raise UsageError("targets: is empty; pass a path or a live object")
     refuse_executor(arguments.get("executor"), [*named, arguments.get("against")])
     with use_saved_objects() as saved:
         if "against" in arguments:

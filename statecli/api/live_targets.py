@@ -147,6 +147,8 @@ def _count_bytes(content: Any) -> int:
                 storages[storage._cdata] = storage.nbytes()
             except (NotImplementedError, RuntimeError):  # sparse and wrapper tensors have no storage
                 storages[id(value)] = value.numel() * value.element_size()
+            except ValueError:  # a lazy parameter has no size yet
+                continue
         elif depth < _MAX_DEPTH and isinstance(value, Mapping):
             pending += [(inner, depth + 1) for inner in value.values()]
         elif depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
