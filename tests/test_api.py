@@ -28,7 +28,7 @@ from statecli.commands.diff.result import Diff, Field
 from statecli.commands.inspect import run as inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify import run as proofs
-from statecli.commands.verify.result import Name, Verdict, Verification
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict, Verification
 from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
@@ -296,7 +296,7 @@ def sample(name):
 def test_a_fixed_live_model_passes_everything():
     """Every proof is really run on it."""
     found = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
-    assert verdicts(found) == dict.fromkeys([name.value for name in Name], "passed")
+    assert verdicts(found) == dict.fromkeys([name.value for name in DEFAULT_PROOFS], "passed")
 
 
 def test_a_non_leaf_attribute_fails_copy_by_name():
@@ -318,7 +318,7 @@ def test_a_non_leaf_attribute_fails_copy_by_name():
 def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
     """Its tensors are there, and every other proof says which attribute is in the way."""
     found = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
-    assert verdicts(found) == {name.value: "inconclusive" for name in Name} | {"copy": "failed"}
+    assert verdicts(found) == {name.value: "inconclusive" for name in DEFAULT_PROOFS} | {"copy": "failed"}
     assert rules(found) == {("not-copyable", "0.lock")}
     assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
     assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
@@ -597,7 +597,7 @@ def test_none_is_every_check_and_every_tensor():
     """As an argument that is not given."""
     nothing = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
     found = statecli.verify(nn.Linear(2, 2), **nothing)
-    assert [check.check for check in found.checks] == list(Name)
+    assert [check.check for check in found.checks] == list(DEFAULT_PROOFS)
     assert len(found.state.tensors) == 2
 
 

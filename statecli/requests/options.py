@@ -553,7 +553,12 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     ]
     check: Annotated[
         tuple[Name, ...],
-        Option(("--check",), "Run only this test, called a proof (repeatable).", "PROOF", argument="checks"),
+        Option(
+            ("--check",),
+            "Run only this test, called a proof (repeatable). [default: all except materialize]",
+            "PROOF",
+            argument="checks",
+        ),
     ] = ()
     device: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from statecli.commands.verify import run as verify_run
-from statecli.commands.verify.result import Name
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
 from statecli.report import View
@@ -53,7 +53,7 @@ def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 
 
 def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
     """Run the proofs; inconclusive proofs are failures."""
-    with caller.steps(len(request.checks or Name)) as step:
+    with caller.steps(len(request.checks or DEFAULT_PROOFS)) as step:
         if extra.model is not None:
             verification = verify_run.verify_live_model(extra.model, request, extra.inputs)
         else:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map  # noqa: E402
 
 import statecli  # noqa: E402
 from statecli.commands.verify import model_under_test  # noqa: E402
-from statecli.commands.verify.result import Name  # noqa: E402
+from statecli.commands.verify.result import DEFAULT_PROOFS  # noqa: E402
 from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
 from statecli.live import tensor_bits  # noqa: E402
@@ -89,7 +89,7 @@ def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     built = BuiltModel(ModelSpec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
     checks = verify_model(model_under_test.prepare_built_model(built, "net"), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
-    assert len(checks) == len(Name)
+    assert len(checks) == len(DEFAULT_PROOFS)
 
 
 def made(name):

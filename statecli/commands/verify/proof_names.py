@@ -14,3 +14,8 @@ class Name(str, Enum):
     COPY = "copy"
     STEP = "step"
     FORWARD = "forward"
+    MATERIALIZE = "materialize"
+
+
+#: Proofs that run unless proofs are requested by name. Few programs build a model on meta.
+DEFAULT_PROOFS = tuple(name for name in Name if name is not Name.MATERIALIZE)

@@ -164,7 +164,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
             for name in subject.created_by_forward
             if name in before and not conversion.has_arrived(before[name])
         }
-        with subject.user_code(f"calling the model {conversion.description}"), _ReadRecorder(left_behind, read):
+        with subject.user_code(f"calling the model {conversion.description}"), ReadRecorder(left_behind, read):
             args, kwargs = tree_map(conversion.convert, subject.inputs.make(seed=0))  # type: ignore[union-attr]
             module.eval()(*args, **kwargs)
         after = measure.map_tensors(module)
@@ -209,7 +209,7 @@ def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
     return frozenset(_get_pattern(name) for name in measure.map_tensors(module) if name not in before)
 
 
-class _ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Add the names of tensors read by an operator, directly or by views, to `read`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 from msgspec import structs
 
+from statecli.commands.verify.proof_names import DEFAULT_PROOFS as DEFAULT_PROOFS
 from statecli.commands.verify.proof_names import Name as Name
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, Oddity

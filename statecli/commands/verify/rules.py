@@ -285,6 +285,46 @@ find the error.""",
     commands=_WITH_INPUT,
 )
 
+# --- materialize ----------------------------------------------------------------------------------------------------
+
+LOST_BY_MATERIALIZING = _rule(
+    "lost-by-materializing",
+    "materialize",
+    summary="A tensor of a model built on meta is never written.",
+    why="""large models are built on meta, get memory from `to_empty`, and load a checkpoint. A tensor that is not in
+the checkpoint keeps the old content of the memory. The model then silently computes with this content.""",
+    example="""`self.register_buffer("inv_freq", 1 / steps, persistent=False)` in `__init__`, in a class without
+`reset_parameters`.""",
+    fix="""compute the tensor in a method `reset_parameters()` that `__init__` also calls, or in `_init_weights` of a
+transformers model.""",
+)
+CHANGED_BY_MATERIALIZING = _rule(
+    "changed-by-materializing",
+    "materialize",
+    summary="An init method writes other values than the constructor.",
+    why="""the tensor is not in the checkpoint. A model built on meta then differs from a model built on the CPU,
+although both load the same checkpoint.""",
+    example="`__init__` scales `inv_freq`, but `reset_parameters` computes `inv_freq` without the scale.",
+    fix="compute the tensor in the init method only, and call the method in `__init__`.",
+)
+LEFT_ON_META = _rule(
+    "left-on-meta",
+    "materialize",
+    summary="A tensor of a model built on meta gets no memory.",
+    why="""`to_empty` allocates only registered parameters and buffers. The tensor has no values, and forward raises or
+returns results without values. The finding is a warning without an input.""",
+    example='`self.scale = torch.ones(8)` in `__init__`, in a model built with `torch.device("meta")`.',
+    fix="register the tensor as a buffer, and compute it in `reset_parameters()`; or create it in forward.",
+)
+NOT_BUILT_ON_META = _rule(
+    "not-built-on-meta",
+    "materialize",
+    summary="The model cannot be built on meta.",
+    why="programs that build large models on meta stop in the constructor.",
+    example="`[rate.item() for rate in torch.linspace(0, 0.1, depth)]` in `__init__`: a meta tensor has no values.",
+    fix="compute numbers of the constructor with Python or numpy, or on the CPU: `torch.linspace(..., device='cpu')`.",
+)
+
 RULES = (
     *(LOST_BY_MOVE, CHANGED_BY_MOVE),
     *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
@@ -293,4 +333,5 @@ RULES = (
     *(NOT_COPYABLE, NON_LEAF_ATTRIBUTE, SHARED_WITH_COPY, LOST_BY_COPY, CHANGED_BY_COPY, UNTIED_BY_COPY),
     *(NO_GRADIENT, ZERO_GRADIENT, NON_FINITE_GRADIENT, NOT_IN_OPTIMIZER, OVERWRITTEN_BY_FORWARD, NOT_UPDATED),
     *(FROZEN_UPDATED, DEVICE_MISMATCH),
+    *(LOST_BY_MATERIALIZING, CHANGED_BY_MATERIALIZING, LEFT_ON_META, NOT_BUILT_ON_META),
 )

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.verify.result import (
+    DEFAULT_PROOFS,
     Cell,
     Check,
     Column,
@@ -48,7 +49,7 @@ FAKE_CUDA = "fake-cuda"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Request for `verify`. `checks` () means all proofs; `device` None means a GPU, or FAKE without a GPU.
+    """Request for `verify`. `checks` () means DEFAULT_PROOFS; `device` None means a GPU, or FAKE without a GPU.
 
     `optimizer`: a name in torch.optim, or a class; None is "sgd". `input`: texts such as `int64:2x16<30522`; `inputs`:
     the name of a function. Globs are unions.
@@ -106,6 +107,12 @@ def _prove_forward(subject: ModelUnderTest, request: Request) -> Check:
     return forward.prove(subject, choose_device(request))
 
 
+def _prove_materialize(subject: ModelUnderTest, _: Request) -> Check:
+    from statecli.commands.verify.proofs import materialize
+
+    return materialize.prove(subject)
+
+
 #: Every proof there is, in the order of `Name`.
 PROOFS: dict[Name, Proof] = {
     Name.MOVE: _prove_move,
@@ -114,6 +121,7 @@ PROOFS: dict[Name, Proof] = {
     Name.COPY: _prove_copy,
     Name.STEP: _prove_step,
     Name.FORWARD: _prove_forward,
+    Name.MATERIALIZE: _prove_materialize,
 }
 
 
@@ -142,7 +150,7 @@ def verify_model(
     """Run the proofs on a model under test."""
     state = select(subject.state, request.selection, request.target)
     checks = []
-    for name in request.checks or tuple(Name):
+    for name in request.checks or DEFAULT_PROOFS:
         report_stage(f"proof {name.value}")
         checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))
         on_check_done(checks[-1])

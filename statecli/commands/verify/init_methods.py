@@ -1,0 +1,67 @@
+"""Init methods of a model that was built on meta, in the order in which programs call them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from statecli.live import measure
+
+#: Names of init methods, in the order in which a class is expected to define them.
+INIT_METHODS = ("reset_parameters", "init_weights", "_init_weights")
+
+
+def list_init_methods(module: nn.Module, state: Mapping[str, object]) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Yield the path of a module, the name of its init method and a call of it, in the order of the calls.
+
+    torch's own `reset_parameters` of a module whose tensors are all loaded is left out, because it only takes time.
+    """
+    modules = list(module.named_modules())[::-1]
+    for path, part in modules:
+        method = _find_method(part, "reset_parameters", 0)
+        if method is not None and not (measure.is_torch_code(method) and _is_loaded(path, part, state)):
+            yield path, "reset_parameters()", method
+    of_parts = {
+        path: method for path, part in modules if (method := _find_method(part, "_init_weights", 1)) is not None
+    }
+    for path, part in modules:
+        nearest = max((other for other in of_parts if is_inside(path, other)), key=len, default=None)
+        if nearest is not None:
+            yield path, "_init_weights()", functools.partial(of_parts[nearest], part)
+    outermost: list[str] = []
+    for path, part in modules[::-1]:
+        for name in ("init_weights", "_init_weights"):
+            method = _find_method(part, name, 0)
+            if method is not None and not any(is_inside(path, other) for other in outermost):
+                outermost.append(path)
+                yield path, f"{name}()", method
+
+
+def _find_method(part: nn.Module, name: str, required: int) -> Callable[..., Any] | None:
+    """Return the method if it has this number of required arguments, else None."""
+    method = getattr(part, name, None)
+    if not callable(method):
+        return None
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in optional
+    ]
+    return method if len(needed) == required else None
+
+
+def _is_loaded(path: str, part: nn.Module, state: Mapping[str, object]) -> bool:
+    prefix = f"{path}." if path else ""
+    return all(f"{prefix}{name}" in state for name in (*part._parameters, *part._buffers))
+
+
+def is_inside(name: str, path: str) -> bool:
+    """Return True if a tensor or module of this name is the module at `path`, or is below it."""
+    return not path or name == path or name.startswith((f"{path}.", f"{path}["))

@@ -1,0 +1,309 @@
+"""Prove `materialize`: build on meta, allocate by `to_empty`, initialize, load, and find memory that was not written.
+
+Large models are built on meta and get memory afterwards. A tensor outside of `state_dict()`, such as a buffer with
+`persistent=False`, then keeps what the memory held, unless an init method writes it. Two instances decide: their memory
+is filled with different patterns (NaN in the first), and the same code runs on both. An element that differs afterwards
+comes from the pattern.
+
+Init methods run before the load, as in torchtitan: `reset_parameters()` of each module, `_init_weights(module)` of the
+nearest module that defines the method, and `init_weights()` of the outermost modules that define it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from statecli.commands.verify import judging, rules
+from statecli.commands.verify.init_methods import INIT_METHODS, is_inside, list_init_methods
+from statecli.commands.verify.inputs import use_seed
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.recreated_by_forward import ReadRecorder
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.rule import Rule
+from statecli.core.units import plural
+from statecli.live import measure, tensor_bits
+from statecli.live.installed_code import is_installed_file
+from statecli.live.rebuild import Rebuild, compare_builds
+from statecli.live.tensors import storage
+
+HOW = "build on meta, to_empty(), init methods, load_state_dict()"
+
+
+def prove(subject: ModelUnderTest) -> Check:
+    """Materialize two instances built on meta, and compare them with each other and with a really built instance."""
+    empty = judging.check_empty_model(subject, Name.MATERIALIZE)
+    if empty:
+        return empty
+    if all(row.device == "meta" for row in subject.state.tensors):
+        why = "the model was built on meta and has no values to load; build the model on the cpu: --init-device cpu"
+        return Check(Name.MATERIALIZE, Verdict.SKIPPED, HOW, why)
+    return _Proof(subject).check()
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """Values to fill memory with, by the kind of dtype; `byte` is for dtypes that cannot be filled with a number."""
+
+    number: float
+    integer: int
+    byte: int
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Fill all the memory of `tensor`, unless it has none."""
+        flat = tensor_bits.get_flat_memory(tensor)
+        if flat is None:
+            return
+        if flat.dtype is torch.bool:
+            flat.fill_(self.integer % 2)
+        elif not (flat.is_floating_point() or flat.is_complex()):
+            flat.fill_(self.integer)
+        elif flat.element_size() > 1:
+            flat.fill_(self.number)
+        else:
+            flat.view(torch.uint8).fill_(self.byte)
+
+
+_NAN = _Pattern(float("nan"), 110, 0x7F)
+#: Values that forward can compute with: an index of 1 is in the range of most tables.
+_ONES = _Pattern(1.0, 1, 0x38)
+
+
+@dataclass
+class _Materialized:
+    """An instance after all steps.
+
+    Attributes:
+        module: The instance.
+        tensors: Its tensors by name.
+        raised: The error of an init method by the path of its module.
+    """
+
+    module: nn.Module
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    raised: dict[str, str] = field(default_factory=dict)
+
+
+class _Proof:
+    def __init__(self, subject: ModelUnderTest) -> None:
+        self._subject = subject
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._findings: list[Finding] = []
+        self._cells: dict[str, Cell] = {}
+        self._built: dict[str, torch.Tensor] = {}
+        self._rebuilds: dict[str, Rebuild] | None = None
+        self._state: Mapping[str, object] = {}
+        self._again: dict[str, torch.Tensor] | None = None
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        return judging.build_check(
+            Name.MATERIALIZE, HOW, {"materialized": self._cells}, self._findings, dict.fromkeys(self._reasons)
+        )
+
+    def _run(self) -> None:
+        built = self._subject.build_fresh(values=not self._subject.rebuilds)
+        self._built = measure.map_tensors(built)
+        if any(map(judging.is_lazy_tensor, self._built.values())):
+            self._reasons.append("the model has parameters without a shape, which to_empty() cannot allocate")
+            return
+        with self._subject.user_code("state_dict()"):
+            self._state = built.state_dict()
+        first, second = (self._materialize(pattern) for pattern in (_NAN, _ONES))
+        if first is None or second is None:
+            return
+        faults = self._find_faults(first, second)
+        unread = self._find_unread(second, faults) if faults else frozenset()
+        for name, (rule, message) in faults.items():
+            self._fail(rule, name, message, first.module, is_read=name not in unread)
+
+    # --- the operation -------------------------------------------------------------------------------------------
+
+    def _build_on_meta(self) -> nn.Module | None:
+        """Return an instance on meta; None, with a finding, if the constructor fails there."""
+        if not self._subject.rebuilds:
+            module = self._subject.build_fresh()
+            with self._subject.user_code("moving the model to meta"):
+                return module.to("meta")
+        if self._findings:
+            return None
+        try:
+            with torch.device("meta"):
+                return self._subject.build_fresh()
+        except ModelError as error:
+            rule, why = rules.NOT_BUILT_ON_META, judging.get_reason(self._subject, error)
+            message = f"the constructor fails on meta: {why.removeprefix('building the model raised ')}"
+            self._findings.append(judging.build_finding(self._subject, rule, message, None, help=rule.fix))
+            return None
+
+    def _materialize(self, pattern: _Pattern) -> _Materialized | None:
+        """Return an instance with memory filled with `pattern`; None, with a finding, if it cannot be built on meta."""
+        module = self._build_on_meta()
+        if module is None:
+            return None
+        before = judging.list_storage_keys(
+            tensor for tensor in measure.map_tensors(module).values() if tensor.device.type != "meta"
+        )
+        result = _Materialized(module)
+        with judging.keep_class_attributes(module), use_seed(0, module), torch.no_grad():
+            with self._subject.user_code("to_empty()"):
+                module.to_empty(device="cpu")
+            for tensor in (*module.parameters(), *module.buffers()):
+                if storage(tensor)[0] not in before:
+                    pattern.fill(tensor)
+            for path, name, method in list_init_methods(module, self._state):
+                _, raised = judging.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
+                if raised is not None:
+                    result.raised.setdefault(path, raised)
+            with self._subject.user_code("load_state_dict(strict=True) with the model's state_dict"):
+                module.load_state_dict(self._state, strict=True)
+            result.tensors = measure.map_tensors(module)
+        return result
+
+    # --- verdicts ------------------------------------------------------------------------------------------------
+
+    def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
+        """Fill the cells of all tensors, except of those returned with a rule and a message."""
+        recomputed = judging.measure_stand_in_move(self._subject).recomputed
+        faults: dict[str, tuple[Rule, str]] = {}
+        for row in self._subject.state.tensors:
+            name = row.fqn
+            if name in recomputed:
+                self._cells[name] = judging.skip_cell(judging.RECOMPUTED_REASON)
+            elif name in self._subject.created_by_forward:
+                self._cells[name] = judging.skip_cell("the first forward creates the tensor")
+            elif name not in first.tensors or name not in second.tensors or name not in self._built:
+                why = "another instance of the model lacks this tensor, so its values cannot be compared"
+                self._cells[name] = judging.build_inconclusive_cell(why)
+            else:
+                fault = self._judge(row, first, second)
+                if fault is not None:
+                    faults[name] = fault
+        return faults
+
+    def _judge(self, row: TensorInfo, first: _Materialized, second: _Materialized) -> tuple[Rule, str] | None:
+        """Fill the cell of a tensor, or return its fault."""
+        name = row.fqn
+        tensors = first.tensors[name], second.tensors[name]
+        if any(tensor.is_meta for tensor in tensors):
+            needs_init = "persistent=False" in (row.fix or "")
+            return rules.LEFT_ON_META, _LEFT_ON_META + (_NEEDS_INIT if needs_init else "")
+        same = tensor_bits.is_same(*tensors)
+        if same is None:
+            self._cells[name] = judging.build_inconclusive_cell("the values cannot be compared")
+        elif same:
+            if not self._is_built_otherwise(row, tensors[0]):
+                self._cells[name] = Cell(Verdict.PASSED)
+                return None
+            return rules.CHANGED_BY_MATERIALIZING, "an init method writes other values than the constructor"
+        else:
+            raised = next((why for path, why in first.raised.items() if is_inside(name, path)), None)
+            if raised is None and self._is_reproduced(name, tensors[0]):
+                return rules.LOST_BY_MATERIALIZING, _describe_unwritten(row, tensors)
+            why = "the init methods write other values each time" if raised is None else f"not written, but {raised}"
+            self._cells[name] = judging.build_inconclusive_cell(why)
+        return None
+
+    def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
+        """Return True if one more instance with the pattern of the first has equal values."""
+        if self._again is None:
+            again = self._materialize(_NAN)
+            self._again = {} if again is None else again.tensors
+        return name in self._again and tensor_bits.is_same(tensor, self._again[name]) is True
+
+    def _is_built_otherwise(self, row: TensorInfo, tensor: torch.Tensor) -> bool:
+        """Return True if the constructor always gives the tensor the same values, and `tensor` has others."""
+        built = self._built[row.fqn]
+        if not self._subject.rebuilds or tensor_bits.is_same(built, tensor) is not False or _is_close(built, tensor):
+            return False
+        if self._rebuilds is None:
+            rows = self._subject.state.tensors
+            self._rebuilds = compare_builds(
+                lambda seed: self._subject.build_fresh(values=True, seed=seed),
+                {other.fqn: other.elements or 0 for other in rows},
+            )
+        return self._rebuilds.get(row.fqn) is Rebuild.IDENTICAL
+
+    def _find_unread(self, instance: _Materialized, names: Mapping[str, object]) -> frozenset[str]:
+        """Return the names of tensors that forward does not read; empty without inputs or if forward raises."""
+        if self._subject.inputs is None:
+            return frozenset()
+        read: set[str] = set()
+        try:
+            with ReadRecorder({name: instance.tensors[name] for name in names}, read):
+                self._subject.call(instance.module)
+        except ModelError:
+            return frozenset()
+        return frozenset(names) - read
+
+    def _fail(self, rule: Rule, name: str, message: str, module: nn.Module, *, is_read: bool) -> None:
+        row = self._subject.rows_by_fqn()[name]
+        severity = rule.severity
+        if not is_read:
+            message, severity = f"{message}; forward does not read the tensor", Severity.NOTE
+        elif rule is rules.LEFT_ON_META and self._subject.inputs is None:
+            severity = Severity.WARNING
+        help = None if row.kind is Kind.UNREGISTERED else _describe_fix(module, name, rule)
+        self._findings.append(
+            judging.build_finding(self._subject, rule, f"{name}: {message}", name, help=help, severity=severity)
+        )
+        self._cells[name] = Cell(Verdict.FAILED, reason=message)
+
+
+# --- words and values -------------------------------------------------------------------------------------------------
+
+
+_LEFT_ON_META = "left on meta by to_empty()"
+_NEEDS_INIT = "; a buffer also needs an init method that computes it"
+
+
+def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
+    """Say how many elements of a tensor depend on the pattern."""
+    first, second = (tensor.detach().contiguous() for tensor in tensors)
+    what = "uninitialized after to_empty() and load_state_dict()"
+    why = "; it is not in state_dict(), and no init method writes it"
+    try:
+        sides = (side.reshape(-1).view(torch.uint8).reshape(side.numel(), -1) for side in (first, second))
+        differing = int(torch.ne(*sides).any(dim=1).sum())
+    except (RuntimeError, TypeError):
+        return what
+    if differing == first.numel():
+        return what + (why if row.persistent is False else "")
+    return f"{plural(differing, 'element')} of {first.numel():,} uninitialized after to_empty() and load_state_dict()"
+
+
+def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
+    """Say which method is to write a registered tensor: an init method of its module, or one to add."""
+    path, _, attribute = name.rpartition(".")
+    try:
+        owner = type(module.get_submodule(path))
+    except AttributeError:
+        return rule.fix
+    own = next((method for method in INIT_METHODS if method in vars(owner)), None)
+    own = own or next((method for method in INIT_METHODS if hasattr(owner, method)), None)
+    if rule is rules.CHANGED_BY_MATERIALIZING:
+        mend = f"compute {attribute} in __init__ and in the init methods by the same function"
+    elif own is None:
+        mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
+    else:
+        mend = f"compute {attribute} in {owner.__name__}.{own}() too"
+    file = getattr(inspect.getmodule(owner), "__file__", None)
+    return f"report this to the library: {mend}" if file and is_installed_file(file) else mend
+
+
+def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return True for numbers that differ only by rounding."""
+    try:
+        return first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
+    except (RuntimeError, NotImplementedError):
+        return False
