@@ -39,6 +39,8 @@ _UNKNOWN_OPERATOR = re.compile(r"Could not run '(aten::\w+)\S*' with arguments f
 _DEVICE: Any = torch.Tensor.device
 _IS_CUDA: Any = torch.Tensor.is_cuda
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
+#: torch's function that calls the engine of C++ for `torch.autograd.backward` and `grad`.
+_RUN_BACKWARD = "_engine_run_backward"
 #: A GPU of 2020: kernels that ask for less than it has are taken.
 _CUDA_ANSWERS = {
     "get_device_capability": (8, 0),
@@ -162,6 +164,9 @@ def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveReco
         cuda = _CudaCallMode()
         stack.enter_context(_replace_attribute(FakeTensor, "device", _build_device_property(cuda)))
         stack.enter_context(cuda)
+        if hasattr(torch.autograd, _RUN_BACKWARD):  # from torch 2.3 on
+            run_backward = cuda.build_run_backward(getattr(torch.autograd, _RUN_BACKWARD))
+            stack.enter_context(_replace_attribute(torch.autograd, _RUN_BACKWARD, run_backward))
         stack.enter_context(_lift_lists_on_cpu())
         stack.enter_context(_patch_cuda_queries(record))
         stack.enter_context(_replace_attribute(nn.Module, "_apply", _build_apply(record)))
@@ -225,6 +230,19 @@ class _CudaCallMode(TorchFunctionMode):
             return self._handle_call(func, args, dict(kwargs or {}))
         finally:
             self.busy -= 1
+
+    def build_run_backward(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Build a function that runs backward under this mode, which torch disables while `torch.autograd` runs."""
+
+        def run_backward_under_mode(*args: Any, **kwargs: Any) -> Any:
+            busy, self.busy = self.busy, 0
+            try:
+                with self:
+                    return run_backward(*args, **kwargs)
+            finally:
+                self.busy = busy
+
+        return run_backward_under_mode
 
     def _handle_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         getter_owner = getattr(func, "__self__", None)
@@ -364,9 +382,23 @@ def _apply_to_parameter(
         successor = nn.Parameter(data, parameter.requires_grad)
     vars(successor).update({name: value for name, value in vars(parameter).items() if name not in vars(successor)})
     record.release()
+    hooks = {name: getattr(parameter, name, None) for name in _HOOKS}
     try:
         torch.utils.swap_tensors(parameter, successor)  # type: ignore[no-untyped-call]
     except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
         record.successors[id(parameter)] = (parameter, successor)
-        return successor
+        parameter, successor = successor, parameter
+    for name, functions in hooks.items():  # hooks are part of the content that was swapped
+        if functions is not None:
+            setattr(successor, name, None)
+            setattr(parameter, name, functions)
     return parameter
+
+
+#: Hooks of a tensor by which backward calls functions of the model.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor with hooks for backward."""
+    return any(getattr(tensor, name, None) for name in _HOOKS)

@@ -9,6 +9,9 @@ the CPU is inconclusive, unless the error is about the CPU.
 An operator with tensors of more than one device raises as on CUDA. A mismatch not caught by the model is reported with
 the line of the operator, then carried over in another run, so that the next mismatch is found too.
 
+After a passed train mode without data, another instance is called with a graph, and backward runs from its outputs, for
+hooks and the backward of a `torch.autograd.Function`. An error of backward other than a mismatch proves nothing.
+
 A passed forward does not clear a tensor left on the CPU: forward may have copied the tensor on the way, or not read the
 tensor.
 """
@@ -31,6 +34,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verdict
 from statecli.commands.verify.rules import DEVICE_MISMATCH
+from statecli.commands.verify.training_rounds import find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.model_state import TensorInfo
@@ -68,7 +72,7 @@ _CAREFUL_RUNS_S = 2.0
 
 @dataclass(frozen=True)
 class _Trial:
-    """Way of calling the model on a device. `how` describes the call."""
+    """Way of calling the model on a device. `how` describes the call; `backward` runs backward from the outputs too."""
 
     device: torch.device
     device_name: str
@@ -76,6 +80,7 @@ class _Trial:
     context: fake_gpu.FakeGpuContext
     values: bool
     training: bool = False
+    backward: bool = False
 
 
 @dataclass
@@ -83,7 +88,7 @@ class _Run:
     """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
     `refused`: mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
-    `replaced`: names to which forward assigned another tensor.
+    `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: those before backward.
     """
 
     trial: _Trial
@@ -93,6 +98,7 @@ class _Run:
     refused: frozenset[Mismatch] = frozenset()
     cuda_checks: list[Place] = field(default_factory=list)
     replaced: frozenset[str] = frozenset()
+    mismatches_of_forward: tuple[Mismatch, ...] = ()
 
     @property
     def has_proved(self) -> bool:
@@ -159,8 +165,20 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
         try:
             subject.call(subject.build_used(values=True).train(), training=True)
         except ModelError:
-            return _build_answer(subject, runs, [])
-    return _build_answer(subject, runs, train)
+            return _build_answer(subject, runs, [], None)
+    return _build_answer(subject, runs, train, _run_backward(subject, train[0]))
+
+
+def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
+    """Run backward on a fake GPU without data; None if the train mode needed data, a GPU, or did not pass.
+
+    Only this way of calling has autograd. The run is of no use if the model cannot run backward on the CPU either.
+    """
+    if not train.has_proved or train.trial.values or subject.non_leaves:
+        return None
+    if subject.original is not None and any(map(fake_gpu.has_hooks, subject.original.parameters())):
+        return None  # a copy of a live model lacks them
+    return _run_until_not_refused(subject, replace(train.trial, backward=True))
 
 
 def _run_trials(subject: ModelUnderTest, trials: list[_Trial]) -> list[_Run]:
@@ -199,14 +217,22 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
     module = subject.build_used(values=trial.values)
     inputs = subject.inputs.make(seed=0)
     try:
-        with judging.keep_class_attributes(module), trial.context(watch) as record, torch.no_grad():
+        with (
+            judging.keep_class_attributes(module),
+            trial.context(watch) as record,
+            torch.set_grad_enabled(trial.backward),
+        ):
             with subject.user_code(f"moving the model to {trial.device_name}"):
                 module = move_model(module, trial.device)
             run.cuda_checks = record.cuda_checks
             tensors = _record_devices(run, module, record)
             with subject.user_code(f"calling the model on {trial.device_name}"):
                 args, kwargs = tree_map(lambda leaf: _move_input(leaf, trial.device), inputs)
-                module.train(trial.training)(*args, **kwargs)
+                outputs = module.train(trial.training)(*args, **kwargs)
+            if trial.backward:
+                run.mismatches_of_forward = tuple(watch.mismatches)
+                with subject.user_code(f"backward on {trial.device_name}"):
+                    run.raised = _call_backward(outputs)
             after = measure.map_tensors(module)
             run.replaced = frozenset(name for name, tensor in tensors.items() if after.get(name, tensor) is not tensor)
     except ModelError as error:
@@ -214,6 +240,15 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
         run.refused = _find_refused(error.__cause__)
         _record_torch_error(run, error.__cause__)
     return run
+
+
+def _call_backward(outputs: Any) -> str | None:
+    """Call backward from each output with a graph; return why not, or None. A sum of outputs might mix devices."""
+    roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
+    if not roots:
+        return "no output has a graph"
+    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return None
 
 
 def _find_refused(error: BaseException | None) -> frozenset[Mismatch]:
@@ -265,17 +300,23 @@ def _move_input(leaf: Any, device: torch.device) -> Any:
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run]) -> Check:
+def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], backward: _Run | None) -> Check:
     """Build the result of both modes from the passed run, else from all runs, with the reasons for their end."""
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
         for run_or_mismatch in (mode if mode and mode[0].raised is not None else mode[:1])
     ]
+    # torch's own checks of devices in backward may be of the fake device; the rules of the watch are of CUDA.
     mismatches = _remove_duplicates(
-        [(run_or_mismatch, run) for run in reported_runs for run_or_mismatch in run.watch.mismatches]
+        [
+            (run_or_mismatch, run)
+            for run in (*reported_runs, *((backward,) if backward is not None else ()))
+            for run_or_mismatch in run.watch.mismatches
+            if run is not backward or run_or_mismatch.fault is not Fault.UNTOLD
+        ]
     )
-    findings = [_build_mismatch_finding(subject, run_or_mismatch, run.trial) for run_or_mismatch, run in mismatches]
+    findings = [_build_mismatch_finding(subject, run_or_mismatch, run) for run_or_mismatch, run in mismatches]
     blamed = {
         run_or_mismatch.source.fqn: finding for (run_or_mismatch, _), finding in zip(mismatches, findings, strict=True)
     }
@@ -293,21 +334,22 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run]) 
     empty_check = judging.check_empty_model(subject, Name.FORWARD)
     if empty_check is not None and not findings and not reasons:
         return empty_check
-    return judging.build_check(Name.FORWARD, _describe_runs(last), {"forward": cells}, findings, reasons)
+    return judging.build_check(Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons)
 
 
 def _find_worst(cells: list[Cell]) -> Cell:
     return min(cells, key=lambda cell: WORST_FIRST.index(cell.verdict))
 
 
-def _describe_runs(last: list[_Run]) -> str:
-    """Describe the calls and their modes."""
-    how = last[0].trial.how
+def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
+    """Describe the calls and their modes, with backward if backward ran to its end."""
+    how, has_backward = last[0].trial.how, backward is not None and backward.raised is None
     if len(last) == 1:
         return f"{how}, in eval mode (train mode raises on the cpu too)"
     if how == last[1].trial.how:
-        return f"{how}, in eval and train mode"
-    return f"{how}, in eval mode; {last[1].trial.how}, in train mode"
+        modes = "eval mode, train mode, backward"
+        return how.replace("called", modes, 1) if has_backward else f"{how}, in eval and train mode"
+    return f"{how}, in eval mode; {last[1].trial.how}, in train mode{' with backward' if has_backward else ''}"
 
 
 def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mismatch, _Run]]:
@@ -365,11 +407,13 @@ def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
     return "; forward does not combine the tensor with tensors on other devices"
 
 
-def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: _Trial) -> Finding:
+def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _Run) -> Finding:
+    trial, is_in_backward = run.trial, run.trial.backward and mismatch not in run.mismatches_of_forward
     device = trial.device_name.removesuffix(" (fake)")
-    where = _format_place(subject, mismatch.place) + (", in train mode" if trial.training else "")
+    mode = ", in backward" if is_in_backward else ", in train mode" if trial.training else ""
+    where = _format_place(subject, mismatch.place) + mode
     if mismatch.fault is Fault.MIXED:
-        return _build_mixed_finding(subject, mismatch, device, where)
+        return _build_mixed_finding(subject, mismatch, device, where, is_in_backward=is_in_backward)
     if mismatch.fault is Fault.GENERATOR:
         message = f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{where}"
         help = "create the generator on the device of the values: torch.Generator(x.device)"
@@ -389,13 +433,18 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: 
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
-def _build_mixed_finding(subject: ModelUnderTest, mismatch: Mismatch, device: str, where: str) -> Finding:
+def _build_mixed_finding(
+    subject: ModelUnderTest, mismatch: Mismatch, device: str, where: str, *, is_in_backward: bool
+) -> Finding:
     what, help = _describe_source(subject, mismatch.source, mismatch.device)
+    who = "forward"
+    if is_in_backward:  # which may read a tensor that forward created
+        what, who = what.replace("created in forward at", "created at"), "the model"
     other = mismatch.other or "the rest"
     message = f"{what} while {other} is on {device}, in {mismatch.operator}{where}"
     name = mismatch.source.fqn
     if name is not None and mismatch.source.derived:
-        what = f"forward computes a tensor on {mismatch.device} from {name}"
+        what = f"{who} computes a tensor on {mismatch.device} from {name}"
         message = f"{name}: {what}, and combines it with {other} on {device}, in {mismatch.operator}{where}"
     row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:

@@ -1,0 +1,196 @@
+"""The proof `forward` runs backward on the fake device: hooks, and the backward of a torch.autograd.Function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import statecli
+from statecli.commands.verify.proofs import forward
+from statecli.commands.verify.proofs.move import FAKE_CUDA
+from statecli.commands.verify.result import Verdict
+
+from .mixes import TABLE, live
+
+
+class Net(nn.Module):
+    """A layer whose gradient a function changes. `a` and `b` are plain tensors; `buffer` moves with the model."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.fc, self.use = nn.Linear(3, 3), use
+        self.a, self.b = torch.ones(3), torch.ones(3)
+        self.register_buffer("buffer", torch.ones(3))
+
+    def forward(self, x):
+        return self.use(self, self.fc(x))
+
+
+def function(change):
+    """A torch.autograd.Function whose backward is `change(model, gradient)`."""
+
+    class Changed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y, model):
+            ctx.model = model
+            return y * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return change(ctx.model, gradient), None
+
+    return lambda model, y: Changed.apply(y, model)
+
+
+def hook(change):
+    """A hook of the output of the layer."""
+
+    def use(model, y):
+        if y.requires_grad:
+            y.register_hook(lambda gradient: change(model, gradient))
+        return y * 2
+
+    return use
+
+
+class Hooked(Net):
+    """A hook of the weight, the layer or its gradient, which the constructor registers."""
+
+    def __init__(self, register):
+        super().__init__(lambda _, y: y)
+        register(self)
+
+
+WEIGHT = lambda change: lambda m: m.fc.weight.register_hook(lambda gradient: change(m, gradient))  # noqa: E731
+MODULE = lambda change: (  # noqa: E731
+    lambda m: m.fc.register_full_backward_hook(lambda _, inputs, outputs: change(m, outputs[0]) is None or None)
+)
+BEFORE = lambda change: lambda m: m.fc.register_full_backward_pre_hook(lambda _, outputs: (change(m, outputs[0]),))  # noqa: E731
+AFTER = lambda change: (  # noqa: E731
+    lambda m: m.fc.bias.register_post_accumulate_grad_hook(lambda p: p.grad.copy_(change(m, p.grad)) is None or None)
+)
+
+#: How backward calls a function, the function, the names that are reported (None: created at a line), a legal function.
+ZOO = {
+    "a tensor made in backward": (function, lambda m, g: g * torch.ones(3), [None], lambda m, g: g * g.new_ones(3)),
+    "a plain attribute": (function, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "two that are combined": (
+        function,
+        lambda m, g: g * (m.a + m.b),
+        ["a", "b"],
+        lambda m, g: g * m.a.to(g) * m.b.sum(),
+    ),
+    "a matrix": (function, lambda m, g: g @ torch.outer(m.a, m.b), ["a", "b"], lambda m, g: g @ torch.eye(3).to(g)),
+    "a choice": (function, lambda m, g: torch.where(m.a > 0, g, 0 * g), ["a"], lambda m, g: torch.where(g > 0, g, 0)),
+    "an index": (
+        function,
+        lambda m, g: g.gather(1, torch.zeros(2, 3).long()),
+        [None],
+        lambda m, g: g[:, torch.zeros(3).long()],
+    ),
+    "a sum in place": (hook, lambda m, g: g.clone().add_(m.a), ["a"], lambda m, g: g.clone().add_(m.a[0])),
+    "of a hook of the output": (hook, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "of a variable of the file": (hook, lambda m, g: g * TABLE, [None], lambda m, g: g * TABLE.to(g.device)),
+    "of a hook of the weight": (WEIGHT, lambda m, g: g * m.a, ["a"], lambda m, g: g * 2),
+    "of a hook of the module": (MODULE, lambda m, g: g * m.b, ["b"], lambda m, g: g * m.b.mean()),
+    "of a hook before the module": (BEFORE, lambda m, g: g * m.b, ["b"], lambda m, g: g / 2),
+    "of a hook after the sum": (AFTER, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "an array": (hook, lambda m, g: g * float(g.detach().numpy().sum()), [None], lambda m, g: g * g.numel()),
+}
+
+
+def prove(name, change):
+    """The proof of a model that calls `change` in backward."""
+    how = ZOO[name][0]
+    make = (lambda: Net(how(change))) if how in (function, hook) else (lambda: Hooked(how(change)))
+    return forward.prove(live(make, (2, 3)), FAKE_CUDA)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", ZOO)
+def test_what_backward_mixes_is_reported(name):
+    """Each tensor is named, and the message says that forward is not the place."""
+    _, change, names, _ = ZOO[name]
+    check = prove(name, change)
+    assert check.verdict is Verdict.FAILED
+    assert sorted((finding.fqn for finding in check.findings), key=str) == sorted(names, key=str)
+    assert all(", in backward" in finding.message for finding in check.findings)
+    assert all("test_backward.py:" in finding.message for finding in check.findings)
+    assert all("in forward" not in finding.message for finding in check.findings)
+    failed = {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED}
+    assert failed == set(filter(None, names))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", ZOO)
+def test_its_twin_passes(name):
+    """A tensor on the device of the gradient, or a number, is legal; backward ran to its end."""
+    check = prove(name, ZOO[name][3])
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert check.how.startswith("eval mode, train mode, backward on")
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", ZOO)
+def test_the_model_runs_backward_on_the_cpu(name):
+    """The oracle for the samples: torch refuses none of them where everything is on one device."""
+    for change in ZOO[name][1::2]:
+        how = ZOO[name][0]
+        module = Net(how(change)) if how in (function, hook) else Hooked(how(change))
+        module(torch.ones(2, 3)).sum().backward()
+        assert module.fc.weight.grad is not None
+
+
+def test_an_error_of_backward_proves_nothing():
+    """A backward that raises for another reason leaves the verdict of the calls, and is not called a pass."""
+
+    def fail(model, gradient):
+        raise ValueError("no")
+
+    check = forward.prove(live(lambda: Net(hook(fail)), (2, 3)), FAKE_CUDA)
+    assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
+    assert check.how.endswith("in eval and train mode")
+
+
+def test_a_model_without_a_graph_is_called_only():
+    """A frozen model, or one that detaches its output, has no backward to run."""
+    check = forward.prove(live(lambda: Net(lambda m, y: y.detach()), (2, 3)), FAKE_CUDA)
+    assert check.verdict is Verdict.PASSED
+    assert check.how.endswith("in eval and train mode")
+
+
+def test_a_mismatch_that_only_a_graph_shows_is_one_of_train_mode():
+    """Forward may ask whether the grad mode is on; what it mixes then is not called backward's."""
+    check = forward.prove(live(lambda: Net(lambda m, y: y + m.a if torch.is_grad_enabled() else y), (2, 3)), FAKE_CUDA)
+    (finding,) = check.findings
+    assert finding.fqn == "a"
+    assert finding.message.split(";")[0].endswith("in train mode")
+
+
+def test_outputs_on_several_devices_are_no_mismatch():
+    """A model may return a tensor on the cpu next to one on the device: no loss of statecli combines them."""
+    check = forward.prove(live(lambda: Net(lambda m, y: (y, y.cpu() * m.a)), (2, 3)), FAKE_CUDA)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert check.how.startswith("eval mode, train mode, backward on")
+
+
+def test_backward_in_forward_sees_the_device():
+    """A gradient penalty calls torch.autograd.grad in forward; its code reads the device as cuda."""
+
+    def penalty(model, y):
+        if not y.requires_grad:
+            return y
+        (gradient,) = torch.autograd.grad((y**2).sum(), model.fc.weight, create_graph=True)
+        return y + gradient.to(y.device.type).norm() + y.new(3).zero_()
+
+    check = forward.prove(live(lambda: Net(penalty), (2, 3)), FAKE_CUDA)
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+    assert check.how.startswith("eval mode, train mode, backward on")
+
+
+def test_a_live_model_with_hooks_of_parameters_is_not_said_to_have_run_backward():
+    """A copy of a live model lacks the hooks of its parameters, so backward of the copy would prove nothing."""
+    for register, words in [(WEIGHT(lambda m, g: g * m.a), "called on"), (lambda m: None, "eval mode, train mode, ")]:
+        (check,) = statecli.verify(Hooked(register), checks=["forward"], inputs="2x3", device=FAKE_CUDA).checks
+        assert check.how.startswith(words)
