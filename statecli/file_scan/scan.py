@@ -652,7 +652,8 @@ class FileScan:
         else:
             usual = own in _USUAL_PICKLES or _TORCHSCRIPT_PICKLES.fullmatch(own) is not None or use is Use.PICKLE
         is_loaded = use is Use.PICKLE and not piece.depth
-        sure = is_loaded or _PICKLE_SUFFIX.search(record.name) is not None
+        # zipfile ends a name at a NUL.
+        sure = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
         copied = use is Use.STORAGE and not piece.depth
         # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
         alone = len(archive.records) == 1 and not piece.depth

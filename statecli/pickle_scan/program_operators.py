@@ -76,7 +76,7 @@ _UNSAFE_SPARSE = re.compile(
 _FILE_OPERATOR = re.compile(
     r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
 )
-#: Harmful operators of `aten` whose first argument is called `self`: code can call them as methods of values.
+#: Harmful operators of `aten` with an argument `self`, at any place: code can call them as methods of values.
 HARMFUL_METHODS = frozenset(
     re.findall(
         r"\w+",
@@ -90,6 +90,21 @@ HARMFUL_METHODS = frozenset(
         _unsafe_masked_index_put_accumulate _cholesky_solve_helper _backward _gather_sparse_backward
         _sparse_mm_reduce_impl_backward conv_tbc_backward cudnn_grid_sampler_backward linear_backward
         matrix_exp_backward mkldnn_linear_backward mps_convolution_backward mps_convolution_transpose_backward
+        _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _convolution_double_backward
+        _fake_quantize_learnable_per_channel_affine_backward
+        _fake_quantize_learnable_per_tensor_affine_backward _nested_select_backward _nested_sum_backward
+        _pdist_backward _prelu_kernel_backward _slow_conv2d_backward _sparse_log_softmax_backward_data
+        _sparse_softmax_backward_data _sparse_sum_backward adaptive_avg_pool3d_backward
+        adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward
+        binary_cross_entropy_backward fractional_max_pool2d_backward fractional_max_pool3d_backward
+        gather_backward glu_backward hardshrink_backward hardsigmoid_backward huber_loss_backward
+        infinitely_differentiable_gelu_backward log_sigmoid_backward logit_backward matmul_backward
+        max_pool2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward mish_backward
+        mkldnn_adaptive_avg_pool2d_backward mse_loss_backward multi_margin_loss_backward
+        multilabel_margin_loss_backward nll_loss2d_backward nll_loss_backward reflection_pad1d_backward
+        reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
+        replication_pad2d_backward replication_pad3d_backward rrelu_with_noise_backward smooth_l1_loss_backward
+        soft_margin_loss_backward softshrink_backward
         """,
     )
 )

@@ -4,7 +4,7 @@
 text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
 of C++ with `__torch__`; another name for one of these is reported, because torch's printer never gives any. Methods of
-values are aten operators whose first argument is called `self`; other methods have a `def` in the archive. Sources:
+values are aten operators with an argument called `self`; other methods have a `def` in the archive. Sources:
 torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
 

@@ -397,6 +397,14 @@ def test_listed_operators_are_those_of_torch(forked_python):
     assert [name for name in operator_names.ATEN if program_operators.describe_harm(f"aten::{name}")] == []
 
 
+def test_harmful_methods_are_those_of_torch(forked_python):
+    """An operator with an argument `self`, at any place, is a method of values."""
+    code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas() "
+    code += "if one.name.startswith('aten::') and any(a.name == 'self' for a in one.arguments)})"
+    methods = {name for name in forked_python(code).stdout.split() if program_operators.describe_harm(name)}
+    assert {name.removeprefix("aten::") for name in methods} == program_operators.HARMFUL_METHODS
+
+
 def test_bytecode_is_searched_for_what_is_known(tmp_path):
     """The lite interpreter runs it in place of the code."""
 

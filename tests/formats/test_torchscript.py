@@ -499,7 +499,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl"])
+@pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl", "code/x.py.debug_pkl\0x"])
 @pytest.mark.parametrize("padding", [0, 70_000])
 def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path, name, padding):
     """`torch.utils.model_dump` unpickles it."""
