@@ -31,6 +31,9 @@ STATEMENTS = (
     f"y = x[0:1]\n    {CALL}",
     f"y = 5 # type: int\n    {CALL}",
     'torch.autograd.save("a", "b")',
+    f"y = torch.zeros([1], dtype=1 is not {CALL})",
+    f"dtype = 1. is not {CALL}",
+    f"layout = 1. if 1 is not {CALL} else 2.",
 )
 #: Tokens, and pieces of tokens, that may hide where the next one begins.
 PIECES = (
@@ -82,7 +85,21 @@ def seeds() -> Iterator[bytes]:
         yield statement.encode()
         for piece in PIECES:
             yield statement.replace("torch", f"{piece}torch", 1).encode()
-    yield b'y = 1. is nottorch.save("a", "b")'
+    for before in (
+        "1.",
+        "x.",
+        "dtype = 1.",
+        "memory_format=-1.",
+        "layout = 1.e1",
+        "(1.)",
+        "[1.][0]",
+        "torch.e.",
+        "1.5e5",
+    ):
+        for word in ("is not", "not in", "is", "in", "and", "or"):
+            yield f"y = {before} {word}{CALL}".encode()
+            yield f"{before} {word}{CALL}".encode()
+            yield f"{before} {word} {CALL}".encode()
 
 
 def mutate(data: bytes, dice: random.Random, _: list[bytes]) -> bytes:

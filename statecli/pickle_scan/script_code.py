@@ -27,14 +27,18 @@ _RENAMED_HARM = "gets another name in the code, so that calls by this name canno
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
+#: Words that are no methods: a point before one of them ends a number.
+_KEYWORD = (
+    "(?:is|not|in|and|or|if|else|elif|for|while|as|with|return|lambda|assert|raise|pass|del|global|import|class|def)"
+)
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
 _MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
     # Behind white space, a root of a path is not a method: the point ends a number (`1.`).
-    rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
-    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)"
+    rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?!{_KEYWORD}\b)(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
+    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?![\w.])"
     # torch's lexer takes `is not` for one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
     r"|(?P<glued>(?:is not|not in)(?=\w))"
     # A number has its point, which begins no method: `1. is not`.

@@ -139,6 +139,8 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
 CONVOLUTIONS = "code/__torch__/torch/ao/nn/quantized/modules/conv.py"
 #: Calls whose first word stands behind another one, for torch's lexer; the archive defines a method of the same name.
 GLUED = (
+    "x\n    dtype = 1. is not{}",
+    "x\n    layout = 1. not in{}",
     "1 is not{}",
     "1. is not{}",
     "1.5 is not{}",
