@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 
 import torch
+from torch.jit.frontend import FrontendError
 
 from statecli.pickle_scan import script_code
 from statecli.pickle_scan.step_budget import Steps
@@ -132,5 +133,5 @@ def compiles_save(source: str) -> bool:
     """Return True if torch's compiler takes the source and `f` calls torch.save."""
     try:
         return "aten::save" in str(torch.jit.CompilationUnit(source).f.graph)
-    except (RuntimeError, AttributeError, UnicodeError, ValueError):
+    except (RuntimeError, AttributeError, UnicodeError, ValueError, FrontendError):
         return False
