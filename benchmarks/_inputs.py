@@ -43,7 +43,7 @@ def name_tensor(i: int) -> str:
 @_maker("2k.safetensors", 2_000)
 @_maker("100k.safetensors", 100_000)
 @_maker("100k2.safetensors", 100_000, b"\1")
-@_maker("900k.safetensors", 900_000)
+@_maker("800k.safetensors", 800_000)
 def write_header(path: Path, tensors: int, byte: bytes = b"\0") -> None:
     """Tensors of four float32 each; the header is what counts."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

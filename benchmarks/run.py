@@ -25,7 +25,7 @@ DELAY_S = 0.03
 #: A command may find something, complain or be interrupted by what it finds: 0 and 1; scanners have more.
 ACCEPTED, ACCEPTED_BY_SCANNERS = (0, 1), (0, 1, 2, 3, 4)
 #: What a mistyped option ends with.
-MISTAKES = {"mistake": (2,)}
+MISTAKES = {"mistake": (0, 2)}
 
 
 def main(globs: list[str]) -> int:

@@ -27,7 +27,7 @@ _RENAMED_HARM = "gets another name in the code, so that calls by this name canno
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
-#: Words that are no methods: a point before one of them ends a number.
+#: Words that cannot be methods: a point before one of them ends a number.
 _KEYWORD = (
     "(?:is|not|in|and|or|if|else|elif|for|while|as|with|return|lambda|assert|raise|pass|del|global|import|class|def)"
 )
