@@ -50,6 +50,8 @@ _RANKED_PATHS = "best_k_models"
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
 
 
+#: Characters of a text in base64 that are decoded in a step.
+_CHARACTERS_PER_STEP = 256
 #: What ends a text in source that torch.export compiles.
 _BREAKS = re.compile(r"[\"'\\\n\r]")
 
@@ -240,8 +242,9 @@ class _Walk:
         for key in array_texts.ARRAYS:
             text = read_text(items.get(key))
             text = read_raw_bytes(text) if type(text) is Obj else text
+            if isinstance(text, (str, bytes)):  # many spaces can share it
+                self._steps.take(Budget.TEXT, 1 + len(text) // _CHARACTERS_PER_STEP)
             if text is COMPUTED_TEXT or (isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)):
-                self._steps.take(Budget.TEXT)
                 place = f"{self.describe_path(node)}[{key!r}]"
                 yield Hazard(f"{place} is a text that RLlib unpacks and unpickles", help=array_texts.HELP)
 

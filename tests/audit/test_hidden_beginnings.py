@@ -634,3 +634,14 @@ def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code
     with contextlib.suppress(Exception):
         torch.hub.load_state_dict_from_url((tmp_path / name).as_uri(), model_dir=str(tmp_path / "hub"))
     assert np.load(tmp_path / "hub" / "project" / "labels.npy").tolist() == [6.0] * 4
+
+
+def test_a_text_that_many_spaces_share_takes_steps(folder, statecli):
+    """Each space unpacks it again; what is left is reported as not scanned."""
+    text = "A" * 400_000
+    spaces = [{"space": "box", "low": text, "high": text} for _ in range(20_000)]
+    torch.save({"w": torch.ones(1), "spaces": spaces}, folder / "a.pt")
+    before = time.process_time()
+    result = statecli("audit", str(folder))
+    assert (result.code, "unscanned-pickle" in result.out) == (1, True)
+    assert time.process_time() - before < 10
