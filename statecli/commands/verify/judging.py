@@ -263,6 +263,15 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
     return Check(name, Verdict.SKIPPED, reason=f"the model has no tensors{why}")
 
 
+def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
+    """Return a skipped check for a model without tensors, or without values to `use` ("save"); None for others."""
+    empty = check_empty_model(subject, name)
+    if empty or not all(row.device == "meta" for row in subject.state.tensors):
+        return empty
+    why = f"the model was built on meta and has no values to {use}; build the model on the cpu: --init-device cpu"
+    return Check(name, Verdict.SKIPPED, how, why)
+
+
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
     """Return messages about tensors in compiled code of a ScriptModule, out of reach of the proofs."""
     return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]

@@ -39,13 +39,7 @@ HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
 def prove(subject: ModelUnderTest) -> Check:
     """Materialize two instances built on meta, and compare them with each other and with a really built instance."""
-    empty = judging.check_empty_model(subject, Name.MATERIALIZE)
-    if empty:
-        return empty
-    if all(row.device == "meta" for row in subject.state.tensors):
-        why = "the model was built on meta and has no values to load; build the model on the cpu: --init-device cpu"
-        return Check(Name.MATERIALIZE, Verdict.SKIPPED, HOW, why)
-    return _Proof(subject).check()
+    return judging.check_without_values(subject, Name.MATERIALIZE, HOW, "load") or _Proof(subject).check()
 
 
 @dataclass(frozen=True)

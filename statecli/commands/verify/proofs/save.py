@@ -38,13 +38,7 @@ HOW = "state_dict() through torch.save and safetensors into a new instance"
 
 def prove(subject: ModelUnderTest) -> Check:
     """Save an instance and load it into another."""
-    empty = judging.check_empty_model(subject, Name.SAVE)
-    if empty:
-        return empty
-    if all(row.device == "meta" for row in subject.state.tensors):
-        why = "the model was built on meta and has no values to save; build the model on the cpu: --init-device cpu"
-        return Check(Name.SAVE, Verdict.SKIPPED, HOW, why)
-    return _Proof(subject).check()
+    return judging.check_without_values(subject, Name.SAVE, HOW, "save") or _Proof(subject).check()
 
 
 class _Proof:
