@@ -78,6 +78,7 @@ mutants: .venv/.mutants
 
 .venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c constraints.txt
 	@echo 'Installing statecli and torch into .venv: about a minute, most of it the download of torch.'
+	@rm -f statecli/values/_native.*.so
 	@$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 

@@ -1,11 +1,45 @@
-"""The parts that are built: the compiled kernel and the manual pages. Everything else is in pyproject.toml."""
+"""The parts that are built: the compiled kernel, the manual pages and the samples. All else is in pyproject.toml."""
 
 import os
+import shutil
 import sys
+import sysconfig
+from pathlib import Path
 
 from setuptools import Command, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
-ROOT = os.path.dirname(os.path.abspath(__file__))
+ROOT = Path(__file__).resolve().parent
+#: One wheel for Python 3.11 and newer: the limited API has buffers since 3.11, and is not there without the GIL.
+IS_LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+#: Set to build the wheel without compiled parts, for systems that no other wheel is built for.
+IS_PURE = bool(os.environ.get("STATECLI_PURE"))
+
+
+class BuildPackage(build_py):
+    """Put the sample models into the package, from which `statecli samples` copies them."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            folder = Path(self.build_lib, "statecli", "samples")
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(ROOT / "sample_models", folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+class BuildWheel(bdist_wheel):
+    """Call a wheel without the kernel, because there was no compiler, one for every system."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        kernels = [Path(path) for path in self.get_finalized_command("build_ext").get_outputs()]
+        if not any(path.exists() for path in kernels):
+            self.root_is_pure = True
+            self.py_limited_api = False
+            # The files lie where compiled ones would.
+            self.get_finalized_command("install").install_lib = None
+        super().run()
 
 
 class InstallManPages(Command):
@@ -22,7 +56,7 @@ class InstallManPages(Command):
         self.set_undefined_options("install", ("install_data", "install_dir"))
 
     def run(self) -> None:
-        sys.path.insert(0, ROOT)
+        sys.path.insert(0, str(ROOT))
         from statecli.cli.man_page import write_man_pages
 
         self.paths = write_man_pages(os.path.join(self.install_dir, "share", "man", "man1"))
@@ -34,18 +68,23 @@ class InstallManPages(Command):
         return self.paths
 
 
+KERNEL = Extension(
+    "statecli.values._native",
+    ["statecli/values/_native.c"],
+    define_macros=[("Py_LIMITED_API", "0x030B0000")] if IS_LIMITED else [],
+    py_limited_api=IS_LIMITED,
+    # Products fused with sums, as some compilers do by themselves, would make the last digit depend on them.
+    extra_compile_args=[]
+    if sys.platform == "win32"
+    else ["-O3", "-g0", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"],
+    # Without a compiler numpy does the same work in more passes.
+    optional=True,
+)
+
 setup(
-    cmdclass={"install_data": InstallManPages},
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel, "install_data": InstallManPages},
     # Empty, so that setuptools runs install_data.
     data_files=[("share/man/man1", [])],
-    ext_modules=[
-        Extension(
-            "statecli.values._native",
-            ["statecli/values/_native.c"],
-            # Products fused with sums, as some compilers do by themselves, would make the last digit depend on them.
-            extra_compile_args=["-O3", "-g0", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"],
-            # Without a compiler numpy does the same work in more passes.
-            optional=True,
-        )
-    ],
+    ext_modules=[] if IS_PURE else [KERNEL],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED and not IS_PURE else {},
 )

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from statecli.core.distribution import describe_mixed_packages
 from statecli.core.version import __version__
 from statecli.live import search_path
 
@@ -99,7 +100,16 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
+#: Words that ask for the version, and for what it runs on.
+_VERSION_WORDS = frozenset(["--version", "-V", "version"])
+_VERBOSE_WORDS = frozenset(["-v", "--verbose"])
+
+
 def _run() -> None:
+    mixed = describe_mixed_packages()
+    if mixed is not None:
+        sys.stderr.write(f"statecli: {mixed}\n")
+        raise SystemExit(2)
     if sys.argv[1:] in (["--version"], ["-V"], ["version"]) and _print_version():
         from statecli.core.exit_code import Verdict
 
@@ -110,6 +120,9 @@ def _run() -> None:
     interrupts.handle_interrupts()
     from statecli.cli import command_runner, parser
     from statecli.storage import files
+
+    if len(sys.argv) == 3 and _VERSION_WORDS & set(sys.argv) and _VERBOSE_WORDS & set(sys.argv):
+        command_runner.run_body_and_exit(command_runner.show_installation, debug=False)
 
     files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.

@@ -27,6 +27,7 @@ from statecli.requests.options import (
     GitSetupOptions,
     GitTextconvOptions,
     Options,
+    SamplesOptions,
     WatchOptions,
 )
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
@@ -77,6 +78,8 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _watch_run(options)
     if isinstance(options, CompletionOptions):
         return _print_completion_script(options)
+    if isinstance(options, SamplesOptions):
+        return _write_samples(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
         check_not_empty(options)
@@ -86,6 +89,14 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         # In git the exit status is that of git.
         shows_status = extra is None or extra.name is None
         return _write_outcome(outcome, options, outputs, shows_status=shows_status)
+
+
+def show_installation() -> int:
+    """Write the version of statecli and of what it runs on; return 0."""
+    from statecli.cli import version_details
+
+    console.open_stdout().text("".join(f"{line}\n" for line in version_details.describe_installation()))
+    return 0
 
 
 def show_help(command: str, words: Sequence[str]) -> int:
@@ -177,6 +188,14 @@ def _print_completion_script(options: CompletionOptions) -> int:
     from statecli.cli import completion
 
     console.open_stdout().text(completion.read_script(options.shell))
+    return 0
+
+
+def _write_samples(options: SamplesOptions) -> int:
+    from statecli.cli import samples
+
+    check_not_empty(options)
+    console.open_stdout().text("".join(f"{line}\n" for line in samples.write_samples(options.folder)))
     return 0
 
 

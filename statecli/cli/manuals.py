@@ -287,6 +287,14 @@ MANUALS: dict[str, Manual] = {
         ),
         {0: "The schema was printed.", 2: f"The command has no JSON output, {_WRONG_LINE}"},
     ),
+    "samples": Manual(
+        (
+            Example("statecli samples sample_models", "Write the sample models into the folder sample_models."),
+            Example("statecli samples tutorial/models", "Write them into a folder below, which is made."),
+            Example("statecli samples ~/statecli-samples", "Write them into a folder of your home."),
+        ),
+        {0: "The samples were written.", 2: f"A file is in the way, {_WRONG_LINE}"},
+    ),
     "completion": Manual(
         (
             Example("source <(statecli completion bash)", "Bash: add this line to ~/.bashrc."),

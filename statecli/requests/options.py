@@ -901,6 +901,13 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
+class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Write the sample models of the tutorial into a folder."""
+
+    folder: Annotated[str, Target("DIR", "Folder to write to. It is made if it does not exist.")]
+    debug: Debug = False
+
+
 class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
@@ -956,6 +963,7 @@ Options = (
     | ConfigOptions
     | SchemaOptions
     | CompletionOptions
+    | SamplesOptions
     | GitSetupOptions
     | GitTextconvOptions
     | GitExternalDiffOptions
@@ -981,5 +989,6 @@ COMMANDS: dict[str, type[Options]] = {
     "rules": RulesOptions,
     "config": ConfigOptions,
     "schema": SchemaOptions,
+    "samples": SamplesOptions,
     "completion": CompletionOptions,
 }

@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import Any
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.storage import redact, session
 from statecli.storage.credentials import NO_URL
@@ -33,7 +34,7 @@ def send(url: str, headers: dict[str, str]) -> Any:
     try:
         import urllib3
     except ImportError as missing:
-        raise MissingDependency("URLs need the package urllib3: pip install 'statecli[remote]'") from missing
+        raise MissingDependency(f"URLs need the package urllib3: {install_extra('remote')}") from missing
     try:
         pools = session.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
@@ -48,7 +49,7 @@ def import_fsspec() -> Any:
         import fsspec.asyn
         import fsspec.config
     except ImportError as missing:
-        raise MissingDependency("URLs need the package fsspec: pip install 'statecli[remote]'") from missing
+        raise MissingDependency(f"URLs need the package fsspec: {install_extra('remote')}") from missing
     return fsspec
 
 

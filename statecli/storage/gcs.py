@@ -6,6 +6,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.fsspec_store import (
     PerProcess,
@@ -59,7 +60,7 @@ def _create_filesystem() -> Any:
         import_fsspec()
         import gcsfs
     except (ImportError, MissingDependency):
-        raise MissingDependency("gs:// needs the package gcsfs: pip install 'statecli[gs]'") from None
+        raise MissingDependency(f"gs:// needs the package gcsfs: {install_extra('gs')}") from None
     path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     try:
         filesystem = gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)

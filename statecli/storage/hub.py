@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
@@ -158,7 +159,7 @@ def _import_hub() -> tuple[Any, Any]:
     try:
         from huggingface_hub import constants, get_token
     except ImportError:
-        raise MissingDependency("hf:// needs the package huggingface_hub: pip install 'statecli[hf]'") from None
+        raise MissingDependency(f"hf:// needs the package huggingface_hub: {install_extra('hf')}") from None
     return constants, get_token
 
 

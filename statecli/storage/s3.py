@@ -12,6 +12,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TypeVar
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.fsspec_store import (
     PerProcess,
@@ -135,7 +136,7 @@ def _create_filesystem(*, anon: bool | None = None) -> Any:
     try:
         import s3fs
     except ImportError:
-        raise MissingDependency("s3:// needs the package s3fs: pip install 'statecli[remote]'") from None
+        raise MissingDependency(f"s3:// needs the package s3fs: {install_extra('remote')}") from None
     # Settings of fsspec, such as an endpoint or a profile, are kept.
     options = {} if anon is None else {"anon": anon}
     filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **options)

@@ -19,13 +19,12 @@
 #define TERMS 8
 #define ROW (LANES * TERMS)
 
-/* Vectors as wide as those of the processor that runs it. */
-#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
-#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+/* A compiler of Windows makes no vectors wider than the baseline's. */
+#ifdef _MSC_VER
+#define INLINE static __forceinline
 #else
-#define WIDEST
-#endif
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 /* Types up to FLOAT32 are decoded to float32, others to float64; sums of the first three are exact in float32. */
 enum {
@@ -58,6 +57,24 @@ typedef struct {
     int32_t special;
     Py_ssize_t changed, first;
 } Sums;
+
+typedef struct {
+    Py_ssize_t nan, infinite, minus, zeros, tiny;
+    int64_t low, high;
+} Counts;
+
+/* The loops, compiled for one instruction set. */
+typedef struct {
+    const char *name;
+    void (*add)(const Block *, const Block *, Change, Py_ssize_t, Sums *);
+    void (*add_wide)(const Block *, const Block *, Change, Py_ssize_t, Sums *);
+    void (*floats_16)(const char *, Py_ssize_t, int64_t, int64_t, Counts *);
+    void (*floats_32)(const char *, Py_ssize_t, int64_t, int64_t, Counts *);
+    void (*floats_64)(const char *, Py_ssize_t, int64_t, int64_t, Counts *);
+    uint64_t (*digest)(const char *, Py_ssize_t);
+} Loops;
+/* The loops for this processor. */
+static const Loops *loops;
 
 INLINE float value(uint32_t bits) {
     float found;
@@ -229,7 +246,7 @@ INLINE const char *take_row(const Block *block, Py_ssize_t at, Py_ssize_t count,
     return count - at >= ROW ? raw : memcpy(last, raw, (count - at) * SIZES[block->type]);
 }
 
-WIDEST static void add(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
+INLINE void add(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
     float a[ROW], b[ROW];
     char last[2][4 * ROW] = {{0}};
     int type = one->type, other = two->type, exact = type <= UINT8 && other <= UINT8;
@@ -357,7 +374,7 @@ INLINE void add_gaps(const double *gaps, const double *sizes, Change change, Py_
     sums->changed += count;
 }
 
-WIDEST static void add_wide(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
+INLINE void add_wide(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
     double a[ROW], b[ROW], gaps[ROW], sizes[ROW], imaginary[ROW], other_imaginary[ROW];
     char last[2][16 * ROW] = {{0}};
     int type = one->type, other = two->type;
@@ -426,7 +443,8 @@ static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
     change.mode = bits ? BY_BITS : change.atol || change.rtol ? BY_TOLERANCE : BY_VALUE;
     Sums sums = {.first = -1};
     Py_BEGIN_ALLOW_THREADS;
-    (before.type > FLOAT32 || after.type > FLOAT32 ? add_wide : add)(&before, &after, change, count, &sums);
+    (before.type > FLOAT32 || after.type > FLOAT32 ? loops->add_wide : loops->add)
+        (&before, &after, change, count, &sums);
     Py_END_ALLOW_THREADS;
     double largest = 0;
     for (int lane = 0; lane < LANES; lane++) {
@@ -446,11 +464,6 @@ end:
 }
 
 /* --- one block: what of it is no number, its range --- */
-
-typedef struct {
-    Py_ssize_t nan, infinite, minus, zeros, tiny;
-    int64_t low, high;
-} Counts;
 
 /* Counts of a stretch fit an integer as wide as the elements, so that vectors need not be widened. */
 #define STRETCH 2048
@@ -481,7 +494,7 @@ typedef struct {
         found->nan += nan, found->infinite += infinite, found->minus += minus;                                         \
         found->zeros += zeros, found->tiny += tiny, *lowest = low, *highest = high;                                    \
     }                                                                                                                  \
-    WIDEST static void floats_##BITS(const char *raw, Py_ssize_t count, int64_t infinity, int64_t normal, Counts *all) \
+    INLINE void floats_##BITS(const char *raw, Py_ssize_t count, int64_t infinity, int64_t normal, Counts *all)        \
     {                                                                                                                  \
         const SIGNED(BITS) *items = (const SIGNED(BITS) *)raw;                                                         \
         SIGNED(BITS) low = INT##BITS##_MAX, high = INT##BITS##_MIN;                                                    \
@@ -509,7 +522,8 @@ static PyObject *floats(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     Counts counts = {0};
     Py_BEGIN_ALLOW_THREADS;
-    (size == 2 ? floats_16 : size == 4 ? floats_32 : floats_64)(block.buf, block.len / size, infinity, normal, &counts);
+    (size == 2 ? loops->floats_16 : size == 4 ? loops->floats_32 : loops->floats_64)
+        (block.buf, block.len / size, infinity, normal, &counts);
     Py_END_ALLOW_THREADS;
     found = Py_BuildValue("nnnnnLL", counts.nan, counts.infinite, counts.minus, counts.zeros, counts.tiny,
                           (long long)counts.low, (long long)counts.high);
@@ -570,7 +584,7 @@ INLINE void add_words(const char *raw, uint64_t *sums) {
         sums[n] = sums[n] * GOLDEN + row[n];
 }
 
-WIDEST static uint64_t digest_of(const char *raw, Py_ssize_t length) {
+INLINE uint64_t digest_of(const char *raw, Py_ssize_t length) {
     uint64_t sums[WIDTH] = {0}, total = 0;
     char last[8 * WORDS] = {0};
     Py_ssize_t at = 0;
@@ -591,10 +605,73 @@ static PyObject *digest(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     uint64_t total;
     Py_BEGIN_ALLOW_THREADS;
-    total = digest_of(block.buf, block.len);
+    total = loops->digest(block.buf, block.len);
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&block);
     return PyLong_FromUnsignedLongLong(total);
+}
+
+/* --- the loops for each instruction set --- */
+
+#define LOOPS(SET, TARGET)                                                                                             \
+    TARGET static void add_##SET(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums)      \
+    {                                                                                                                  \
+        add(one, two, change, count, sums);                                                                            \
+    }                                                                                                                  \
+    TARGET static void add_wide_##SET(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) \
+    {                                                                                                                  \
+        add_wide(one, two, change, count, sums);                                                                       \
+    }                                                                                                                  \
+    FLOATS_LOOP(16, SET, TARGET)                                                                                       \
+    FLOATS_LOOP(32, SET, TARGET)                                                                                       \
+    FLOATS_LOOP(64, SET, TARGET)                                                                                       \
+    TARGET static uint64_t digest_##SET(const char *raw, Py_ssize_t length)                                            \
+    {                                                                                                                  \
+        return digest_of(raw, length);                                                                                 \
+    }                                                                                                                  \
+    static const Loops SET = {#SET, add_##SET, add_wide_##SET, floats_16_##SET, floats_32_##SET, floats_64_##SET,      \
+                              digest_##SET};
+#define FLOATS_LOOP(BITS, SET, TARGET)                                                                                 \
+    TARGET static void floats_##BITS##_##SET(const char *raw, Py_ssize_t count, int64_t infinity, int64_t normal,      \
+                                             Counts *all)                                                              \
+    {                                                                                                                  \
+        floats_##BITS(raw, count, infinity, normal, all);                                                              \
+    }
+
+LOOPS(baseline, )
+/* Without ifunc, which neither musl nor macOS has. On ARM the baseline has NEON. */
+#if defined(__x86_64__) && defined(__GNUC__)
+LOOPS(avx2, __attribute__((target("avx2"))))
+LOOPS(avx512f, __attribute__((target("avx512f"))))
+#define IS_SUPPORTED(SET) __builtin_cpu_supports(#SET)
+static const Loops *const SETS[] = {&avx512f, &avx2, &baseline};
+static int has_set(const Loops *set) {
+    return set == &avx512f ? IS_SUPPORTED(avx512f) : set == &avx2 ? IS_SUPPORTED(avx2) : 1;
+}
+#else
+static const Loops *const SETS[] = {&baseline};
+static int has_set(const Loops *set) {
+    return set == &baseline;
+}
+#endif
+
+/* Use the loops for the set of that name, or without a name those for the widest set of this processor. */
+static int choose(const char *name) {
+    for (size_t n = 0; n < sizeof SETS / sizeof *SETS; n++)
+        if (name ? !strcmp(name, SETS[n]->name) && has_set(SETS[n]) : has_set(SETS[n])) {
+            loops = SETS[n];
+            return 1;
+        }
+    return 0;
+}
+
+static PyObject *instruction_set(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "|s", &name))
+        return NULL;
+    if (name && !choose(name))
+        return PyErr_Format(PyExc_ValueError, "not an instruction set of this processor: %s", name);
+    return PyUnicode_FromString(loops->name);
 }
 
 static PyMethodDef METHODS[] = {
@@ -602,6 +679,7 @@ static PyMethodDef METHODS[] = {
     {"floats", floats, METH_VARARGS, "See _native.pyi."},
     {"codes", codes, METH_VARARGS, "See _native.pyi."},
     {"digest", digest, METH_VARARGS, "See _native.pyi."},
+    {"instruction_set", instruction_set, METH_VARARGS, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};
@@ -611,8 +689,9 @@ PyMODINIT_FUNC PyInit__native(void) {
         keys[n] = mixed((n + 1) * GOLDEN);
     for (uint64_t n = 0; n < WIDTH; n++)
         lanes[n] = mixed((n + WORDS + 1) * GOLDEN) | 1;
+    choose(NULL);
     PyObject *module = PyModule_Create(&MODULE);
-    if (module && PyModule_AddIntConstant(module, "VERSION", 2)) {
+    if (module && PyModule_AddIntConstant(module, "VERSION", 3)) {
         Py_DECREF(module);
         return NULL;
     }

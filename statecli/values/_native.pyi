@@ -31,3 +31,9 @@ def codes(block: Any, /) -> bytes:
 
 def digest(block: Any, /) -> int:
     """64 bits of the block, as `scan.py` has it."""
+
+def instruction_set(name: str = ..., /) -> str:
+    """Which of "baseline", "avx2" and "avx512f" the loops are compiled for; with a name, they are from now on.
+
+    Raises `ValueError` if the processor does not have that set.
+    """

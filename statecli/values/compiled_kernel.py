@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 #: The interface that the callers use. An older build is not used: `pip install -e .` builds the kernel again.
-VERSION = 2
+VERSION = 3
 
 native: Any
 try:

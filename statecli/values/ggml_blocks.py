@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from statecli.core.distribution import install_extra
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.values.elements import Array
@@ -45,7 +46,7 @@ def explain_unreadable_blocks(name: str) -> str | None:
     try:
         import gguf.quants  # noqa: F401
     except ImportError:
-        return "reading its numbers needs the package gguf: pip install 'statecli[gguf]'"
+        return f"reading its numbers needs the package gguf: {install_extra('gguf')}"
     try:
         dequantize_blocks(np.zeros((1, BLOCK_SIZES[name][1]), np.uint8), name)
     except (KeyError, NotImplementedError):

@@ -83,7 +83,7 @@ def test_a_package_that_is_missing(engine, package, extra, statecli, monkeypatch
     """It is an extra, and the line says how to install it."""
     monkeypatch.setitem(sys.modules, package, None)
     line = told(statecli("diff", "a.pt", "a.pt", "--executor", engine))
-    assert line.endswith(f"pip install 'statecli[{extra}]'")
+    assert line.endswith(f"pip install 'torch-statecli[{extra}]'")
 
 
 def test_mpi_without_ranks(statecli):

@@ -372,14 +372,14 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
     assert delta["first"] is None
     assert delta["reason"] == (
         "all 32 values of each differing block count as changed: reading its numbers needs the package gguf: "
-        "pip install 'statecli[gguf]'"
+        "pip install 'torch-statecli[gguf]'"
     )
 
 
 def test_without_the_package_what_needs_numbers_says_so(quantized, run, without_gguf):
     """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
     one, two, full = quantized
-    hint = "reading its numbers needs the package gguf: pip install 'statecli[gguf]'"
+    hint = "reading its numbers needs the package gguf: pip install 'torch-statecli[gguf]'"
     for arguments in ((one, two, "--atol", "9"), (one, full)):
         code, told = run("diff", *arguments)
         assert code == 2

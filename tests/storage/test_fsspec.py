@@ -88,7 +88,10 @@ def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
     files.forget_command()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     found = statecli("inspect", "memory://m.pt")
-    assert (found.code, found.err) == (2, "statecli: URLs need the package fsspec: pip install 'statecli[remote]'\n")
+    assert (found.code, found.err) == (
+        2,
+        "statecli: URLs need the package fsspec: pip install 'torch-statecli[remote]'\n",
+    )
 
 
 def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):

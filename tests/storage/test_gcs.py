@@ -87,7 +87,7 @@ def test_an_empty_object_is_an_empty_file(gs, statecli):
 def test_the_package_is_named(monkeypatch, statecli):
     """Where gcsfs is not installed."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    line = "statecli: gs:// needs the package gcsfs: pip install 'statecli[gs]'\n"
+    line = "statecli: gs:// needs the package gcsfs: pip install 'torch-statecli[gs]'\n"
     assert (statecli("inspect", URL).code, statecli("inspect", URL).err) == (2, line)
     monkeypatch.setitem(sys.modules, "fsspec", None)  # which gcsfs brings
     assert statecli("inspect", URL).err == line

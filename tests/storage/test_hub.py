@@ -315,7 +315,7 @@ def test_the_package_is_named(monkeypatch, statecli):
     found = statecli("inspect", "hf://org/net")
     assert (found.code, found.err) == (
         2,
-        "statecli: hf:// needs the package huggingface_hub: pip install 'statecli[hf]'\n",
+        "statecli: hf:// needs the package huggingface_hub: pip install 'torch-statecli[hf]'\n",
     )
 
 

@@ -680,7 +680,7 @@ def test_the_package_is_named(monkeypatch, statecli):
     found = statecli("inspect", "s3://models/m.safetensors")
     assert (found.code, found.err) == (
         2,
-        "statecli: s3:// needs the package s3fs: pip install 'statecli[remote]'\n",
+        "statecli: s3:// needs the package s3fs: pip install 'torch-statecli[remote]'\n",
     )
 
 

@@ -104,7 +104,7 @@ def test_without_the_package_its_values_are_refused(stored, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
     ggml_blocks.explain_unreadable_blocks.cache_clear()
     try:
-        with pytest.raises(UnreadableError, match=r"pip install 'statecli\[gguf\]'"), open_range(stored[0]):
+        with pytest.raises(UnreadableError, match=r"pip install 'torch-statecli\[gguf\]'"), open_range(stored[0]):
             pass
     finally:
         ggml_blocks.explain_unreadable_blocks.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+
+from statecli.values import kernels
 
 #: Each command in a fork of a process that has imported what it needs, its output in a file; without the kernel in C
 #: where the first word says so.
@@ -81,3 +84,45 @@ def test_one_result_on_all_processors(name, documents):
     """Documents are the same, and are there."""
     (document,) = documents[name]
     assert document.startswith("{")
+
+
+@pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
+def test_one_result_of_all_instruction_sets(files):
+    """The compiled kernel finds the same bits in narrow vectors and in wide ones."""
+    native = kernels._native
+    widest = native.instruction_set()
+    before, after = (torch.load(files / name) for name in ("before.pt", "after.pt"))
+    found = {}
+    try:
+        for name in ("baseline", "avx2", "avx512f"):
+            with contextlib.suppress(ValueError):  # another processor
+                assert native.instruction_set(name) == name
+                found[name] = _run_kernel(native, before, after)
+    finally:
+        native.instruction_set(widest)
+    assert widest in found
+    assert len(set(found.values())) == 1
+
+
+def _run_kernel(native, before, after):
+    """What each function finds, as text with every digit."""
+    raw = {name: tensor.flatten().view(torch.uint8).numpy() for name, tensor in (before | after).items()}
+    tallies = [
+        native.tally(_bytes(before[name]), block, (dtype := str(after[name].dtype).removeprefix("torch.")), dtype, *how)
+        for name, block in raw.items()
+        if name != "opposite"
+        for how in ((False, 0.0, 0.0), (True, 0.0, 0.0), (False, 0.5, 0.1))
+    ]
+    counts = [
+        native.floats(raw[name], size, infinity, normal)
+        for name, size, infinity, normal in (
+            ("float16", 2, 0x7C00, 0x0400),
+            ("float32", 4, 0x7F800000, 0x00800000),
+            ("float64", 8, 0x7FF << 52, 1 << 52),
+        )
+    ]
+    return repr((tallies, counts, [native.digest(block) for block in raw.values()]))
+
+
+def _bytes(tensor):
+    return tensor.flatten().view(torch.uint8).numpy()

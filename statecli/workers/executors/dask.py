@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import EngineError, MissingDependency
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
@@ -37,7 +38,7 @@ def use_dask(address: str) -> Iterator[Engine]:
     try:
         from distributed import Client
     except ImportError as error:
-        raise MissingDependency(f"--executor {name} needs Dask: pip install 'statecli[dask]'") from error
+        raise MissingDependency(f"--executor {name} needs Dask: {install_extra('dask')}") from error
     with _silence_logs():
         client = _connect(Client, address, name)
         # asyncio logs each failed task that nobody waits for any more.

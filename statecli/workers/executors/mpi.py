@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
@@ -22,7 +23,7 @@ def use_mpi() -> Iterator[Engine]:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor, _core
     except (ImportError, RuntimeError) as error:  # RuntimeError if there is no MPI library
-        raise MissingDependency("--executor mpi needs mpi4py and an MPI: pip install 'statecli[mpi]'") from error
+        raise MissingDependency(f"--executor mpi needs mpi4py and an MPI: {install_extra('mpi')}") from error
     # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
         raise UsageError(

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import EngineError, MissingDependency
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
@@ -43,7 +44,7 @@ def use_ray(address: str) -> Iterator[Engine]:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise MissingDependency(f"--executor {name} needs Ray: pip install 'statecli[ray]'") from error
+        raise MissingDependency(f"--executor {name} needs Ray: {install_extra('ray')}") from error
     is_ours = not ray.is_initialized()
     if is_ours:
         _connect(ray, address, name)

@@ -1,0 +1,49 @@
+"""Copy the sample models of the tutorial out of the package."""
+
+from __future__ import annotations
+
+import os
+
+from statecli.cli import output_files
+from statecli.core.errors import StateError, UsageError
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def write_samples(folder: str) -> list[str]:
+    """Copy the samples into the folder, which is made if it is missing; return lines about what was written.
+
+    A file that is there already stays as it is. Raises UsageError if one has another text, before anything is written,
+    and OSError if the folder cannot be written.
+    """
+    source = _find_samples()
+    names = sorted(name for name in os.listdir(source) if name.endswith(".py"))
+    texts = {name: _read(os.path.join(source, name)) for name in names}
+    for name in names:
+        path = os.path.join(folder, name)
+        if os.path.lexists(path) and (not os.path.isfile(path) or _read(path) != texts[name]):
+            raise UsageError(f"{path}: exists and is not this sample: name another folder")
+    os.makedirs(folder, exist_ok=True)
+    for name in names:
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            with output_files.replace_file(path) as file:
+                file.write(texts[name])
+    first = os.path.join(folder, "net.py")
+    return [
+        f"{folder}: {len(names)} sample models; the first lines of each say what it shows",
+        f"begin with: statecli inspect {first}:Net --to meta",
+    ]
+
+
+def _find_samples() -> str:
+    """Return the folder of the samples: in the package if it is installed, next to it in a clone."""
+    for path in (os.path.join(_PACKAGE, "samples"), os.path.join(os.path.dirname(_PACKAGE), "sample_models")):
+        if os.path.isdir(path):
+            return path
+    raise StateError("the sample models are missing in this installation: install the package again")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

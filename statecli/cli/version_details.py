@@ -1,0 +1,47 @@
+"""`statecli --version -v`: what a report of a bug needs to say about an installation."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import metadata
+
+from statecli.core.distribution import DISTRIBUTION
+from statecli.core.version import __version__
+
+#: Packages whose versions change what statecli finds or how fast it is.
+PACKAGES = ("torch", "numpy", "safetensors", "msgspec", "blake3", "typer", "rich", "jinja2", "fsspec", "transformers")
+#: Columns of the lines, which people paste into reports.
+WIDTH = 80
+
+
+def describe_installation() -> Iterator[str]:
+    """Yield lines: the version, the kernel for values, Python and its system, and the packages that are installed."""
+    yield f"statecli {__version__}"
+    yield f"package   {DISTRIBUTION} {_find_version(DISTRIBUTION) or '(not installed: runs from its source)'}"
+    yield f"kernel    {_describe_kernel()}"
+    yield f"python    {platform.python_implementation()} {platform.python_version()} on {_describe_system()}"
+    versions = ((name, _find_version(name)) for name in PACKAGES)
+    packages = ", ".join(f"{name} {version}" for name, version in versions if version)
+    yield from textwrap.wrap(packages, WIDTH, initial_indent="packages  ", subsequent_indent=" " * 10)
+
+
+def _describe_kernel() -> str:
+    from statecli.values.compiled_kernel import native
+
+    if native is not None:
+        return f"compiled, {native.instruction_set()}"
+    return "numpy: the compiled kernel is missing" if _find_version("numpy") else "none: numpy is not installed"
+
+
+def _describe_system() -> str:
+    return f"{sys.platform} {platform.machine()}".rstrip()
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

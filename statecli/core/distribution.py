@@ -1,0 +1,29 @@
+"""The package as it is installed: its name on the package index, and how to install its extras."""
+
+from __future__ import annotations
+
+import os
+
+#: The name on the package index. The command and the import package are `statecli`; on the index, the name `statecli`
+#: belongs to another project.
+DISTRIBUTION = "torch-statecli"
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra of the package."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+#: A module that only the package `statecli` of the other project has (seen in its release 0.5.0).
+_FOREIGN_MODULE = "langchain_tools.py"
+
+
+def describe_mixed_packages() -> str | None:
+    """Return an error if the other project's package is installed too, because each replaces files of the other."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.exists(os.path.join(folder, _FOREIGN_MODULE)):
+        return None
+    return (
+        f"{folder}: another project's package statecli is installed here too, with files of the same names: "
+        f"pip uninstall statecli {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+    )

@@ -1,0 +1,142 @@
+"""The package says one thing about itself: its name, its extras, its licence, its files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statecli.cli import samples
+from statecli.core.distribution import DISTRIBUTION, install_extra
+from statecli.core.documentation import DOCUMENTATION_URL
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+#: What a reader may type to install statecli: the name of the package, quoted or with extras.
+INSTALL = re.compile(r"(?:pip|pipx|uv tool|uv pip) install (?:-\S+ )*['\"]?((?:torch-)?statecli)\b")
+
+
+def test_name_is_the_name_that_messages_advise():
+    """pyproject.toml and the advice in messages name one distribution."""
+    assert PROJECT["name"] == DISTRIBUTION
+    assert PROJECT["urls"]["Documentation"] == DOCUMENTATION_URL
+
+
+def test_advised_extras_exist():
+    """Each extra in a message is one of pyproject.toml."""
+    advised = set()
+    for path in (ROOT / "statecli").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "install_extra":
+                (argument,) = node.args
+                if isinstance(argument, ast.Constant):
+                    advised.add(argument.value)
+    assert len(advised) > 5
+    assert advised <= set(PROJECT["optional-dependencies"])
+    assert install_extra("hf") == "pip install 'torch-statecli[hf]'"
+
+
+@pytest.mark.parametrize("suffix", ["md", "py", "yml", "yaml", "j2", "toml", "sh"])
+def test_no_advice_installs_the_package_of_another_project(suffix):
+    """No page, message or template says to install `statecli` from the index, which is not ours."""
+    folders = ("docs", "statecli", "templates", "tools", ".github", "sample_models")
+    paths = [*ROOT.glob(f"*.{suffix}"), *(path for name in folders for path in (ROOT / name).rglob(f"*.{suffix}"))]
+    for path in paths:
+        assert "statecli" not in INSTALL.findall(path.read_text("utf-8")), path
+    assert INSTALL.findall("pip install 'statecli[hf]'") == ["statecli"]
+    assert INSTALL.findall("uv tool install torch-statecli") == ["torch-statecli"]
+
+
+def test_template_installs_the_package():
+    """The default of the GitLab component is the distribution of this project."""
+    (default,) = re.findall(
+        r"^    package:\n(?:      .*\n)*?      default: (\S+)",
+        (ROOT / "templates" / "audit.yml").read_text("utf-8"),
+        re.M,
+    )
+    assert default == DISTRIBUTION
+
+
+def test_source_archive_has_every_file():
+    """MANIFEST.in names the folder of each file that git tracks."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout of git")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()]
+    grafted = {word for words in lines if words and words[0] == "graft" for word in words[1:]}
+    included = {word for words in lines if words and words[0] == "include" for word in words[1:]}
+    # setuptools adds these itself.
+    included |= {"pyproject.toml", "setup.py", "MANIFEST.in"}
+    for name in filter(None, tracked):
+        assert name.partition("/")[0] in grafted or any(Path(name).match(pattern) for pattern in included), name
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["theirs-last", "ours-last"])
+def test_package_of_the_other_project_is_an_error(tmp_path, is_last):
+    """If `statecli` of the index is installed in the same folder, each command is one line and status 2."""
+    shutil.copytree(ROOT / "statecli", tmp_path / "statecli", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "statecli" / "langchain_tools.py").write_text("")
+    if is_last:
+        (tmp_path / "statecli" / "__init__.py").write_text('__version__ = "0.3.0"\n')
+    for words in (["--version"], ["inspect", "a.pt"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "statecli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "pip uninstall statecli torch-statecli" in done.stderr
+        assert str(tmp_path) in done.stderr
+
+
+def test_details_of_the_version_name_the_kernel(statecli):
+    """`--version -v` says what runs; both orders and spellings are read."""
+    lines = statecli("--version", "-v").out.splitlines()
+    assert lines[0] == statecli("--version").out.strip()
+    assert [line.split()[0] for line in lines[1:5]] == ["package", "kernel", "python", "packages"]
+    assert lines[2].split(maxsplit=1)[1] in (
+        *("compiled, baseline", "compiled, avx2", "compiled, avx512f"),
+        "numpy: the compiled kernel is missing",
+    )
+    assert all(len(line) <= 80 for line in lines)
+    assert statecli("--verbose", "version").out.splitlines() == lines
+
+
+class TestSamples:
+    """`statecli samples DIR`."""
+
+    def test_every_sample_is_written(self, statecli, tmp_path):
+        """Each sample of the repository, byte for byte; a second call changes nothing."""
+        folder = tmp_path / "new" / "samples"
+        for _ in range(2):
+            result = statecli("samples", folder)
+            assert (result.code, result.err) == (0, "")
+            assert f"statecli inspect {folder}/net.py:Net" in result.out
+        written = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert written == {path.name: path.read_bytes() for path in (ROOT / "sample_models").glob("*.py")}
+
+    def test_a_file_in_the_way_stays(self, statecli, tmp_path):
+        """An edited sample, or a folder of that name, is an error before anything is written."""
+        for make in (lambda path: path.write_text("mine\n"), lambda path: (path.unlink(), path.mkdir())):
+            make(tmp_path / "net.py")
+            result = statecli("samples", tmp_path)
+            assert (result.code, result.out) == (2, "")
+            assert result.err == f"statecli: {tmp_path}/net.py: exists and is not this sample: name another folder\n"
+            assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
+
+    def test_an_installation_without_samples_says_so(self, statecli, tmp_path, monkeypatch):
+        """Neither in the package nor beside it."""
+        monkeypatch.setattr(samples, "_PACKAGE", str(tmp_path / "statecli"))
+        result = statecli("samples", tmp_path / "to")
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "install the package again" in result.err
