@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from statecli.core import posix
 from statecli.core.distribution import describe_mixed_packages
 from statecli.core.version import __version__
 from statecli.live import search_path
@@ -33,7 +34,7 @@ def command() -> None:
 
         completion.answer(sys.argv[2:])
         return
-    if hasattr(os, "fork") and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
+    if posix.CAN_FORK and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
         raise SystemExit(_run_supervised())
     try:
         main()

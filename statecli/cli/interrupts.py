@@ -15,6 +15,8 @@ import sys
 import time
 from types import FrameType
 
+from statecli.core import posix
+
 #: Seconds to wait after an interrupt before forcing the process to exit.
 FORCED_EXIT_DELAY_S = 1.0
 
@@ -47,7 +49,7 @@ def _start_watcher() -> None:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     # A child shares the pipe, and what interrupts the child alone is not for us.
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    posix.call_after_fork_in_child(lambda: signal.set_wakeup_fd(-1))
     try:
         _thread.start_new_thread(_exit_after_interrupt, (read,))
     except RuntimeError:  # the system starts none: KeyboardInterrupt alone has to do

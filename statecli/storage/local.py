@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 
+from statecli.core import posix
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.store import FileVersion, Guard
@@ -213,26 +214,14 @@ class LocalFile:
             opened_here.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `File.read`. The kernel returns at most 2 GiB at once. Raises UnreadableError."""
+        """See `File.read`. Raises UnreadableError."""
         with _ReadErrors():
-            data = os.pread(self._fd, length, offset)
-            if len(data) == length or not data:
-                return data
-            parts, have = [data], len(data)
-            while have < length and (part := os.pread(self._fd, length - have, offset + have)):
-                parts.append(part)
-                have += len(part)
-            return b"".join(parts)
+            return posix.read_at(self._fd, length, offset)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
         """See `File.fill`. Raises UnreadableError."""
         with _ReadErrors():
-            if hasattr(os, "preadv"):
-                return os.preadv(self._fd, [into], offset)
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            data = os.read(self._fd, len(into))
-            into[: len(data)] = data
-            return len(data)
+            return posix.fill_at(self._fd, into, offset)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """See `File.prefetch`."""

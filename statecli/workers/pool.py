@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from statecli.core import posix
 from statecli.core.errors import StateError, UnreadableError
 from statecli.storage import files
 from statecli.workers.task import Task
@@ -106,7 +107,7 @@ def _default_engine(size: int, jobs: int) -> Engine:
     if files.is_anything_remote() and jobs != 1:
         # Threads, because a fork does not inherit connections; more than cores, because they mostly wait for bytes.
         return Threads(jobs or REMOTE_READ_THREADS)
-    return _Serial() if jobs == 1 or size < MIN_BYTES_FOR_WORKERS else Processes(jobs or count_cores())
+    return _Serial() if jobs == 1 or size < MIN_BYTES_FOR_WORKERS else Processes(jobs or posix.count_usable_cores())
 
 
 @contextmanager
@@ -128,13 +129,6 @@ def is_partial() -> bool:
 def is_distributed() -> bool:
     """Return True if a result store or an engine was set: for a shard, a merge or an executor."""
     return _result_store.get() is not None or _engine.get() is not None
-
-
-def count_cores() -> int:
-    """Return the number of cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
 
 
 def split_into_batches(tasks: Iterable[_Task], min_bytes: int = 0) -> Iterator[tuple[_Task, ...]]:
@@ -231,7 +225,7 @@ def _raise_first_error(results: Sequence[Any]) -> None:
 
 def can_fork() -> bool:
     """Return True if another process starts in milliseconds and has a core."""
-    return sys.platform == "linux" and count_cores() > 1
+    return sys.platform == "linux" and posix.count_usable_cores() > 1
 
 
 @contextmanager
@@ -414,7 +408,7 @@ def _thread_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def _process_executor(jobs: int) -> Iterator[Executor]:
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not posix.CAN_FORK:
         with _thread_executor(jobs) as threads:
             yield threads
         return

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from statecli.core import posix
 from statecli.core.model_state import ModelState
 from statecli.storage.store import FileVersion
 
@@ -129,7 +130,7 @@ def _is_own(status: os.stat_result) -> bool:
     """Return True if only this user can write: an entry of somebody else could have any figures."""
     if os.name == "nt":
         return True
-    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return posix.is_own_file(status) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _read_own_file(path: str) -> bytes:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from statecli.core import posix
 from statecli.core.errors import UsageError, option
 from statecli.workers import pool
 from statecli.workers.pool import Engine
@@ -74,7 +75,7 @@ def _open_engine(executor: Any) -> AbstractContextManager[Engine]:
         workers = getattr(executor, "_max_workers", 0)  # executors of the standard library have no public count
         return nullcontext(ExecutorEngine(executor, name, workers if isinstance(workers, int) else 0))
     if name in ("threads", "processes"):
-        return nullcontext(_LOCAL_ENGINES[name](count or pool.count_cores()))
+        return nullcontext(_LOCAL_ENGINES[name](count or posix.count_usable_cores()))
     if name == "dask":
         from statecli.workers.executors.dask import use_dask
 

@@ -1,0 +1,65 @@
+"""Calls that Python has on POSIX systems alone, each with its replacement on Windows.
+
+Other modules use these functions instead of `os.pread` and the like. `cli.supervisor`, which forks, is imported only if
+`CAN_FORK`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable
+
+#: Whether this system has `os.fork`.
+CAN_FORK = hasattr(os, "fork")
+
+#: Held from the seek to the read where the system cannot do both in one call.
+_seek_lock = _thread.allocate_lock()
+
+
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Return at most `length` bytes from byte `offset` of an open file, in any thread; fewer only at its end."""
+    data = _read_once(descriptor, length, offset)
+    if len(data) == length or not data:
+        return data
+    # The kernel returns at most 2 GiB at once.
+    parts, have = [data], len(data)
+    while have < length and (part := _read_once(descriptor, length - have, offset + have)):
+        parts.append(part)
+        have += len(part)
+    return b"".join(parts)
+
+
+def fill_at(descriptor: int, into: memoryview, offset: int) -> int:
+    """Read into a buffer from byte `offset` of an open file, in any thread; return the number of bytes read."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [into], offset)
+    data = _read_once(descriptor, len(into), offset)
+    into[: len(data)] = data
+    return len(data)
+
+
+def _read_once(descriptor: int, length: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, length, offset)
+    with _seek_lock:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, length)
+
+
+def call_after_fork_in_child(function: Callable[[], object]) -> None:
+    """Call the function in each child that this process forks from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may use: of all cores where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Return True if the file belongs to this user; Windows keeps other users out of a user's folders itself."""
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()

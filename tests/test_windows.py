@@ -1,0 +1,177 @@
+"""Without the names that Python has on POSIX systems alone, as on Windows: every command runs.
+
+This is a simulation: paths, `os.name` and the file system are still those of POSIX. No test of this project has run on
+Windows itself; docs/reference/platforms.md says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: names to remove")
+
+#: Names that the documentation of Python marks "Availability: Unix" or "not Windows", and modules that Windows lacks.
+REMOVE = """
+import os, select, signal, socket, sys, mmap
+import asyncio, concurrent.futures, json, multiprocessing, subprocess, tempfile, typing, zipfile  # they run on Windows
+{libraries}
+OS = '''
+chown chroot confstr copy_file_range ctermid eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf fstatvfs
+getegid geteuid getgid getgrouplist getgroups getloadavg getpgid getpgrp getpriority getresgid getresuid getsid getuid
+getxattr initgroups killpg lchown listxattr lockf login_tty major makedev memfd_create minor mkfifo mknod nice openpty
+pathconf pidfd_open pipe2 posix_fadvise posix_fallocate posix_openpt posix_spawn posix_spawnp pread preadv pwrite
+pwritev readv register_at_fork removexattr sched_get_priority_max sched_get_priority_min sched_getaffinity
+sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setparam sched_setscheduler
+sched_yield sendfile setegid seteuid setgid setgroups setns setpgid setpgrp setpriority setregid setresgid setresuid
+setreuid setsid setuid setxattr splice statvfs sync sysconf tcgetpgrp tcsetpgrp truncate ttyname uname unshare wait
+wait3 wait4 waitid writev O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_EVTONLY O_LARGEFILE O_NDELAY O_NOATIME
+O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_RSYNC O_SYNC O_TMPFILE
+'''
+SIGNAL = '''
+ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGIO SIGKILL SIGPIPE SIGPROF SIGPWR
+SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH alarm getitimer pause
+pidfd_send_signal pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait sigwaitinfo
+SIG_BLOCK SIG_SETMASK
+'''
+for module, names in (os, OS), (signal, SIGNAL), (select, "poll epoll kqueue"), (socket, "AF_UNIX socketpair"):
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+for name in [name for name in dir(mmap) if name.startswith(("MAP_", "PROT_", "MADV_"))]:
+    delattr(mmap, name)
+LACKING = {{"crypt", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "spwd", "syslog", "termios", "tty"}}
+for name in LACKING - {{"posix"}}:
+    sys.modules[name] = None
+multiprocessing.get_all_start_methods = lambda: ["spawn"]
+def get_context(method=None, _get=multiprocessing.get_context):
+    if method not in (None, "spawn"):
+        raise ValueError(f"cannot find context for {{method!r}}")
+    return _get("spawn")
+multiprocessing.get_context = get_context
+"""
+RUN = REMOVE + "from statecli.__main__ import command\ncommand()"
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.table = torch.randn(2)
+    def forward(self, x):
+        return self.layer(x) + self.table
+"""
+
+
+def run(folder, *words, libraries="import numpy"):
+    """One command in a Python without the names, which Python itself and these libraries have imported before."""
+    code = RUN.format(libraries=libraries)
+    line = [sys.executable, "-W", "ignore", "-c", code, *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two checkpoints that differ in a value, in two formats, and a class."""
+    folder = tmp_path_factory.mktemp("windows")
+    state = {"a": torch.ones(2000, 300), "b": torch.zeros(3)}
+    for name, other in (("before", state), ("after", state | {"b": torch.ones(3)})):
+        torch.save(other, folder / f"{name}.pt")
+        torch.save(other, folder / f"{name}-legacy.pt", _use_new_zipfile_serialization=False)
+        save_file(other, folder / f"{name}.safetensors")
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--version", 0),
+        ("--version -v", 0),
+        ("--help", 0),
+        ("inspect before.pt", 0),
+        ("inspect before-legacy.pt -f json", 0),
+        ("inspect before.safetensors --stats", 0),
+        ("diff before.pt after.pt", 1),
+        ("diff before.safetensors after-legacy.pt --jobs 2", 1),
+        ("diff before.safetensors before.pt", 0),
+        ("audit before.pt --values --no-config", 0),
+        ("lock before.pt -o before.lock.json", 0),
+        ("audit before.pt --lock before.lock.json --no-config", 0),
+        ("rules", 0),
+        ("config", 0),
+        ("schema diff", 0),
+        ("completion powershell", 0),
+        ("samples samples", 0),
+        ("log .", 0),
+        ("inspect missing.pt", 2),
+    ],
+)
+def test_command_runs(folder, words, status):
+    """The exit status is that of POSIX, and no crash is reported."""
+    done = run(folder, *words.split())
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error:" not in done.stderr
+    assert done.stderr.count("\n") == (1 if status == 2 else 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [("inspect net.py:Net --to meta -f json", 1), ("verify net.py:Net --input 4x2 -f json", 1)]
+)
+def test_class_is_built_in_this_process(folder, words, status):
+    """Without os.fork nothing supervises a model; the findings are the same."""
+    done = run(folder, *words.split(), libraries="import torch")
+    assert (done.returncode, done.stderr) == (status, "")
+    line = [sys.executable, "-m", "statecli", *words.split()]
+    assert done.stdout == subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False).stdout
+    assert '"table"' in done.stdout
+
+
+def test_documents_are_those_of_posix(folder):
+    """Every number is the same where files are read without os.pread."""
+    for words in ("diff before.pt after.safetensors -f json", "lock before.pt", "inspect after.pt --stats -f json"):
+        here = subprocess.run(
+            [sys.executable, "-m", "statecli", *words.split()], cwd=folder, capture_output=True, text=True, check=False
+        )
+        there = run(folder, *words.split())
+        assert there.stdout == here.stdout
+        assert here.stdout.startswith("{")
+
+
+def test_names_are_removed():
+    """The simulation lacks what Windows lacks."""
+    code = (
+        REMOVE.format(libraries="")
+        + "print(hasattr(os, 'pread'), hasattr(os, 'fork'), hasattr(signal, 'SIGHUP'))\nimport fcntl"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False False False\n"
+    assert "No module named 'fcntl'" in done.stderr or "import of fcntl halted" in done.stderr
+
+
+def test_names_of_posix_are_in_one_module():
+    """No other module names what Windows lacks, except the supervisor, which is imported only if os.fork exists."""
+    names = re.search(r"OS = '''(.*?)'''", REMOVE, re.DOTALL).group(1).split()
+    # "with os.fork (not on Windows)" is a message.
+    use = rf"\bos\.(?:{'|'.join(names)})\b(?! \()"
+    pattern = re.compile(rf"{use}|^\s*(?:import|from) (?:fcntl|grp|pty|pwd|resource|termios)\b", re.MULTILINE)
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "statecli").rglob("*.py")
+        if pattern.search(re.sub(r'"""(?:.|\n)*?"""', "", path.read_text("utf-8")))
+    }
+    # `resource` is imported after CAN_FORK; `os.chown` is caught.
+    assert found == {
+        *("statecli/core/posix.py", "statecli/cli/supervisor.py"),
+        *("statecli/__main__.py", "statecli/cli/output_files.py"),
+    }
