@@ -798,6 +798,7 @@ class FileScan:
         *,
         copied: bool = False,
         alone: bool = False,
+        is_salvaged: bool = False,
     ) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         unread, opening = None, b""
@@ -816,7 +817,12 @@ class FileScan:
                 return
             region, unread = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
-        piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
+        is_archive = region.head.startswith(_ZIP)
+        piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied)
+        if sure and not is_archive and not is_salvaged and ends_as_zip(region):
+            # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
+            self._add_unread(piece, "does not begin as an archive, but ends as one: its readers disagree about it")
+            self._scan_archive(piece._replace(hidden=True, depth=depth + 1))
         if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._add_unread(piece, unread)
@@ -846,7 +852,7 @@ class FileScan:
                 name = str(raw, "utf-8", "backslashreplace")
                 last = name.rpartition("/")[2]
                 sure = _PICKLE_SUFFIX.search(name) is not None
-                self._add_member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
+                self._add_member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own, is_salvaged=True)
                 own.discard(last)
             at += 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import io
@@ -10,6 +11,7 @@ import logging
 import pickle
 import re
 import signal
+import struct
 import types
 import zipfile
 from collections import OrderedDict
@@ -627,6 +629,31 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     assert done.returncode == 1
     assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\x80\x02N.", b"N.", b"\x93NUMPY\x01\x00", b"text", b"PK\x01\x02"], ids=repr)
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, parts, tmp_path):
+    """torch.export.load takes the archive that the last end record names; the oracle is torch.export.load."""
+    mark, out = tmp_path / "ran", io.BytesIO()
+    text = base64.b64encode(f"cbuiltins\nexec\n(Vopen({str(mark)!r}, 'w')\ntR.".encode())
+    out.write(prefix)
+    with zipfile.ZipFile(out, "w") as archive:
+        item = b"\x80\x02c__torch__.torch.classes.aten\nOpaqueObject\nq\x00)\x81X" + struct.pack("<I", len(text)) + text
+        archive.writestr("archive/data.pkl", item + b"b.")
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+    declared = _declared("constants", "custom_obj_0")
+    path = built(tmp_path / "a.pt2", {**parts, **declared})
+    with zipfile.ZipFile(path, "a", method) as archive:
+        archive.writestr("x/data/constants/custom_obj_0", out.getvalue())
+    done = run("audit", path, "-f", "json")
+    assert done.returncode == (1 if method == zipfile.ZIP_STORED else 2)
+    rules = {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert {"unsafe-global", "unscanned-pickle"} & rules
+    assert not mark.exists()
+    torch.export.load(path)
+    assert mark.exists()
 
 
 @pytest.mark.parametrize(
