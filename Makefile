@@ -15,7 +15,7 @@ PIP := $(PIP_INSTALL) --quiet
 DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint ruff types pytest pages docs site man bench fuzz mutants clean
+.PHONY: demo check test lint ruff types pytest pages docs site man bench fuzz mutants release-check clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -72,6 +72,10 @@ fuzz: .venv/.fuzz
 mutants: .venv/.mutants
 	PYTHONPATH=$(CURDIR)/.venv/mutmut SAMPLE=$(SAMPLE) $(BIN)/python mutation/run.py $(MODULE)
 
+# Build and install everything that a release publishes, in all ways; CELL names some of them.
+release-check: .venv/.release
+	$(BIN)/python tools/release_check.py $(CELL)
+
 .venv/bin/python:
 	@echo 'Making a virtual environment in .venv.'
 	@$(PYTHON) -m venv .venv
@@ -101,6 +105,11 @@ mutants: .venv/.mutants
 # mutmut, which nothing else needs, in a folder of its own.
 .venv/.mutants: .venv/.test
 	$(PIP) --target .venv/mutmut --upgrade --no-warn-conflicts 'mutmut>=3.8'
+	@touch $@
+
+# The tools of a release, which nothing else needs, in a folder of their own.
+.venv/.release: .venv/.demo
+	$(PIP) --target .venv/release --upgrade --no-warn-conflicts build twine pyroma check-wheel-contents 'validate-pyproject[all]' uv pipx
 	@touch $@
 
 clean:
