@@ -109,7 +109,7 @@ release-check: .venv/.release
 
 # The tools of a release, which nothing else needs, in a folder of their own.
 .venv/.release: .venv/.demo
-	$(PIP) --target .venv/release --upgrade --no-warn-conflicts build twine pyroma check-wheel-contents 'validate-pyproject[all]' uv pipx
+	$(PIP) --target .venv/release --upgrade --no-warn-conflicts build twine pyroma check-wheel-contents 'validate-pyproject[all]' uv pipx zizmor
 	@touch $@
 
 clean:

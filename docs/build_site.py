@@ -43,6 +43,7 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     shutil.copytree(ROOT / "docs" / "pictures", PAGES / "pictures")
+    write_schemas()
     # JSON is YAML too.
     (BUILD / "mkdocs.yml").write_text(json.dumps(build_config(), indent=1), "utf-8")
     command = [sys.executable, "-W", "ignore", "-m", "zensical", "build", "--strict", "--clean"]
@@ -50,6 +51,17 @@ def main() -> int:
     if done.returncode == 0:
         print(f"file://{SITE}/index.html")
     return done.returncode
+
+
+def write_schemas() -> None:
+    """Write each schema where its `$id` says that it is published."""
+    from statecli.core.documentation import DOCUMENTATION_URL, schema_url
+    from statecli.report.documents.schemas import DOCUMENTS, encode_schema, get_version
+
+    for name in DOCUMENTS:
+        path = PAGES / schema_url(name, get_version(name)).removeprefix(DOCUMENTATION_URL)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encode_schema(name))
 
 
 def build_config() -> dict[str, object]:

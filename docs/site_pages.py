@@ -278,7 +278,8 @@ def list_schemas() -> Iterator[tuple[str, str]]:
     rows = ((f"[{name}]({name}.md)", f"[`statecli {name}`](../commands/{name}.md)") for name in DOCUMENTS)
     head = (
         "Every JSON document names its schema in the key `schema`, such as `statecli.audit/1`. "
-        "The number changes if a key is removed or changes its meaning; new keys do not change it."
+        "The number changes if a key is removed or changes its meaning; new keys do not change it. "
+        "The schema itself has an address, `$id`, which does not change."
     )
     yield "reference/schemas/index.md", f"# Schemas\n\n{head}\n\n{format_table(('schema', 'command'), rows)}\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from statecli.cli import samples
 from statecli.core.distribution import DISTRIBUTION, install_extra
 from statecli.core.documentation import DOCUMENTATION_URL
+from statecli.report.documents import schemas
 
 try:
     import tomllib
@@ -140,3 +142,17 @@ class TestSamples:
         result = statecli("samples", tmp_path / "to")
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
         assert "install the package again" in result.err
+
+
+def test_schemas_have_addresses_of_their_versions(statecli):
+    """Each has an `$id` with the version of its document, a title, and text without the indentation of the source."""
+    for command, document in schemas.DOCUMENTS.items():
+        text = statecli("schema", command).out
+        schema = json.loads(text)
+        version = schemas.get_version(command)
+        assert schema["$id"] == f"{DOCUMENTATION_URL}schemas/{command}-{version}.json"
+        assert "statecli" in schema["title"]
+        module = Path(sys.modules[document.__module__].__file__).read_text("utf-8")
+        assert f'"statecli.{command}/{version}"' in module
+        assert "\\n    \\n" not in text
+        assert "\\n    Attributes:" not in text

@@ -63,6 +63,7 @@ class Result:
     name: str
     outcome: str
     details: str = ""
+    schemas: str = ""
     size_mb: float | None = None
 
 
@@ -87,6 +88,12 @@ def module(name: str) -> list[str]:
     """Return the command that runs a tool of `.venv/release` as a module."""
     code = f"import sys, runpy; sys.path.insert(0, {str(ROOT / '.venv' / 'release')!r}); sys.argv[0] = {name!r}"
     return [sys.executable, "-c", f"{code}; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"]
+
+
+def zizmor() -> list[str]:
+    """Return the command of zizmor, a program of its own."""
+    (path,) = (ROOT / ".venv" / "release" / "bin").glob("zizmor*")
+    return [str(path)]
 
 
 # --- build ------------------------------------------------------------------------------------------------------------
@@ -126,6 +133,7 @@ def check_metadata(built: Built) -> list[Result]:
         "validate-pyproject": lambda: run([*module("validate_pyproject"), ROOT / "pyproject.toml"]),
         "check-wheel-contents": lambda: run([*module("check_wheel_contents"), *files[1:]]),
         "pyroma, 10 of 10": lambda: run([*module("pyroma"), "--min", "10", built.sdist]),
+        "zizmor: the release workflow": lambda: run([*zizmor(), "--offline", ROOT / ".github", ROOT / "action.yml"]),
         "tags of the wheels": lambda: check_tags(built),
     }
     return [attempt(name, check) for name, check in checks.items()]
@@ -270,7 +278,8 @@ def run_cell(cell: Cell, built: Built) -> Result:
     count = re.search(r"(\d+) commands", output)[1]
     sys.stdout.write(f"passed  {cell.name} ({time.monotonic() - started:.0f} s)\n")
     shutil.rmtree(folder, ignore_errors=True)
-    return Result(cell.name, f"passed, {count} commands", f"{python}; kernel: {kernel}", size)
+    schemas = re.search(r"^schemas\s+(.*)", output, re.MULTILINE)[1]
+    return Result(cell.name, f"passed, {count} commands", f"{python}; kernel: {kernel}", schemas, size)
 
 
 def measure_mb(folder: Path, interpreter: str) -> float | None:
@@ -324,6 +333,9 @@ def main() -> int:
         return 1
     results = check_metadata(built)
     results += [run_cell(cell, built) for cell in list_cells() if only in cell.name]
+    digests = {result.schemas for result in results if result.schemas}
+    if len(digests) > 1:
+        results.append(Result(f"the same schemas in each cell: {', '.join(sorted(digests))}", "failed"))
     if not only:
         write_page(results)
     failed = [result.name for result in results if result.outcome == "failed"]

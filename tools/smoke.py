@@ -8,6 +8,7 @@ Only the standard library is used. Prints a line for each failure, then a summar
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import time
 import zipfile
 from pathlib import Path
 
+SCHEMAS = ("inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect")
 ADVICE_NUMPY = "needs numpy, which is not installed: pip install"
 ADVICE_TORCH = "pip install torch"
 
@@ -127,7 +129,7 @@ def list_commands(has_numpy: bool, has_torch: bool) -> list[tuple[str, int, str]
     ]
     outputs = ("plain", "json", "jsonl", "markdown", "html", "github", "sarif", "junit", "gitlab")
     commands += [(f"audit a.safetensors --no-config -f {output}", 0, "") for output in outputs]
-    commands += [(f"schema {name}", 0, '"$schema"') for name in ("inspect", "diff", "verify", "audit", "rules", "lock")]
+    commands += [(f"schema {name}", 0, '"$id"') for name in SCHEMAS]
     net = "samples/net.py:Net"
     if has_torch:
         commands += [
@@ -160,8 +162,10 @@ def main() -> int:
             if code != status or text not in output or "Traceback (most" in output or "statecli: internal" in output:
                 failures += 1
                 sys.stdout.write(f"FAILED  statecli {line}: status {code}, expected {status} and {text!r}\n{output}\n")
+        schemas = "".join(run(program, f"schema {name}")[1] for name in SCHEMAS)
         os.chdir(os.path.dirname(folder))
     sys.stdout.write(details)
+    sys.stdout.write(f"schemas   sha256 {hashlib.sha256(schemas.encode()).hexdigest()[:16]}\n")
     sys.stdout.write(f"{len(commands)} commands, {failures} failed, {time.monotonic() - started:.0f} s\n")
     return 1 if failures else 0
 

@@ -10,3 +10,8 @@ DOCUMENTATION_URL = "https://statecli.example/"
 def rule_url(name: str) -> str:
     """Return the address of the page of a rule."""
     return f"{DOCUMENTATION_URL}reference/rules/{name}.html"
+
+
+def schema_url(command: str, version: int) -> str:
+    """Return the address of the JSON Schema of a command's document; each version keeps its own."""
+    return f"{DOCUMENTATION_URL}schemas/{command}-{version}.json"

@@ -66,8 +66,16 @@ def suggest_for_missing(path: str) -> Suggestion:
     if near is not None:
         return Suggestion(f"did you mean {near}?")
     if dotted is None:
-        return Suggestion(suggest_repository(path))
+        return Suggestion(suggest_repository(path) or _describe_missing_folder(path))
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
+
+
+def _describe_missing_folder(path: str) -> str:
+    """Return the first folder of the path that does not exist, if it is not the file alone that is missing."""
+    folder, missing = os.path.dirname(path), ""
+    while folder and not os.path.isdir(folder):
+        folder, missing = os.path.dirname(folder), folder
+    return f"the folder {missing} does not exist" if missing else ""
 
 
 def suggest_repository(path: str) -> str:

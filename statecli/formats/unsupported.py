@@ -17,6 +17,8 @@ _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer"),
+    # What git-annex leaves for an unlocked file whose content is elsewhere.
+    (b"/annex/objects/", "a pointer of git-annex: run: git annex get"),
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
     (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),

@@ -275,9 +275,24 @@ def _open(path: str) -> int:
     try:
         return os.open(path, flags)
     except OSError as error:
-        raise UnreadableError(f"cannot be opened: {(error.strerror or 'unknown error').lower()}") from error
+        link = _describe_broken_link(path) if isinstance(error, FileNotFoundError) and os.path.islink(path) else None
+        problem = link or (error.strerror or "unknown error").lower()
+        raise UnreadableError(f"cannot be opened: {problem}") from error
     except ValueError as error:
         raise UnreadableError("cannot be opened: its name holds a NUL character") from error
+
+
+def _describe_broken_link(path: str) -> str:
+    """Return where a link without a file leads, and how to get the content if git-annex or the hub's cache has it."""
+    import shlex
+
+    to = os.readlink(path)
+    steps = to.replace(os.sep, "/").split("/")
+    if "annex" in steps and "objects" in steps:
+        return f"its content is in git-annex and not on this machine; run: git annex get {shlex.quote(path)}"
+    if "blobs" in steps:
+        return f"the link leads to {to}, which is missing in the cache; download the repository again"
+    return f"the link leads to {to}, which does not exist"
 
 
 def _require_regular(status: os.stat_result) -> int:

@@ -71,6 +71,7 @@ def sqlite() -> bytes:
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is an empty file"),
     "git-lfs": (LFS, "is a git-lfs pointer (for a file of 435,778,770 bytes): run: git lfs pull"),
+    "git-annex": (b"/annex/objects/SHA256E-s100--abc.pt\n", "is a pointer of git-annex: run: git annex get"),
     "git-lfs without a size": (LFS[:60], "is a git-lfs pointer: run: git lfs pull"),
     "DVC": (DVC, "is a DVC pointer, not the weights; run: dvc pull"),
     "HTML": (b"<!DOCTYPE html>\n<html>", "is an HTML page: the server sent a login page or an error page"),
@@ -327,10 +328,31 @@ def test_a_link_to_itself(tmp_path, line):
     assert line(tmp_path / "loop.pt") == "cannot be opened: too many levels of symbolic links"
 
 
-def test_a_dangling_link(tmp_path, line):
-    """A link to nothing is one line."""
-    (tmp_path / "gone.pt").symlink_to("elsewhere")
-    assert line(tmp_path / "gone.pt") == "cannot be opened: no such file or directory"
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("elsewhere", "the link leads to elsewhere, which does not exist"),
+        (
+            "../../blobs/0f",
+            "the link leads to ../../blobs/0f, which is missing in the cache; download the repository again",
+        ),
+        (
+            ".git/annex/objects/a/b/K/K",
+            "its content is in git-annex and not on this machine; run: git annex get gone.pt",
+        ),
+    ],
+)
+def test_a_dangling_link(tmp_path, line, monkeypatch, to, says):
+    """A link to nothing is one line: where it leads, and how to get the content."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone.pt").symlink_to(to)
+    assert line("gone.pt") == f"cannot be opened: {says}"
+
+
+def test_a_missing_folder_is_named(tmp_path, statecli):
+    """The first one on the path."""
+    result = statecli("inspect", tmp_path / "runs" / "1" / "a.pt")
+    assert result.err.endswith(f"no such file or directory; the folder {tmp_path}/runs does not exist\n")
 
 
 def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):

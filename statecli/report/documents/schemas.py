@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import msgspec
 
 from statecli.commands.lock.lock_file import Lock
+from statecli.core.documentation import schema_url
 from statecli.core.errors import UsageError
 from statecli.report.documents.audit import AuditDocument
 from statecli.report.documents.bisect import BisectDocument
@@ -31,10 +35,39 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+#: Version of each document, the number in its key `schema`, for the documents that are not in their first.
+_VERSIONS: dict[str, int] = {}
+
+
+def get_version(command: str) -> int:
+    """Return the version of a command's document: it grows if a key is removed or changes its meaning."""
+    return _VERSIONS.get(command, 1)
+
+
 def encode_schema(command: str) -> bytes:
-    """Return the JSON Schema (2020-12) of a command's document, generated from its type."""
+    """Return the JSON Schema (2020-12) of a command's document, generated from its type.
+
+    The bytes are the same with every Python. Raises UsageError for a command without a document.
+    """
     if command not in DOCUMENTS:
         raise UsageError(f"the command {command!r} has no schema; commands with a schema: {', '.join(DOCUMENTS)}")
-    schema = msgspec.json.schema(DOCUMENTS[command])
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+    made_by = "statecli lock" if command == "lock" else f"statecli {command} -f json"
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": schema_url(command, get_version(command)),
+        "title": made_by,
+        **msgspec.json.schema(DOCUMENTS[command]),
+    }
+    return msgspec.json.format(msgspec.json.encode(_clean_descriptions(schema)), indent=2) + b"\n"
+
+
+def _clean_descriptions(schema: Any) -> Any:
+    """Return the schema with docstrings as Python 3.13 keeps them, without the indentation of the source."""
+    if isinstance(schema, dict):
+        return {
+            key: inspect.cleandoc(value)
+            if key == "description" and isinstance(value, str)
+            else _clean_descriptions(value)
+            for key, value in schema.items()
+        }
+    return [_clean_descriptions(item) for item in schema] if isinstance(schema, list) else schema
