@@ -212,6 +212,38 @@ def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monke
     assert (done.returncode, "no-such-folder" in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "config", "needs_numpy"),
+    [
+        ("", "", False),
+        ("--fail-on error", "ignore = []\n", False),
+        ("--values", "", True),
+        ("--fail-on error\n--lock=a.json", "", True),
+        ("", 'lock = "a.json"\n', True),
+        ("", "values = true\n", True),
+    ],
+)
+def test_no_more_is_installed_than_the_audit_needs(repository, args, config, needs_numpy):
+    """Neither the action nor the GitLab component installs numpy for an audit that reads no values."""
+    Path("statecli.toml").write_text(config)
+    pip = repository.parent / "bin" / "python3"
+    pip.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
+    step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][0]
+    documents = list(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))
+    (script,) = documents[1]["statecli-audit"]["before_script"]
+    given = {
+        "STATECLI_SOURCE": "SOURCE",
+        "STATECLI_PACKAGE": "SOURCE",
+        "STATECLI_PYTHON": "python3",
+        "STATECLI_ARGS": args,
+    }
+    for line in (["bash", "-eo", "pipefail", "-c", step["run"]], ["sh", "-e", "-c", script]):
+        done = run(*line, env=os.environ | given)
+        assert done.returncode == 0, done.stderr
+        packages = done.stdout.splitlines()[done.stdout.splitlines().index("SOURCE") :]
+        assert packages == ["SOURCE", "numpy"] if needs_numpy else ["SOURCE"]
+
+
 def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch):
     """Its audit fails for the nudged weight."""
     assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1

@@ -242,14 +242,14 @@ def list_cells() -> list[Cell]:
     """Return the cells in the order of the table."""
     cells = [
         Cell("wheel, no extra", with_pip(lambda built: built.wheel)),
-        Cell("wheel, values", with_pip(lambda built: built.wheel, "[values]")),
+        Cell("newest dependencies, wheel, values", with_pip(lambda built: built.wheel, "[values]")),
         Cell("wheel, torch", with_pip(lambda built: built.wheel, "[torch]", constrained=True)),
         Cell("wheel without compiled parts, values", with_pip(lambda built: built.pure_wheel, "[values]")),
         Cell("source, values", with_pip(lambda built: built.sdist, "[values]")),
         Cell("source without a compiler, values", with_pip(lambda built: built.sdist, "[values]", env={"CC": "false"})),
         Cell("uv tool install", with_uv_tool),
         Cell("pipx install", with_pipx),
-        Cell("lowest dependencies, values", with_lowest),
+        Cell("lowest dependencies, wheel, values", with_lowest),
     ]
     for version in PYTHONS:
         python = find_python(version)
