@@ -369,7 +369,7 @@ class FileScan:
         `exec` of a storage runs other code if only the storage changes, and `from_file` of TorchScript reads another
         path if only an attribute does.
         """
-        is_script = any(pickle.where.endswith("/constants.pkl") for pickle in self.pickles)
+        is_script = any(pickle.where.lower().endswith("/constants.pkl") for pickle in self.pickles)
         for n, pickle in enumerate(self.pickles):
             if pickle.uses_storages and pickle.digest != self.file_digest and _is_harmful(pickle, is_script):
                 if self.file_digest is None:
@@ -677,7 +677,7 @@ class FileScan:
     def _get_code_readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
         """Return the readers of code records; torch loads no program in an archive inside an archive."""
         readers: dict[Use, Callable[[Region, str], None]]
-        readers = {Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._scan_bytecode}
+        readers = {Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._report_old_script}
         return readers if depth else {**readers, Use.PROGRAM: self._scan_program}
 
     def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> None:
@@ -708,12 +708,8 @@ class FileScan:
             self._add_calls(*readable[number][:2], [call])
 
     def _scan_bytecode(self, region: Region, where: str) -> None:
-        """Scan code of the lite interpreter; report records of torch 1.0, whose code may be in any record."""
-        if where.endswith(".json"):
-            self._add_unread(
-                _Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code statecli does not read"
-            )
-        elif region.size > MAX_CODE_BYTES:
+        """Scan code of the lite interpreter."""
+        if region.size > MAX_CODE_BYTES:
             self._add_unread(
                 _Piece(region, where, 0, hidden=False), f"its bytecode has more than {MAX_CODE_BYTES:,} bytes"
             )
@@ -724,6 +720,12 @@ class FileScan:
                 why = f"a type of more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, at which torch crashes"
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
+
+    def _report_old_script(self, region: Region, where: str) -> None:
+        """Report a record of torch 1.0, whose code may be in any record."""
+        self._add_unread(
+            _Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code statecli does not read"
+        )
 
     def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
         """Report files of AOTInductor: its loader opens the library, or builds a library with commands in the files."""
@@ -806,7 +808,8 @@ class FileScan:
         if alone:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
-            if any(
+            # A record that a loader opens is no array because it begins as one: its end may be an archive.
+            if not sure and any(
                 _is_plain_array(_inflate_beginning(region, size, self.steps))
                 for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
             ):
@@ -888,7 +891,7 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     """
     usual = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
     if whole.head.startswith(_ZIP):
-        is_script = any(pickles[n].where.endswith("/constants.pkl") for n in usual)
+        is_script = any(pickles[n].where.lower().endswith("/constants.pkl") for n in usual)
         loaded = [n for n in usual if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
     else:
         loaded = usual[:_LEGACY_PICKLES] if torch_legacy.sniff("", whole.head) else []

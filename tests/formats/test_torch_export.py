@@ -631,9 +631,20 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("prefix", [b"", b"\x80\x02N.", b"N.", b"\x93NUMPY\x01\x00", b"text", b"PK\x01\x02"], ids=repr)
+def _write_array() -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.zeros(8, np.uint8))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("folder", ["data/constants", "data/Constants", "DATA/constants"])
+@pytest.mark.parametrize(
+    "prefix",
+    [b"", b"\x80\x02N.", b"N.", b"\x93NUMPY\x01\x00", _write_array(), b"text", b"PK\x01\x02"],
+    ids=lambda prefix: repr(prefix[:9]),
+)
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, parts, tmp_path):
+def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, parts, tmp_path):
     """torch.export.load takes the archive that the last end record names; the oracle is torch.export.load."""
     mark, out = tmp_path / "ran", io.BytesIO()
     text = base64.b64encode(f"cbuiltins\nexec\n(Vopen({str(mark)!r}, 'w')\ntR.".encode())
@@ -646,7 +657,7 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, parts, tmp_
     declared = _declared("constants", "custom_obj_0")
     path = built(tmp_path / "a.pt2", {**parts, **declared})
     with zipfile.ZipFile(path, "a", method) as archive:
-        archive.writestr("x/data/constants/custom_obj_0", out.getvalue())
+        archive.writestr(f"x/{folder}/custom_obj_0", out.getvalue())
     done = run("audit", path, "-f", "json")
     assert done.returncode == (1 if method == zipfile.ZIP_STORED else 2)
     rules = {one["rule"] for one in json.loads(done.stdout)["findings"]}

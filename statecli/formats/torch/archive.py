@@ -128,12 +128,13 @@ def locate_storages(
 ) -> dict[str, ByteRange]:
     """Return the byte range of each storage by key. A recorded checksum of 0 counts for an empty storage only.
 
-    `base` is the start of the archive in its file, `folder` is relative to the archive's own.
+    `base` is the start of the archive in its file, `folder` is relative to the archive's own. Torch finds a record by
+    its name in any case.
     """
     prefix = f"{archive.folder}/{folder}/"
-    skip, storages = len(prefix), {}
+    folded, skip, storages = prefix.lower(), len(prefix), {}
     for name, record in archive.records.items():
-        if not name.startswith(prefix):
+        if not name.startswith(prefix) and name[:skip].lower() != folded:
             continue
         if record.method != STORED:
             raise MalformedError(f"{name!r} is compressed; save the checkpoint again with torch")
