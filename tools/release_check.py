@@ -90,10 +90,9 @@ def module(name: str) -> list[str]:
     return [sys.executable, "-c", f"{code}; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"]
 
 
-def zizmor() -> list[str]:
-    """Return the command of zizmor, a program of its own."""
-    (path,) = (ROOT / ".venv" / "release" / "bin").glob("zizmor*")
-    return [str(path)]
+def program(name: str) -> str:
+    """Return the path of a program of `.venv/release` that is not written in Python."""
+    return str(ROOT / ".venv" / "release" / ("Scripts" if os.name == "nt" else "bin") / name)
 
 
 # --- build ------------------------------------------------------------------------------------------------------------
@@ -133,7 +132,9 @@ def check_metadata(built: Built) -> list[Result]:
         "validate-pyproject": lambda: run([*module("validate_pyproject"), ROOT / "pyproject.toml"]),
         "check-wheel-contents": lambda: run([*module("check_wheel_contents"), *files[1:]]),
         "pyroma, 10 of 10": lambda: run([*module("pyroma"), "--min", "10", built.sdist]),
-        "zizmor: the release workflow": lambda: run([*zizmor(), "--offline", ROOT / ".github", ROOT / "action.yml"]),
+        "zizmor: the release workflow": lambda: run(
+            [program("zizmor"), "--offline", ROOT / ".github", ROOT / "action.yml"]
+        ),
         "tags of the wheels": lambda: check_tags(built),
     }
     return [attempt(name, check) for name, check in checks.items()]
@@ -210,7 +211,7 @@ def with_lowest(built: Built, folder: Path) -> list[str]:
     python = next(path for version in PYTHONS if (path := find_python(version)))
     interpreter = make_environment(folder, python)
     wheel = f"{built.pure_wheel}[values]"
-    run([*module("uv"), "pip", "install", "--python", interpreter, "--resolution", "lowest-direct", wheel])
+    run([program("uv"), "pip", "install", "--python", interpreter, "--resolution", "lowest-direct", wheel])
     return [interpreter, "-I"]
 
 
