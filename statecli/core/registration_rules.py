@@ -50,9 +50,21 @@ UNREGISTERED_MODULE = Rule(
 )
 
 
+#: Begins the remark of a finding about an unregistered tensor that torch.export made a constant.
+EXPORTED = "exported as a constant"
 #: Of a tensor that no checkpoint holds, and its fix for a buffer.
 RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
 PERSISTENT = "register the buffer with persistent=True"
+
+
+def describe_unregistered(tensor: TensorInfo) -> str:
+    """Return what is not registered: the tensor, a parameter, or the module of the tensor."""
+    rule = choose_rule(tensor)
+    if rule is UNREGISTERED_MODULE:
+        return f"belongs to {tensor.within}, which is not registered"
+    if rule is UNREGISTERED_PARAMETER:
+        return "requires grad and is not a registered parameter"
+    return "is not registered"
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:

@@ -236,12 +236,8 @@ def _report_unregistered(
         measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
         if measured.severity in (None, Severity.NOTE):
             continue
-        rule, what = registration_rules.choose_rule(tensor), "is not registered"
-        if rule is registration_rules.UNREGISTERED_MODULE:
-            what = f"belongs to {tensor.within}, which is not registered"
-        elif rule is registration_rules.UNREGISTERED_PARAMETER:
-            what = "requires grad and is not a registered parameter"
-        yield rule.finding(
+        what = registration_rules.describe_unregistered(tensor)
+        yield registration_rules.choose_rule(tensor).finding(
             f"{tensor.fqn}: {_add_remark(what, measured)}",
             target=state.target,
             fqn=tensor.fqn,

@@ -15,7 +15,11 @@ class Name(str, Enum):
     STEP = "step"
     FORWARD = "forward"
     MATERIALIZE = "materialize"
+    EXPORT = "export"
+    COMPILE = "compile"
 
 
-#: Proofs that run unless proofs are requested by name. Few programs build a model on meta.
-DEFAULT_PROOFS = tuple(name for name in Name if name is not Name.MATERIALIZE)
+#: Proofs that run only on request: few programs build a model on meta, or capture its graph.
+ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE)
+#: Proofs that run unless proofs are requested by name.
+DEFAULT_PROOFS = tuple(name for name in Name if name not in ON_REQUEST)

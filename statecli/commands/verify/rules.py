@@ -325,6 +325,30 @@ NOT_BUILT_ON_META = _rule(
     fix="compute numbers of the constructor with Python or numpy, or on the CPU: `torch.linspace(..., device='cpu')`.",
 )
 
+# --- export, compile --------------------------------------------------------------------------------------------------
+
+CHANGING_ATTRIBUTE = _rule(
+    "changing-attribute",
+    "export",
+    summary="A number or container in a plain attribute changes with each forward, and forward reads it.",
+    why="""the value is state, but no state_dict contains it. An exported program keeps the value of today at each call.
+torch.compile compiles the model again for each new value, and after 8 times it runs the model without compiling.""",
+    example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`.",
+    fix="""register a tensor as a buffer and change the buffer in place: `self.steps.add_(1)`; or pass the value as an
+input.""",
+)
+
+KEPT_BY_COMPILE = _rule(
+    "kept-by-compile",
+    "export",
+    summary="A compiled model keeps an old value of a tensor.",
+    why="""the value was computed when torch.compile captured the model. A load or a training step changes the tensor,
+and the compiled model still computes with the old value.""",
+    example="`@torch.compiler.assume_constant_result` on a method that reads `self.weight`.",
+    fix="""compute the value in forward, without `assume_constant_result`; or call `torch.compile` after the load, and
+train without it.""",
+)
+
 RULES = (
     *(LOST_BY_MOVE, CHANGED_BY_MOVE),
     *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
@@ -334,4 +358,5 @@ RULES = (
     *(NO_GRADIENT, ZERO_GRADIENT, NON_FINITE_GRADIENT, NOT_IN_OPTIMIZER, OVERWRITTEN_BY_FORWARD, NOT_UPDATED),
     *(FROZEN_UPDATED, DEVICE_MISMATCH),
     *(LOST_BY_MATERIALIZING, CHANGED_BY_MATERIALIZING, LEFT_ON_META, NOT_BUILT_ON_META),
+    *(CHANGING_ATTRIBUTE, KEPT_BY_COMPILE),
 )

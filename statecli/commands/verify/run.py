@@ -113,6 +113,18 @@ def _prove_materialize(subject: ModelUnderTest, _: Request) -> Check:
     return materialize.prove(subject)
 
 
+def _prove_export(subject: ModelUnderTest, _: Request) -> Check:
+    from statecli.commands.verify.proofs import export
+
+    return export.prove(subject)
+
+
+def _prove_compile(subject: ModelUnderTest, _: Request) -> Check:
+    from statecli.commands.verify.proofs import compile
+
+    return compile.prove(subject)
+
+
 #: Every proof there is, in the order of `Name`.
 PROOFS: dict[Name, Proof] = {
     Name.MOVE: _prove_move,
@@ -122,6 +134,8 @@ PROOFS: dict[Name, Proof] = {
     Name.STEP: _prove_step,
     Name.FORWARD: _prove_forward,
     Name.MATERIALIZE: _prove_materialize,
+    Name.EXPORT: _prove_export,
+    Name.COMPILE: _prove_compile,
 }
 
 

@@ -1,0 +1,137 @@
+"""Find numbers, texts and containers in plain attributes that forward changes: a step counter, a history.
+
+Such a value is state that is in no `state_dict()`. torch.export stores its value of today, and torch.compile captures
+the model again for each new value. Only attributes of registered modules are read, and of plain objects in them.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from statecli.commands.verify import judging
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.core.errors import ModelError
+
+#: Types whose values are compared.
+_ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
+#: Objects that hold no values of a model, or are compared by other means.
+_OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
+#: Steps from an attribute to a compared value.
+_MAX_DEPTH = 4
+#: Entries of a container that are compared. A longer container, such as a vocabulary, changes its length.
+_MAX_ENTRIES = 1_000
+#: Attributes that torch gives each module.
+_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True)
+class ChangedAttribute:
+    """Attribute with another value after each forward.
+
+    Attributes:
+        path: Path of its module; "" is the model.
+        name: Name in the module.
+        initial: Value before the first call.
+        before: Value after the first call.
+        after: Value after the second call.
+    """
+
+    path: str
+    name: str
+    initial: object
+    before: object
+    after: object
+
+    @property
+    def fqn(self) -> str:
+        """Name of the attribute from the model."""
+        return f"{self.path}.{self.name}".lstrip(".")
+
+
+def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
+    """Return the attributes that differ between the first and the second call, in eval mode or in train mode.
+
+    A flag that the first call sets for good does not differ. Raises ModelError if forward raises in eval mode.
+    """
+    changed: dict[str, ChangedAttribute] = {}
+    for training in (False, True):
+        module = subject.build_used()
+        initial = _copy_attributes(module)
+        try:
+            with judging.keep_class_attributes(module):
+                subject.call(module, training=training)
+                before, values = _read_attributes(module), _copy_attributes(module)
+                subject.call(module, seed=1, training=training)
+        except ModelError:
+            if training:
+                continue
+            raise
+        after = _read_attributes(module)
+        for key in before.keys() & after.keys():
+            if before[key] != after[key] and key in values:
+                path, name = key
+                value = vars(module.get_submodule(path))[name]
+                attribute = ChangedAttribute(path, name, initial.get(key), values[key], value)
+                changed.setdefault(attribute.fqn, attribute)
+    return sorted(changed.values(), key=lambda attribute: attribute.fqn)
+
+
+def iter_attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], object]]:
+    """Yield module path and name, and the value, of each plain attribute of the registered modules."""
+    for path, part in module.named_modules():
+        for name, value in tuple(vars(part).items()):
+            if name not in _OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
+                yield (path, name), value
+
+
+def _read_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
+    return {key: _encode(value, _MAX_DEPTH) for key, value in iter_attributes(module)}
+
+
+def _copy_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
+    copies = {}
+    for key, value in iter_attributes(module):
+        with suppress(Exception):  # an object that cannot be copied is not compared
+            copies[key] = copy.deepcopy(value)
+    return copies
+
+
+def _encode(value: object, depth: int) -> object:
+    """Return plain data that differ if the numbers or the sizes of containers in `value` differ."""
+    if type(value) in _ATOM_TYPES:
+        return repr(value)  # NaN equals itself
+    if isinstance(value, _OPAQUE_TYPES) or depth == 0:
+        return type(value).__name__
+    if isinstance(value, dict):
+        entries = [(_encode(key, 1), _encode(value[key], depth - 1)) for key in _limit(value)]
+        return ("dict", len(value), entries)
+    if isinstance(value, (list, tuple, deque)):
+        return (type(value).__name__, len(value), [_encode(entry, depth - 1) for entry in _limit(value)])
+    if isinstance(value, (set, frozenset)):
+        return ("set", len(value), sorted(repr(entry) for entry in _limit(value) if type(entry) in _ATOM_TYPES))
+    state = getattr(value, "__dict__", None)
+    if type(state) is dict:
+        return (type(value).__name__, _encode(state, depth - 1))
+    return type(value).__name__
+
+
+def _limit(values: Iterable[object]) -> Iterator[object]:
+    return (value for _, value in zip(range(_MAX_ENTRIES), tuple(values), strict=False))
+
+
+def build_attribute_fix(attribute: ChangedAttribute) -> str:
+    """Return the line that registers a number, or the advice for a container."""
+    name, value = attribute.name, attribute.initial
+    if type(value) in (bool, int, float):
+        return f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
+    return (
+        f"keep {name} out of forward: pass it as an input and return its next value, or register a tensor as a buffer"
+    )

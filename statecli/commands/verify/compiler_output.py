@@ -1,0 +1,41 @@
+"""Output of torch's compiler: silenced, because errors are reported in one line, and read for lines of user code."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.live import tensor_sources
+from statecli.live.tensor_sources import Place
+
+#: A frame in a trace, as Python writes it.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Drop the warnings, log lines and printed graphs of torch's compiler."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def find_frames(trace: str) -> list[Place]:
+    """Return the lines outside of torch in a trace, the deepest last."""
+    frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
+    return [place for place in frames if tensor_sources.is_user_code(place[0])]
+
+
+def format_reader(subject: ModelUnderTest, place: Place | None) -> str:
+    """Return `, read at net.py:12`; "" without a line."""
+    return "" if place is None else f", read at {tensor_sources.format_file(place[0], subject.target)}:{place[1]}"

@@ -1,0 +1,268 @@
+"""Prove `compile`: capture the model by torch.compile with the backend "eager", and find state that it treats as fixed.
+
+torch.compile reads tensors and numbers of the model when it captures a graph, and checks the numbers before each call.
+So two things go wrong. A number that each call changes is captured again each time, until torch.compile gives up. And a
+value that is computed once at the capture is kept: the compiled model is called in eval mode after all tensors were
+changed in place, as load_state_dict does, and its outputs are compared with those of an equal instance that is not
+compiled.
+
+No compiler runs: the backend "eager" runs the captured graphs as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from statecli.commands.verify import judging, rules
+from statecli.commands.verify.changing_attributes import (
+    ChangedAttribute,
+    build_attribute_fix,
+    find_changed_attributes,
+)
+from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding
+from statecli.core.rule import Rule
+from statecli.live import measure, tensor_bits
+
+HOW = 'torch.compile(backend="eager")'
+#: Graphs of one function before torch.compile gives up: its default `recompile_limit`.
+GRAPHS_OF_A_FUNCTION = 8
+#: Calls after which a number that changes each time has reached the limit, and a cycle of numbers has not.
+CALLS = GRAPHS_OF_A_FUNCTION + 1
+#: Calls that may capture graphs: the first may set up state, and after the second torch tries a variable number.
+_FIRST_CALLS = 2
+#: Tensors that are changed one by one, to find those that the compiled model keeps.
+MAX_TENSORS = 100
+
+
+def prove(subject: ModelUnderTest) -> Check:
+    """Call compiled instances several times in both modes, change their tensors, and compare with equal instances."""
+    missing = judging.check_without_values(subject, Name.COMPILE, HOW, "compute with")
+    if missing is not None:
+        return missing
+    if subject.inputs is None:
+        return Check(Name.COMPILE, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+    return _Proof(subject).check()
+
+
+@dataclass
+class _CompiledPair:
+    """A compiled instance and an equal instance that is not compiled.
+
+    Attributes:
+        compiled: Calls the compiled instance.
+        module: The compiled instance.
+        twin: The other instance.
+        graphs: Number of captured graphs.
+        failures: Reasons of all captures after the first, newest entry first.
+    """
+
+    module: nn.Module
+    twin: nn.Module
+    compiled: Callable[..., Any] = field(init=False)
+    graphs: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.compiled = torch._dynamo.optimize(
+            self._run_graph, guard_fail_fn=lambda failure: self.failures.append(failure.reason)
+        )(self.module)
+
+    def _run_graph(self, graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph.forward
+
+
+class _Proof:
+    def __init__(self, subject: ModelUnderTest) -> None:
+        self._subject = subject
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._findings: list[Finding] = []
+        self._cells: dict[str, Cell] = {}
+
+    def check(self) -> Check:
+        try:
+            changed = find_changed_attributes(self._subject)
+            with _use_compiler():
+                self._run(changed, training=False)
+            with _use_compiler():
+                self._run(changed, training=True)
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        columns = {"compiled": self._cells} if self._cells else {}
+        return judging.build_check(Name.COMPILE, HOW, columns, self._findings, dict.fromkeys(self._reasons))
+
+    def _run(self, changed: list[ChangedAttribute], *, training: bool) -> None:
+        if training and not self._runs_in_train_mode():
+            return
+        pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
+        failures: list[list[str]] = []
+        with judging.keep_class_attributes(pair.module):
+            for number in range(CALLS):
+                start = len(pair.failures)
+                if training:  # the values may differ, because torch.compile draws numbers of numpy by itself
+                    self._call(pair.compiled, pair.module, training=True, seed=number)
+                elif not self._is_same(pair, seed=number):
+                    self._reasons.append(self._explain_difference())
+                    return
+                failures.append(pair.failures[start:])
+            if not pair.graphs:
+                self._reasons.append("torch.compile captured no graph: it runs the model as it is")
+                return
+            self._judge_captures(changed, failures)
+            if not training:
+                self._judge_tensors(pair)
+
+    def _runs_in_train_mode(self) -> bool:
+        try:
+            self._subject.call(self._subject.build_used(values=True), training=True)
+        except ModelError:
+            return False
+        return True
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def _is_same(self, pair: _CompiledPair, *, seed: int = 0) -> bool:
+        outputs = self._call(pair.compiled, pair.module, seed=seed)
+        others = self._call(pair.twin, pair.twin, seed=seed)
+        return len(outputs) == len(others) and all(map(_is_close, outputs, others))
+
+    def _call(
+        self, function: Callable[..., Any], module: nn.Module, *, seed: int, training: bool = False
+    ) -> list[torch.Tensor]:
+        with silence():
+            outputs = self._subject.call(_Caller(function, module), seed, training=training)
+        return [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)]
+
+    def _explain_difference(self) -> str:
+        """Say why outputs of a compiled instance differ: equal instances may differ too."""
+        others = [self._subject.build_used(values=True) for _ in range(2)]
+        first, second = (self._call(other, other, seed=0) for other in others)
+        if len(first) == len(second) and all(map(_is_close, first, second)):
+            return "the compiled model returns other values than the model"
+        return "two equal instances return other values, so there is nothing to compare with"
+
+    # --- numbers -------------------------------------------------------------------------------------------------
+
+    def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> None:
+        """Report attributes that are a reason of each capture after the first calls."""
+        reported = {finding.fqn for finding in self._findings}
+        late = failures[_FIRST_CALLS:]
+        if not all(late):
+            return
+        guilty = [attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late)]
+        for attribute in guilty:
+            if attribute.fqn not in reported:
+                self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
+        if not guilty:
+            self._reasons.append(f"torch.compile captures the model again at each call: {_shorten(late[-1][0])}")
+
+    def _report_number(self, attribute: ChangedAttribute, reason: str) -> None:
+        place = next(iter(find_frames(reason)[::-1]), None)
+        where = format_reader(self._subject, place)
+        message = (
+            f"{attribute.fqn}: torch.compile compiles the model again for each value{where}; "
+            f"after {GRAPHS_OF_A_FUNCTION} times it runs the model without compiling"
+        )
+        self._report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, build_attribute_fix(attribute))
+
+    def _report(self, rule: Rule, message: str, fqn: str | None, help: str) -> None:
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
+
+    # --- tensors -------------------------------------------------------------------------------------------------
+
+    def _judge_tensors(self, pair: _CompiledPair) -> None:
+        """Change all tensors in both instances and compare; if the outputs differ, change one tensor at a time."""
+        tensors, others = measure.map_tensors(pair.module), measure.map_tensors(pair.twin)
+        names = [name for name, tensor in tensors.items() if name in others and _can_change(tensor)]
+        kept = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
+        for row in self._subject.state.tensors:
+            if row.fqn in kept:
+                what = "the compiled model keeps the old values after load_state_dict()"
+                self._report(rules.KEPT_BY_COMPILE, f"{row.fqn}: {what}", row.fqn, rules.KEPT_BY_COMPILE.fix)
+                self._cells[row.fqn] = Cell(Verdict.FAILED, reason=what)
+            elif row.fqn in names:
+                self._cells[row.fqn] = Cell(Verdict.PASSED)
+            else:
+                self._cells[row.fqn] = judging.skip_cell("only floating-point tensors are changed")
+
+    def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:
+        kept = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
+        if not kept:
+            self._reasons.append("the compiled model returns other values after its tensors were changed")
+        return kept
+
+    def _differs_after_change(self, pair: _CompiledPair, names: Iterable[str]) -> bool:
+        """Return True if the outputs differ after the tensors were changed in place; the change is undone."""
+        tensors = [measure.map_tensors(module) for module in (pair.module, pair.twin)]
+        changed = [instance[name] for name in names for instance in tensors if name in instance]
+        put_back = tensor_bits.build_restore(changed)
+        try:
+            with torch.no_grad():
+                for tensor in {id(tensor): tensor for tensor in changed}.values():
+                    tensor.mul_(0.5).add_(0.25)
+            return not self._is_same(pair)
+        finally:
+            put_back()
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+class _Caller(nn.Module):
+    """Calls `function` in the place of a module, whose mode it sets."""
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
+        super().__init__()
+        self.part = module
+        vars(self)["function"] = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["function"](*args, **kwargs)
+
+
+@contextmanager
+def _use_compiler() -> Iterator[None]:
+    """Begin and end without captured graphs, and let torch.compile capture more graphs than it does by default."""
+    torch._dynamo.reset()
+    try:
+        with torch._dynamo.config.patch(recompile_limit=64):
+            yield
+    finally:
+        torch._dynamo.reset()
+
+
+def _find_reasons(attribute: ChangedAttribute, reasons: list[str]) -> list[str]:
+    """Return the reasons of a capture that name an attribute: `0/1: self.n == 2   # self.n += 1  # net.py:9`."""
+    name = re.escape(attribute.name)
+    pattern = re.compile(rf"(?:\.{name}|\[['\"]{name}['\"]\])(?!\w)")
+    return [reason for reason in reasons if pattern.search(reason.partition("#")[0])]
+
+
+def _shorten(reason: str) -> str:
+    """Return `self.n == 2 (net.py:9)` of a reason."""
+    text = re.sub(r"^\d+/\d+: ", "", reason.partition("\n")[0])
+    return re.sub(r"\s+", " ", text.partition(" (HINT")[0]).strip()
+
+
+def _can_change(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_inference()
+
+
+def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    try:
+        return first.shape == second.shape and torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True)
+    except (RuntimeError, NotImplementedError):
+        return tensor_bits.is_same(first, second) is not False

@@ -1,0 +1,262 @@
+"""Prove `export`: capture the model by torch.export, and find state of the class that became a constant.
+
+An exported program takes parameters and buffers from its state. Each other tensor that forward reads becomes a constant
+with the value of today, and so does each number. A number is only a finding if forward changes it between calls: the
+model is captured once more with the next value, and two different graphs prove that the value is in the program.
+
+The model is called in eval mode with the inputs of the proof forward. A model that torch.export refuses proves nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
+
+from statecli.commands.verify import judging, rules
+from statecli.commands.verify.changing_attributes import (
+    ChangedAttribute,
+    build_attribute_fix,
+    find_changed_attributes,
+)
+from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
+from statecli.commands.verify.inputs import use_seed
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.commands.verify.running_state import find_running_state
+from statecli.core import registration_rules
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
+from statecli.core.severity import decide_tensor_severity
+from statecli.core.units import plural
+from statecli.live import measure
+from statecli.live.tensor_sources import Place
+from statecli.live.tensors import storage
+
+HOW = "torch.export.export() in eval mode"
+#: Attributes of which each is captured once more. More are hardly read one by one.
+MAX_ATTRIBUTES = 8
+
+
+def prove(subject: ModelUnderTest) -> Check:
+    """Export an instance, and compare the constants of the program with the tensors of the instance."""
+    empty = judging.check_empty_model(subject, Name.EXPORT)
+    if empty is not None:
+        return empty
+    if subject.inputs is None:
+        return Check(Name.EXPORT, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+    return _Proof(subject).check()
+
+
+class _Proof:
+    def __init__(self, subject: ModelUnderTest) -> None:
+        self._subject = subject
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._findings: list[Finding] = []
+        self._cells: dict[str, Cell] = {}
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        columns = {"exported": self._cells} if self._cells else {}
+        return judging.build_check(Name.EXPORT, HOW, columns, self._findings, dict.fromkeys(self._reasons))
+
+    def _run(self) -> None:
+        # An attribute that forward changes is looked at first, because torch.export may leave it changed.
+        changed = find_changed_attributes(self._subject)
+        module = self._subject.build_used()
+        tensors = measure.map_tensors(module)
+        program = export_model(self._subject, module)
+        self._judge_tensors(module, tensors, program)
+        self._judge_numbers(changed)
+
+    # --- tensors -------------------------------------------------------------------------------------------------
+
+    def _judge_tensors(self, module: nn.Module, tensors: dict[str, torch.Tensor], program: ExportedProgram) -> None:
+        constants = _map_constants(program)
+        recomputed = self._subject.state.recomputed
+        registered = {id(tensor) for _, tensor in (*module.named_parameters(), *module.named_buffers())}
+        for row in self._subject.state.tensors:
+            tensor = tensors.get(row.fqn)
+            if tensor is None:
+                self._cells[row.fqn] = judging.build_inconclusive_cell(
+                    "another instance of the model lacks this tensor"
+                )
+            elif row.fqn in recomputed:
+                self._cells[row.fqn] = judging.skip_cell(judging.RECOMPUTED_REASON)
+            elif row.kind is not Kind.UNREGISTERED or id(tensor) in registered:
+                self._cells[row.fqn] = Cell(Verdict.PASSED)
+            elif (target := constants.get(_get_key(tensor))) is None:
+                self._cells[row.fqn] = judging.skip_cell("forward does not read the tensor")
+            else:
+                self._fail(row, self._find_reader(program, target))
+        self._judge_views(module, tensors, program)
+
+    def _judge_views(self, module: nn.Module, tensors: dict[str, torch.Tensor], program: ExportedProgram) -> None:
+        """Report constants with the memory of a registered tensor: views, and results of detach() or .data."""
+        owners = {
+            _get_key(tensors[row.fqn]): row
+            for row in self._subject.state.tensors
+            if row.fqn in tensors and row.kind is not Kind.UNREGISTERED and row.elements
+        }
+        for target, constant in _iter_constants(program):
+            owner = owners.get(_get_key(constant))
+            if owner is None:
+                continue
+            named = _find_attribute(module, target, constant)
+            alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
+            where = self._format_place(self._find_reader(program, target))
+            message = (
+                f"{alias}: {registration_rules.EXPORTED}{where}: a load of {owner.fqn} does not change the program"
+            )
+            self._findings.append(
+                judging.build_finding(self._subject, STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
+            )
+
+    def _fail(self, row: TensorInfo, place: Place | None) -> None:
+        rule = registration_rules.choose_rule(row)
+        what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
+        why = "the program keeps its values after a load"
+        severity = decide_tensor_severity(row)
+        if row.fqn in self._subject.created_by_forward:
+            why, severity = "the first forward computes it", Severity.NOTE
+        elif severity is Severity.WARNING and row.rebuilt and not self._is_running_state(row):
+            why, severity = "the constructor gives it the same values each time", Severity.NOTE
+        elif severity is not Severity.ERROR and self._is_running_state(row):
+            why, severity = "forward in train mode updates it, the program keeps its values", Severity.ERROR
+        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
+        self._findings.append(judging.build_finding(self._subject, rule, message, row.fqn, severity=severity))
+        self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
+
+    def _is_running_state(self, row: TensorInfo) -> bool:
+        return bool(find_running_state(self._subject, (row.fqn,)))
+
+    def _find_reader(self, program: ExportedProgram, target: str) -> Place | None:
+        """Return the line of the first operator that reads a constant."""
+        names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.target == target]
+        nodes = [node for node in program.graph.nodes if node.name in names]
+        return next(filter(None, (_locate(user) for node in nodes for user in node.users)), None)
+
+    # --- numbers -------------------------------------------------------------------------------------------------
+
+    def _judge_numbers(self, changed: list[ChangedAttribute]) -> None:
+        for attribute in changed[:MAX_ATTRIBUTES]:
+            try:
+                place = self._find_difference(attribute)
+            except ModelError as error:
+                self._reasons.append(f"{attribute.fqn}: {judging.get_reason(self._subject, error)}")
+                continue
+            if place is not None:
+                self._report_number(attribute, place)
+        if len(changed) > MAX_ATTRIBUTES:
+            self._reasons.append(
+                f"{plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')} changed by forward not tried"
+            )
+
+    def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:
+        """Return the line of the first operator that differs between two values; () without a line, None if equal."""
+        programs = []
+        for value in (attribute.before, attribute.after):
+            module = self._subject.build_used()
+            vars(module.get_submodule(attribute.path))[attribute.name] = copy.deepcopy(value)
+            programs.append(export_model(self._subject, module))
+        nodes, others = (_describe_nodes(program) for program in programs)
+        position = next((at for at, pair in enumerate(zip(nodes, others, strict=False)) if pair[0] != pair[1]), None)
+        if position is None:
+            return None if len(nodes) == len(others) else ()
+        found = [_locate(list(program.graph.nodes)[position]) for program in programs]
+        return next(filter(None, found), ())
+
+    def _report_number(self, attribute: ChangedAttribute, place: Place | tuple[()]) -> None:
+        where = self._format_place(place or None)
+        message = (
+            f"{attribute.fqn}: the exported program keeps the value of today{where}; forward changes the attribute, "
+            "and state_dict() does not contain it"
+        )
+        help = build_attribute_fix(attribute)
+        self._findings.append(
+            judging.build_finding(self._subject, rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help)
+        )
+
+    def _format_place(self, place: Place | None) -> str:
+        return format_reader(self._subject, place)
+
+
+# --- torch.export -----------------------------------------------------------------------------------------------------
+
+
+def export_model(subject: ModelUnderTest, module: nn.Module) -> ExportedProgram:
+    """Export an instance in eval mode. Raises ModelError with the reason in one line."""
+    assert subject.inputs is not None  # noqa: S101 - prove has looked
+    args, kwargs = subject.inputs.make(seed=0)
+    with (
+        judging.keep_class_attributes(module),
+        silence(),
+        subject.user_code("torch.export.export()"),
+        use_seed(0, module),
+        torch.no_grad(),
+    ):
+        return torch.export.export(_return_tensors(module.eval()), args, kwargs, strict=False)
+
+
+def _return_tensors(module: nn.Module) -> nn.Module:
+    """Let forward of an instance return only its tensors: torch.export does not know each class of outputs."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def return_tensors(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        return [output for output in tree_leaves(forward(*args, **kwargs)) if isinstance(output, torch.Tensor)]
+
+    vars(module)["forward"] = return_tensors
+    return module
+
+
+def _iter_constants(program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
+    for spec in program.graph_signature.input_specs:
+        constant = program.constants.get(spec.target or "")
+        if spec.kind is InputKind.CONSTANT_TENSOR and isinstance(constant, torch.Tensor):
+            yield spec.target or "", constant
+
+
+def _map_constants(program: ExportedProgram) -> dict[object, str]:
+    constants: dict[object, str] = {}
+    for target, constant in _iter_constants(program):
+        constants.setdefault(_get_key(constant), target)
+    return constants
+
+
+def _get_key(tensor: torch.Tensor) -> object:
+    """Return a key shared by tensors of one memory; an empty tensor has a key of its own."""
+    return storage(tensor)[0] if tensor.numel() else id(tensor)
+
+
+def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:
+    """Return the target of a constant if it is the name of an attribute of the module."""
+    path, _, name = target.rpartition(".")
+    try:
+        value = vars(module.get_submodule(path)).get(name)
+    except AttributeError:
+        return None
+    return target if value is constant else None
+
+
+def _describe_nodes(program: ExportedProgram) -> list[str]:
+    """Return a line for each node: its operator and arguments, with all numbers."""
+    return [f"{node.op} {node.target} {node.args} {node.kwargs}" for node in program.graph.nodes]
+
+
+def _locate(node: Any) -> Place | None:
+    """Return the deepest line outside of torch that ran an operator."""
+    frames = find_frames(node.meta.get("stack_trace") or "")
+    return frames[-1] if frames else None

@@ -1,0 +1,233 @@
+"""The proof `compile`: numbers that are captured again at each call, and values that a compiled model keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+import statecli
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+
+from .proving import of_source, proved, rules, verdicts
+from .test_export import net, prove
+
+NUMBER, KEPT = "changing-attribute", "kept-by-compile"
+CONSTANT = "\n@torch.compiler.assume_constant_result\ndef scale(self):\n    return float({0}.mean())"
+COUNT = 'self.register_buffer("n", torch.zeros((), dtype=torch.int64))'
+PART = """self.parts = nn.Sequential(Part(), Part())
+---
+def forward(self, x):
+    return self.parts(x)
+class Part(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.n = 0
+    def forward(self, x):
+        {0}
+        return super().forward(x) * self.n"""
+
+#: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
+ZOO = {
+    "a counter": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n"),
+        {"n": NUMBER},
+        net(COUNT, "self.n.add_(1)\nreturn self.fc(x) * self.n"),
+    ),
+    "a counter that nothing reads": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x)"),
+        {"n": NUMBER},
+        net(COUNT, "self.n.add_(1)\nreturn self.fc(x)"),
+    ),
+    "a counter of training steps": (
+        net("self.n = 0", "if self.training: self.n += 1\nreturn self.fc(x) * 0.9 ** self.n"),
+        {"n": NUMBER},
+        net(COUNT, "if self.training: self.n.add_(1)\nreturn self.fc(x) * 0.9 ** self.n"),
+    ),
+    "a branch on a counter": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x) if self.n < 100 else x"),
+        {"n": NUMBER},
+        net("self.n = 0", "self.n = min(self.n + 1, 2)\nreturn self.fc(x) if self.n < 3 else x"),
+    ),
+    "a long cycle": (
+        net("self.n = 0", "self.n = (self.n + 1) % 100\nreturn self.fc(x) * self.n"),
+        {"n": NUMBER},
+        net("self.n = 0", "self.n = (self.n + 1) % 3\nreturn self.fc(x) * self.n"),
+    ),
+    "a list": (
+        net("self.seen = []", "self.seen.append(1)\nreturn self.fc(x)"),
+        {"seen": NUMBER},
+        net("self.seen = []", "self.seen = [1]\nreturn self.fc(x)"),
+    ),
+    "a list of tensors": (
+        net("self.seen = []", "self.seen.append(self.fc(x))\nreturn self.seen[-1]"),
+        {"seen": NUMBER},
+        net("self.seen = []", "self.seen = [self.fc(x)]\nreturn self.seen[-1]"),
+    ),
+    "a dict": (
+        net('self.d = {"n": 0}', 'self.d["n"] += 1\nreturn self.fc(x) * self.d["n"]'),
+        {"d": NUMBER},
+        net('self.d = {"n": 2}', 'return self.fc(x) * self.d["n"]'),
+    ),
+    "a growing dict": (
+        net("self.d = {}", "self.d[len(self.d)] = 1\nreturn self.fc(x)"),
+        {"d": NUMBER},
+        net("self.d = {}", "self.d[0] = 1\nreturn self.fc(x)"),
+    ),
+    "a growing tuple": (
+        net("self.seen = ()", "self.seen = (*self.seen, 1)\nreturn self.fc(x) * len(self.seen)"),
+        {"seen": NUMBER},
+        net("self.seen = ()", "self.seen = (1,)\nreturn self.fc(x) * len(self.seen)"),
+    ),
+    "in a part": (PART.format("self.n += 1"), {"parts.0.n": NUMBER, "parts.1.n": NUMBER}, PART.format("self.n = 1")),
+    "a constant of a parameter": (
+        net("", "return self.fc(x) * self.scale()") + CONSTANT.format("self.fc.weight"),
+        {"fc.weight": KEPT},
+        net("", "return self.fc(x) * self.fc.weight.mean().item()"),
+    ),
+    "a constant of a buffer": (
+        net('self.register_buffer("t", torch.ones(3))', "return self.fc(x) * self.scale()") + CONSTANT.format("self.t"),
+        {"t": KEPT},
+        net('self.register_buffer("t", torch.ones(3))', "return self.fc(x) * self.t.mean()"),
+    ),
+    "a constant of a plain tensor": (
+        net("self.t = torch.ones(3)", "return self.fc(x) * self.scale()") + CONSTANT.format("self.t"),
+        {"t": KEPT},
+        net("self.t = torch.ones(3)", "return self.fc(x) * self.t.mean()"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_state_that_the_compiler_keeps_is_named(name, in_tmp_path):
+    """Each failing class has the findings of the table, and its twin passes."""
+    bad, expected, good = ZOO[name]
+    check = prove(Name.COMPILE, bad)
+    assert rules(check) == expected
+    assert check.verdict is Verdict.FAILED
+    twin = prove(Name.COMPILE, good)
+    assert (twin.verdict, twin.findings) == (Verdict.PASSED, ()), twin
+
+
+def test_the_limit_is_that_of_torch():
+    """The number in the message is the number of graphs after which torch.compile gives up."""
+    from statecli.commands.verify.proofs.compile import GRAPHS_OF_A_FUNCTION
+
+    assert torch._dynamo.config.recompile_limit == GRAPHS_OF_A_FUNCTION
+
+
+def test_torch_gives_up_at_the_limit():
+    """A model that fails the proof is not compiled any more after 8 graphs; with a tensor the model has one graph."""
+
+    class Net(nn.Module):
+        def __init__(self, start):
+            super().__init__()
+            self.n = start
+
+        def forward(self, x):
+            self.n = self.n + 1
+            return x * self.n
+
+    for start, expected in ((0, 8), (torch.zeros(()), 1)):
+        torch._dynamo.reset()
+        graphs = []
+
+        def count(graph, _, graphs=graphs):
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(Net(start), backend=count)
+        for _ in range(20):
+            compiled(torch.ones(2))
+        assert len(graphs) == expected
+    torch._dynamo.reset()
+
+
+def test_plain_tensors_are_inputs_of_a_compiled_model(in_tmp_path):
+    """Unlike torch.export, torch.compile reads a plain attribute at each call."""
+    body = net("self.t = torch.randn(3)", "return self.fc(x) + self.t")
+    check = of_source(Name.COMPILE, body, "2x3")
+    assert check.verdict is Verdict.PASSED
+    assert verdicts(check, "compiled") == {"fc.weight": "passed", "fc.bias": "passed", "t": "passed"}
+
+
+def test_random_numbers_in_forward_pass(in_tmp_path):
+    """Dropout draws the same values in the compiled model and in its twin."""
+    body = net("self.drop = nn.Dropout()", "return self.drop(self.fc(x)) + torch.rand_like(x)")
+    assert of_source(Name.COMPILE, body, "2x3").verdict is Verdict.PASSED
+
+
+def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
+    """Without equal outputs of two instances there is nothing to compare with."""
+    body = net("", "return self.fc(x) + __import__('uuid').uuid4().int % 1000")
+    check = of_source(Name.COMPILE, body, "2x3")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "two equal instances" in check.reason
+
+
+def test_a_model_that_torch_does_not_compile_is_inconclusive():
+    """torch.compile runs recurrent modules of torch as they are, so nothing is proved."""
+    (check,) = statecli.verify(nn.LSTM(2, 2), inputs="3x2x2", checks=["compile"]).checks
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "torch.compile captured no graph" in check.reason
+
+
+def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
+    """The reason is one line, and torch prints nothing."""
+    body = net("", "if torch.compiler.is_compiling():\n    raise ValueError('no')\nreturn self.fc(x)")
+    check = of_source(Name.COMPILE, body, "2x3")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "\n" not in check.reason
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_inputs_the_proof_is_skipped(in_tmp_path):
+    """The reason has the option to type."""
+    check = of_source(Name.COMPILE, net("", "return self.fc(x)"))
+    assert check.verdict is Verdict.SKIPPED
+    assert "--input" in check.reason
+
+
+def test_a_live_model_is_unchanged():
+    """Copies are compiled and changed; the settings of the compiler are put back."""
+    limit = torch._dynamo.config.recompile_limit
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    (check,) = statecli.verify(model, inputs="2x2", checks=["compile"]).checks
+    assert check.verdict is Verdict.PASSED
+    assert torch.equal(before, model.weight)
+    assert torch._dynamo.config.recompile_limit == limit
+
+
+def test_the_proof_runs_only_on_request():
+    """A model that is never compiled may count its calls."""
+    assert Name.COMPILE not in DEFAULT_PROOFS
+
+
+def test_the_command_line_names_the_line(statecli, in_tmp_path):
+    """The message has the line that reads the number, and the fix the line that registers it."""
+    of_source(Name.COMPILE, ZOO["a counter"][0], "2x3")
+    result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "compile")
+    assert result.code == 1
+    assert "error[changing-attribute]: n: torch.compile compiles the model again for each value, read at" in result.out
+    assert 'self.register_buffer("n", torch.tensor(0))' in result.out
+
+
+def test_real_classes_pass():
+    """A slice of the classes on which the proof was measured."""
+    pytest.importorskip("transformers")
+    from . import real
+
+    found = {}
+    for name in (
+        *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "CLIPModel"),
+        *("BatchNorm2d", "EmbeddingBag", "old weight_norm", "MultiheadAttention"),
+    ):
+        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
+        found[name] = proved(Name.COMPILE, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
+    assert {name: (check.verdict.value, check.findings) for name, check in found.items()} == dict.fromkeys(
+        found, ("passed", ())
+    )

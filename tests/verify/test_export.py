@@ -1,0 +1,275 @@
+"""The proof `export`: tensors, numbers and lists of a class that become constants of an exported program."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import statecli
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+
+from .proving import cell, of_source, proved, rules, verdicts
+
+TENSOR, PARAMETER, MODULE, STALE, NUMBER = (
+    "unregistered-tensor",
+    "unregistered-parameter",
+    "unregistered-module",
+    "stale-view",
+    "changing-attribute",
+)
+RUNNING = "if self.training:\n    self.{0} = 0.9 * self.{0} + 0.1 * x.detach().mean(0)\n"
+
+
+def net(init: str, forward: str) -> str:
+    """The constructor and forward of a class with a layer `fc`."""
+    method = f"def forward(self, x):\n{textwrap.indent(textwrap.dedent(forward), '    ')}"
+    return f"self.fc = nn.Linear(3, 3)\n{textwrap.dedent(init)}\n---\n{method}"
+
+
+#: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
+ZOO = {
+    "drawn at random": (
+        net("self.t = torch.randn(3)", "return self.fc(x) + self.t"),
+        {"t": TENSOR},
+        net('self.register_buffer("t", torch.randn(3))', "return self.fc(x) + self.t"),
+    ),
+    "a tensor that requires grad": (
+        net("self.t = torch.ones(3, requires_grad=True)", "return self.fc(x) * self.t"),
+        {"t": PARAMETER},
+        net("self.t = nn.Parameter(torch.ones(3))", "return self.fc(x) * self.t"),
+    ),
+    "a plain list of modules": (
+        net("self.parts = [nn.Linear(3, 3)]", "return self.parts[0](self.fc(x))"),
+        {"parts[0].weight": MODULE, "parts[0].bias": MODULE},
+        net("self.parts = nn.ModuleList([nn.Linear(3, 3)])", "return self.parts[0](self.fc(x))"),
+    ),
+    "a plain dict of tensors": (
+        net('self.d = {"a": torch.randn(3)}', 'return self.fc(x) + self.d["a"]'),
+        {"d['a']": TENSOR},
+        net('self.d = nn.ParameterDict({"a": torch.randn(3)})', 'return self.fc(x) + self.d["a"]'),
+    ),
+    "a plain list of parameters": (
+        net("self.ws = [nn.Parameter(torch.ones(3))]", "return self.fc(x) * self.ws[0]"),
+        {"ws[0]": PARAMETER},
+        net("self.ws = nn.ParameterList([torch.ones(3)])", "return self.fc(x) * self.ws[0]"),
+    ),
+    "a running mean": (
+        net("self.mean = torch.zeros(3)", RUNNING.format("mean") + "return self.fc(x) - self.mean"),
+        {"mean": TENSOR},
+        net(
+            'self.register_buffer("mean", torch.zeros(3))',
+            RUNNING.format("mean") + "return self.fc(x) - self.mean",
+        ),
+    ),
+    "the memory of a parameter": (
+        net("self.w = self.fc.weight.data", "return self.fc(x) @ self.w"),
+        {"w": STALE},
+        net("self.w = self.fc.weight", "return self.fc(x) @ self.w"),
+    ),
+    "a row of a buffer": (
+        net('self.register_buffer("t", torch.ones(2, 3))\nself.row = self.t[0]', "return self.fc(x) + self.row"),
+        {"row": STALE},
+        net('self.register_buffer("t", torch.ones(2, 3))', "return self.fc(x) + self.t[0]"),
+    ),
+    "a counter": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n"),
+        {"n": NUMBER},
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x)"),
+    ),
+    "a counter of training steps": (
+        net("self.n = 0", "if self.training: self.n += 1\nreturn self.fc(x) * 0.9 ** self.n"),
+        {"n": NUMBER},
+        net("self.n = 0", "if self.training: self.n = 1\nreturn self.fc(x) * 0.9 ** self.n"),
+    ),
+    "a factor that falls": (
+        net("self.rate = 1.0", "self.rate *= 0.5\nreturn self.fc(x) * self.rate"),
+        {"rate": NUMBER},
+        net("self.rate = 1.0", "return self.fc(x) * self.rate"),
+    ),
+    "the length of a list": (
+        net("self.seen = []", "self.seen.append(1)\nreturn self.fc(x) + len(self.seen)"),
+        {"seen": NUMBER},
+        net("self.seen = []", "self.seen.append(1)\nreturn self.fc(x)"),
+    ),
+    "a branch": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x) if self.n % 2 else x"),
+        {"n": NUMBER},
+        net("self.n = 0", "self.n = 1 - self.n * 0\nreturn self.fc(x) if self.n % 2 else x"),
+    ),
+    "an entry of a dict": (
+        net('self.d = {"n": 0}', 'self.d["n"] += 1\nreturn self.fc(x) * self.d["n"]'),
+        {"d": NUMBER},
+        net('self.d = {"n": 2}', 'return self.fc(x) * self.d["n"]'),
+    ),
+    "in a part": (
+        "self.parts = nn.Sequential(Part(), Part())\n---\ndef forward(self, x):\n    return self.parts(x)\n"
+        "class Part(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 3)\n        self.n = 0\n"
+        "    def forward(self, x):\n        self.n += 1\n        return super().forward(x) * self.n",
+        {"parts.0.n": NUMBER, "parts.1.n": NUMBER},
+        "self.parts = nn.Sequential(Part(), Part())\n---\ndef forward(self, x):\n    return self.parts(x)\n"
+        "class Part(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 3)\n        self.n = 2\n"
+        "    def forward(self, x):\n        return super().forward(x) * self.n",
+    ),
+}
+#: The word that starts a class of its own after the methods of Net.
+PART = "class Part("
+
+
+def prove(name: Name, body: str):
+    """The proof of Net; a class Part after the methods becomes a class of the module."""
+    text, start, part = body.partition(PART)
+    if start:
+        file = f"part_{zlib.crc32(part.encode())}"  # a name of its own, because Python imports a name once
+        Path(f"{file}.py").write_text(f"import torch\nfrom torch import nn\n{start}{part}\n")
+        text = f"from {file} import Part\n{text}"
+    return of_source(name, text, "2x3")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_constant_of_the_class_is_named(name, in_tmp_path):
+    """Each failing class has the findings of the table, and its twin passes."""
+    bad, expected, good = ZOO[name]
+    check = prove(Name.EXPORT, bad)
+    assert rules(check) == expected
+    assert check.verdict is Verdict.FAILED
+    twin = prove(Name.EXPORT, good)
+    assert (twin.verdict, twin.findings) == (Verdict.PASSED, ())
+
+
+def test_a_number_keeps_the_value_of_today(in_tmp_path):
+    """torch.export itself gives programs that compute with another number than the model's next call."""
+    check = prove(Name.EXPORT, ZOO["a counter"][0])
+    assert rules(check) == {"n": NUMBER}
+    from statecli.live.build import build
+    from statecli.live.spec import parse_spec
+
+    x = torch.ones(2, 3)
+    model = build(parse_spec("net.py:Net")).module.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, (x,), strict=False).module()
+    model.n = 10
+    assert not torch.equal(program(x), model(x))
+    model.n = 0
+    assert torch.equal(program(x), model(x))
+
+
+def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
+    """No load changes such a table in the model either."""
+    check = of_source(Name.EXPORT, net("self.t = torch.arange(3.0)", "return self.fc(x) + self.t"), "2x3")
+    assert check.verdict is Verdict.PASSED
+    (finding,) = check.findings
+    assert (finding.rule, finding.severity.value) == (TENSOR, "note")
+    assert "exported as a constant, read at net.py:9: the constructor gives it the same values" in finding.message
+
+
+def test_a_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
+    """The program does not contain it."""
+    check = of_source(Name.EXPORT, net("self.t = torch.randn(3)", "return self.fc(x)"), "2x3")
+    assert check.verdict is Verdict.PASSED
+    assert cell(check, "exported", "t").reason == "forward does not read the tensor"
+
+
+def test_constants_written_in_forward_are_no_state(in_tmp_path):
+    """A tensor literal in forward belongs to the code."""
+    check = of_source(Name.EXPORT, net("", "return self.fc(x) + torch.tensor([1.0, 2.0, 3.0])"), "2x3")
+    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
+
+
+def test_a_buffer_that_is_not_saved_passes(in_tmp_path):
+    """It is registered, and a program's module has it as a buffer."""
+    body = net('self.register_buffer("t", torch.randn(3), persistent=False)', "return self.fc(x) + self.t")
+    assert of_source(Name.EXPORT, body, "2x3").verdict is Verdict.PASSED
+
+
+def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
+    """The reason is one line, torch prints nothing, and the class has no finding."""
+    body = net("", "return self.fc(x) if x.sum() > 0 else x")
+    check = of_source(Name.EXPORT, body, "2x3")
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert check.reason.startswith("torch.export.export() raised")
+    assert "\n" not in check.reason
+    assert capfd.readouterr() == ("", "")
+
+
+def test_outputs_that_export_does_not_know_are_left_out(in_tmp_path):
+    """A class of outputs without a pytree is no reason against the proof."""
+    body = net("self.t = torch.randn(3)", "y = self.fc(x) + self.t\nreturn __import__('types').SimpleNamespace(y=y), y")
+    check = of_source(Name.EXPORT, body, "2x3")
+    assert rules(check) == {"t": TENSOR}
+
+
+def test_without_inputs_the_proof_is_skipped(in_tmp_path):
+    """The reason has the option to type."""
+    check = of_source(Name.EXPORT, net("", "return self.fc(x)"))
+    assert check.verdict is Verdict.SKIPPED
+    assert "--input" in check.reason
+
+
+def test_a_live_model_is_unchanged():
+    """The copy is exported; the counter of the live model stays as it was."""
+
+    class Net(nn.Linear):
+        n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return super().forward(x) * self.n
+
+    model = Net(2, 2)
+    model.n = 5
+    model.t = [torch.ones(2)]
+    (check,) = statecli.verify(model, inputs="2x2", checks=["export"]).checks
+    assert rules(check) == {"n": NUMBER}
+    assert model.n == 5
+    assert "forward" not in vars(model)
+
+
+def test_the_proof_runs_only_on_request():
+    """Few programs export, and a plain attribute is harmless without."""
+    assert Name.EXPORT not in DEFAULT_PROOFS
+
+
+def test_the_command_line_shows_what_was_exported(statecli, in_tmp_path):
+    """The lines of the assignment and of the reading operator are in the message."""
+    of_source(Name.EXPORT, ZOO["drawn at random"][0], "2x3")
+    result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "export")
+    assert result.code == 1
+    assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
+    assert "exported as a constant, read at net.py:9: the program keeps its values after a load" in result.out
+
+
+#: Real classes with plain attributes, a few that torch.export refuses, and others that pass.
+REAL = {
+    "BertForMaskedLM": "passed",
+    "LlamaForCausalLM": "passed",
+    "GPT2LMHeadModel": "passed",
+    "Wav2Vec2Model": "passed",
+    "SwinModel": "passed",
+    "MambaForCausalLM": "passed",
+    "BatchNorm2d": "passed",
+    "LSTM": "passed",
+    "old weight_norm": "passed",
+    "pruned": "passed",
+    "LongformerModel": "inconclusive",
+}
+
+
+def test_real_classes_have_no_constants():
+    """A slice of the 150 classes on which the proof was measured."""
+    pytest.importorskip("transformers")
+    from . import real
+
+    found = {}
+    for name in REAL:
+        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
+        found[name] = proved(Name.EXPORT, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
+    assert {name: check.verdict.value for name, check in found.items()} == REAL
+    assert [check.findings for check in found.values()] == [()] * len(REAL)
+    assert set(verdicts(found["LSTM"], "exported").values()) == {"passed"}
