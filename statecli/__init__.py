@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from statecli.values.digest_algorithm import Algorithm
 
     # The values of the enumerations, so that a type checker finds a misspelt word.
-    CheckName = Literal["move", "cast", "save", "copy", "step", "forward", "materialize", "export", "compile"]
+    CheckName = Literal["move", "cast", "save", "copy", "step", "forward", "materialize", "export", "compile", "shard"]
     KindName = Literal["parameter", "buffer", "unregistered", "optimizer", "other"]
     FieldName = Literal["dtype", "shape", "kind", "requires_grad", "device", "tying", "values"]
     SeverityName = Literal["note", "warning", "error"]
@@ -415,8 +415,8 @@ def verify(
 
     Args:
         model: An nn.Module, or a spec such as "file.py:Class".
-        checks: Proofs to run: "move", "cast", "save", "copy", "step", "forward", "materialize", "export" or
-            "compile". () or None: all but the last three.
+        checks: Proofs to run: "move", "cast", "save", "copy", "step", "forward", "materialize", "export",
+            "compile" or "shard". () or None: all but the last four.
         device: Device to move to: "fake-cuda" (needs no GPU; the default without one), "meta", "cpu" or "cuda:0".
         dtype: Dtype to cast to.
         optimizer: Optimizer of the training step: "sgd" (the default), "adamw", or a class such as torch.optim.Adam.

@@ -23,7 +23,13 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD, UNTIED_BY_MOVE, map_tied_names
-from statecli.core.registration_rules import EXPORTED, UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
+from statecli.core.registration_rules import (
+    EXPORTED,
+    LEFT_OUT,
+    UNREGISTERED_MODULE,
+    UNREGISTERED_PARAMETER,
+    UNREGISTERED_TENSOR,
+)
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import is_trainable
 from statecli.core.units import format_shape, join_names, plural
@@ -344,7 +350,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
     own = {MODULE, PARAMETER, TENSOR}
     effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
     if any(finding.rule in own for finding in findings):
-        for start in (UNKNOWN_FORWARD, EXPORTED):
+        for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT):
             remarks = (finding.message.partition(f"; {start}") for finding in findings if finding.rule in own)
             effects |= {f"{start}{reason}": None for _, remark, reason in remarks if remark}
         device = next((row.device for row in rows if row.device), None)

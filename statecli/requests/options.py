@@ -555,7 +555,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[Name, ...],
         Option(
             ("--check",),
-            "Run only this test, called a proof (repeatable). [default: all except materialize, export, compile]",
+            "Run only this test, called a proof (repeatable). [default: all but materialize, export, compile, shard]",
             "PROOF",
             argument="checks",
         ),

@@ -17,9 +17,10 @@ class Name(str, Enum):
     MATERIALIZE = "materialize"
     EXPORT = "export"
     COMPILE = "compile"
+    SHARD = "shard"
 
 
-#: Proofs that run only on request: few programs build a model on meta, or capture its graph.
-ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE)
+#: Proofs that run only on request: few programs build a model on meta, capture its graph, or run on several GPUs.
+ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD)
 #: Proofs that run unless proofs are requested by name.
 DEFAULT_PROOFS = tuple(name for name in Name if name not in ON_REQUEST)

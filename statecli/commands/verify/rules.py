@@ -349,6 +349,29 @@ and the compiled model still computes with the old value.""",
 train without it.""",
 )
 
+# --- shard ------------------------------------------------------------------------------------------------------------
+
+NOT_SYNCHRONIZED = _rule(
+    "not-synchronized",
+    "shard",
+    summary="A registered tensor differs between the ranks of a distributed training.",
+    why="""each rank trains or computes with other values, and a checkpoint has the values of one rank. `fully_shard`
+shards parameters and synchronizes no buffer. DistributedDataParallel broadcasts buffers from rank 0, except for ignored
+tensors. The finding is a note for modules of torch, such as BatchNorm, and for a random buffer that a checkpoint
+contains. The finding is a warning for other buffers that forward updates.""",
+    example="`self.mean.lerp_(x.mean(0), 0.1)` in forward, where `mean` is a buffer, and `fully_shard(model)`.",
+    fix="""average the tensor over the ranks in forward, with `torch.distributed.all_reduce`; list no trained tensor in
+`_ddp_params_and_buffers_to_ignore`.""",
+)
+NOT_SHARDABLE = _rule(
+    "not-shardable",
+    "shard",
+    summary="`fully_shard` refuses a parameter.",
+    why="`fully_shard(model)` raises. The parameter can only be ignored, and then no rank shares its gradients.",
+    example="`self.scale = nn.Parameter(torch.tensor(1.0))`.",
+    fix="register a parameter with one dimension, `nn.Parameter(torch.ones(1))`, and contiguous memory.",
+)
+
 RULES = (
     *(LOST_BY_MOVE, CHANGED_BY_MOVE),
     *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
@@ -358,5 +381,5 @@ RULES = (
     *(NO_GRADIENT, ZERO_GRADIENT, NON_FINITE_GRADIENT, NOT_IN_OPTIMIZER, OVERWRITTEN_BY_FORWARD, NOT_UPDATED),
     *(FROZEN_UPDATED, DEVICE_MISMATCH),
     *(LOST_BY_MATERIALIZING, CHANGED_BY_MATERIALIZING, LEFT_ON_META, NOT_BUILT_ON_META),
-    *(CHANGING_ATTRIBUTE, KEPT_BY_COMPILE),
+    *(CHANGING_ATTRIBUTE, KEPT_BY_COMPILE, NOT_SYNCHRONIZED, NOT_SHARDABLE),
 )

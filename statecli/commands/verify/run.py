@@ -125,6 +125,12 @@ def _prove_compile(subject: ModelUnderTest, _: Request) -> Check:
     return compile.prove(subject)
 
 
+def _prove_shard(subject: ModelUnderTest, _: Request) -> Check:
+    from statecli.commands.verify.proofs import shard
+
+    return shard.prove(subject)
+
+
 #: Every proof there is, in the order of `Name`.
 PROOFS: dict[Name, Proof] = {
     Name.MOVE: _prove_move,
@@ -136,6 +142,7 @@ PROOFS: dict[Name, Proof] = {
     Name.MATERIALIZE: _prove_materialize,
     Name.EXPORT: _prove_export,
     Name.COMPILE: _prove_compile,
+    Name.SHARD: _prove_shard,
 }
 
 

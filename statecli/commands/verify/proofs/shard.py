@@ -1,0 +1,331 @@
+"""Prove `shard`: wrap the model for two ranks, and find tensors that are left out or differ between the ranks.
+
+The process group is torch's fake group: this process is rank 0 of 2, and no collective sends anything. DDP broadcasts
+its parameters and buffers from rank 0 when it wraps a model; all memory is filled with 0 before, and what a broadcast
+writes is 1, so a tensor of ones has been synchronized. `fully_shard` makes a DTensor of each parameter that it shards.
+Buffers stay on each rank under `fully_shard`. They differ between ranks if forward in train mode computes their next
+values from the data, or if the constructor draws them: both are measured on equal instances with different inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from statecli.commands.verify import judging, rules
+from statecli.commands.verify.compiler_output import silence
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.commands.verify.running_state import find_running_state
+from statecli.core import registration_rules
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
+from statecli.core.rule import Rule
+from statecli.core.severity import decide_tensor_severity
+from statecli.live import measure, tensor_bits
+from statecli.live.rebuild import Rebuild, compare_builds
+from statecli.live.tensors import storage
+from statecli.live.walk import walk
+
+HOW = "fully_shard() and DistributedDataParallel on rank 0 of 2 (fake process group)"
+#: Ranks of the fake process group.
+RANKS = 2
+#: How torch's DDP refuses a model without a trainable parameter.
+_NOTHING_TO_TRAIN = "doesn't have any parameter that requires a gradient"
+
+
+def prove(subject: ModelUnderTest) -> Check:
+    """Wrap an instance by DDP and another by fully_shard, and judge each tensor."""
+    missing = judging.check_without_values(subject, Name.SHARD, HOW, "synchronize")
+    return missing or _Proof(subject).check()
+
+
+class _Proof:
+    def __init__(self, subject: ModelUnderTest) -> None:
+        self._subject = subject
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._findings: list[Finding] = []
+        self._ddp: dict[str, Cell] = {}
+        self._fsdp: dict[str, Cell] = {}
+        self._random: frozenset[str] = frozenset()
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        columns = {name: cells for name, cells in (("sharded", self._fsdp), ("replicated", self._ddp)) if cells}
+        return judging.build_check(Name.SHARD, HOW, columns, self._findings, dict.fromkeys(self._reasons))
+
+    def _run(self) -> None:
+        if any(map(judging.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
+            self._reasons.append("the model has parameters without a shape, which cannot be sharded")
+            return
+        with _use_fake_group(), silence():
+            broadcast = self._find_broadcast()
+            sharded = self._find_sharded()
+        loose = [row for row in self._subject.state.tensors if row.kind is not Kind.PARAMETER]
+        diverging = find_diverging(self._subject, [row.fqn for row in loose])
+        self._random = self._find_random(loose)
+        for row in self._subject.state.tensors:
+            self._judge(row, broadcast, sharded, diverging)
+
+    # --- wrapping ------------------------------------------------------------------------------------------------
+
+    def _find_broadcast(self) -> frozenset[str] | None:
+        """Return the names of the tensors that DDP broadcasts; None for a model that DDP does not wrap."""
+        module = self._subject.build_fresh()
+        tensors = measure.map_tensors(module)
+        put_back = tensor_bits.build_restore(tensors.values())
+        try:
+            with torch.no_grad():
+                for tensor in tensors.values():
+                    tensor.fill_(0)
+            with self._subject.user_code("DistributedDataParallel()"), _MarkBroadcasts():
+                nn.parallel.DistributedDataParallel(module)
+            return frozenset(name for name, tensor in tensors.items() if tensor.numel() and bool((tensor == 1).all()))
+        except ModelError as error:
+            if _NOTHING_TO_TRAIN not in str(error):
+                self._reasons.append(judging.get_reason(self._subject, error))
+            return None
+        except (RuntimeError, NotImplementedError, TypeError):
+            self._reasons.append("a tensor cannot be filled with ones, so its broadcast cannot be seen")
+            return None
+        finally:
+            put_back()
+
+    def _find_sharded(self) -> frozenset[str]:
+        """Return the names of the tensors that fully_shard makes DTensors; report parameters that it refuses."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor
+
+        module = self._subject.build_fresh()
+        aliases = _list_aliases(module)
+        refused = {name: why for name, tensor in module.named_parameters() if (why := _explain_refusal(tensor))}
+        ignored = {tensor for name, tensor in module.named_parameters() if name in refused}
+        for name, why in refused.items():
+            message = f"{name}: fully_shard() refuses {why.what}"
+            self._report(rules.NOT_SHARDABLE, message, name, help=why.advice)
+            self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {why.what}")
+        with self._subject.user_code("fully_shard()"):
+            fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
+        for entry in walk(module).unregistered:
+            if entry.fqn in aliases and not isinstance(entry.tensor, DTensor):
+                message = f"{entry.fqn}: keeps the memory of {aliases[entry.fqn]} from before fully_shard()"
+                effect = "the training of the sharded parameter does not reach it"
+                self._report(
+                    STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=Severity.ERROR
+                )
+        sharded = (name for name, tensor in measure.map_tensors(module).items() if isinstance(tensor, DTensor))
+        return frozenset(sharded) | frozenset(refused)
+
+    def _find_random(self, rows: Iterable[TensorInfo]) -> frozenset[str]:
+        """Return the names of tensors to which the constructor gives other values each time."""
+        random = {row.fqn for row in rows if row.rebuilt is False}
+        saved = {row.fqn: row.elements for row in rows if row.kind is Kind.BUFFER and row.rebuilt is None}
+        if saved and self._subject.rebuilds:
+            rebuilds = compare_builds(lambda seed: self._subject.build_fresh(values=True, seed=seed), saved)
+            random |= {name for name, rebuild in rebuilds.items() if rebuild is Rebuild.DIFFERENT}
+        return frozenset(random)
+
+    # --- verdicts ------------------------------------------------------------------------------------------------
+
+    def _judge(
+        self, row: TensorInfo, broadcast: frozenset[str] | None, sharded: frozenset[str], diverging: frozenset[str]
+    ) -> None:
+        why = self._find_exemption(row)
+        if why is not None:
+            self._fsdp[row.fqn] = self._ddp[row.fqn] = judging.skip_cell(why)
+            return
+        left_out = {
+            wrapper: cells
+            for wrapper, cells, names in (
+                ("fully_shard()", self._fsdp, sharded),
+                ("DistributedDataParallel", self._ddp, broadcast),
+            )
+            if names is not None and row.fqn not in names
+        }
+        for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
+            cells.setdefault(row.fqn, Cell(Verdict.PASSED))
+        if left_out:
+            self._judge_left_out(row, left_out, is_diverging=row.fqn in diverging)
+
+    def _find_exemption(self, row: TensorInfo) -> str | None:
+        if row.fqn in self._subject.state.recomputed:
+            return judging.RECOMPUTED_REASON
+        if row.fqn in self._subject.created_by_forward:
+            return "the first forward creates the tensor on each rank"
+        return None if row.elements else "the tensor is empty"
+
+    def _judge_left_out(self, row: TensorInfo, left_out: Mapping[str, dict[str, Cell]], *, is_diverging: bool) -> None:
+        wrappers = " and ".join(left_out)
+        if row.kind is Kind.UNREGISTERED:
+            effect = _describe_effect(row, is_diverging=is_diverging, is_random=row.fqn in self._random)
+            message = (
+                f"{row.fqn}: {registration_rules.describe_unregistered(row)}; "
+                f"{registration_rules.LEFT_OUT} {wrappers}: {effect}"
+            )
+            severity = Severity.ERROR if is_diverging else decide_tensor_severity(row)
+            if severity is Severity.WARNING and row.rebuilt:
+                severity = Severity.NOTE
+            self._report(registration_rules.choose_rule(row), message, row.fqn, severity=severity)
+        elif row.kind is Kind.PARAMETER:
+            effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
+            message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"
+            self._report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
+        elif is_diverging or row.fqn in self._random:
+            self._report_buffer(row, wrappers, is_diverging=is_diverging)
+        else:
+            return  # each rank has the same values
+        for cells in left_out.values():
+            cells[row.fqn] = Cell(Verdict.FAILED, reason="not synchronized between ranks")
+
+    def _report_buffer(self, row: TensorInfo, wrappers: str, *, is_diverging: bool) -> None:
+        effect = _describe_effect(row, is_diverging=is_diverging, is_random=row.fqn in self._random)
+        message = f"{row.fqn}: not synchronized by {wrappers}: {effect}"
+        help, severity = _AVERAGE if is_diverging else _BROADCAST, Severity.WARNING
+        if is_diverging and self._is_of_torch(row):
+            help, severity = (
+                "nn.SyncBatchNorm.convert_sync_batchnorm(model) lets the ranks share the values",
+                Severity.NOTE,
+            )
+        elif not is_diverging:
+            severity = Severity.ERROR if row.persistent is False else Severity.NOTE  # a load gives equal values
+        self._report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
+
+    def _is_of_torch(self, row: TensorInfo) -> bool:
+        """Return True for a buffer of a module of torch, such as BatchNorm, whose values per rank are documented."""
+        path = row.fqn.rpartition(".")[0]
+        try:
+            return _is_torch_module(self._subject.build_fresh().get_submodule(path))
+        except AttributeError:
+            return False
+
+    def _report(
+        self, rule: Rule, message: str, fqn: str, *, help: str | None = None, severity: Severity | None = None
+    ) -> None:
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
+
+
+_STOP_IGNORING = "remove the name from _ddp_params_and_buffers_to_ignore"
+_AVERAGE = "average the tensor over the ranks in forward, with torch.distributed.all_reduce"
+_BROADCAST = "draw equal values on all ranks, from a seed, or send those of rank 0 with torch.distributed.broadcast"
+_OWN_VALUES = "each rank keeps its own values"
+
+
+def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) -> str:
+    """Say how the ranks differ."""
+    if row.requires_grad:
+        return "its gradients are not averaged, so the ranks differ"
+    if is_diverging:
+        return "forward in train mode computes other values on each rank"
+    if is_random:
+        return "the constructor draws other values on each rank"
+    return "the constructor gives each rank the same values" if row.rebuilt else _OWN_VALUES
+
+
+def _list_aliases(module: nn.Module) -> dict[str, str]:
+    """Return the parameter for each unregistered name with the memory of a parameter.
+
+    Names in modules of torch are left out, because their forward reads the parameters again: LSTM, hooks of norms.
+    """
+    names = {storage(tensor)[0]: name for name, tensor in module.named_parameters() if tensor.numel()}
+    entries = (entry for entry in walk(module).unregistered if not _is_torch_module(entry.owner))
+    aliases = ((entry.fqn, names.get(storage(entry.tensor)[0])) for entry in entries)
+    return {fqn: name for fqn, name in aliases if name is not None}
+
+
+def _is_torch_module(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Reason of fully_shard against a parameter, and the advice."""
+
+    what: str
+    advice: str
+
+
+def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
+    """Return why fully_shard refuses a parameter; None if it does not."""
+    if tensor.dim() == 0:
+        return _Refusal(
+            "a parameter without a dimension", "register a parameter of one element: nn.Parameter(torch.ones(1))"
+        )
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        return _Refusal("a parameter that is not contiguous", "register the result of .contiguous()")
+    return None
+
+
+def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
+    """Return the part of `names` that forward in train mode updates, to other values for other inputs."""
+    running = find_running_state(subject, names)
+    if not running:
+        return frozenset()
+    values = []
+    for seed in (0, 1):
+        module = subject.build_fresh(values=True)
+        tensors = measure.map_tensors(module)
+        put_back = tensor_bits.build_restore(tensor for name, tensor in tensors.items() if name in running)
+        try:
+            with judging.keep_class_attributes(module):
+                subject.call(module, seed, training=True, grad=True)
+                after = measure.map_tensors(module)
+                values.append({name: judging.copy_values(after[name]) for name in running if name in after})
+        finally:
+            put_back()
+    first, second = values
+    return frozenset(
+        name
+        for name, value in first.items()
+        if value is not None and (other := second.get(name)) is not None and tensor_bits.is_same(value, other) is False
+    )
+
+
+# --- the fake process group ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _use_fake_group() -> Iterator[None]:
+    """Make this process rank 0 of a group in which no collective sends anything. Raises ModelError for a real group."""
+    if not torch.distributed.is_available():
+        raise ModelError("this build of torch has no torch.distributed")
+    if torch.distributed.is_initialized():
+        raise ModelError("a process group is initialized; run this proof in a process without one")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class _MarkBroadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fill each broadcast tensor with ones, except for the sizes that DDP compares between ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._compares_sizes = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__
+            if name == "broadcast_" and not self._compares_sizes:
+                for tensor in tree_leaves(args[0]):
+                    tensor.fill_(1)
+            self._compares_sizes = name == "allgather_"  # the number of parameters, before their sizes
+        return result

@@ -1,0 +1,256 @@
+"""The proof `shard`: tensors that fully_shard and DDP leave out, or that differ between ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+
+import statecli
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+
+from .proving import cell, of_source, proved, rules, verdicts
+from .test_export import net
+
+TENSOR, PARAMETER, MODULE, STALE = (
+    "unregistered-tensor",
+    "unregistered-parameter",
+    "unregistered-module",
+    "stale-view",
+)
+UNSYNCHRONIZED, REFUSED = "not-synchronized", "not-shardable"
+MEAN = "if self.training: self.t = 0.9 * self.t + 0.1 * x.detach().mean(0)\nreturn self.fc(x) - self.t"
+IGNORE = 'self._ddp_params_and_buffers_to_ignore = ["w"]'
+REDUCED = """if self.training:
+    step = x.detach().mean(0)
+    torch.distributed.all_reduce(step) if torch.distributed.is_initialized() else step.zero_()
+    self.t.lerp_(step, 0.1)
+return self.fc(x) - self.t"""
+
+#: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
+ZOO = {
+    "drawn at random": (
+        net("self.t = torch.randn(3)", "return self.fc(x) + self.t"),
+        {"t": TENSOR},
+        net("self.t = nn.Parameter(torch.randn(3))", "return self.fc(x) + self.t"),
+    ),
+    "a tensor that requires grad": (
+        net("self.t = torch.ones(3, requires_grad=True)", "return self.fc(x) * self.t"),
+        {"t": PARAMETER},
+        net("self.t = nn.Parameter(torch.ones(3))", "return self.fc(x) * self.t"),
+    ),
+    "a plain list of modules": (
+        net("self.parts = [nn.Linear(3, 3)]", "return self.parts[0](self.fc(x))"),
+        {"parts[0].weight": MODULE, "parts[0].bias": MODULE},
+        net("self.parts = nn.ModuleList([nn.Linear(3, 3)])", "return self.parts[0](self.fc(x))"),
+    ),
+    "a plain list of parameters": (
+        net("self.ws = [nn.Parameter(torch.ones(3))]", "return self.fc(x) * self.ws[0]"),
+        {"ws[0]": PARAMETER},
+        net("self.ws = nn.ParameterList([torch.ones(3)])", "return self.fc(x) * self.ws[0]"),
+    ),
+    "a running mean in a plain attribute": (
+        net("self.t = torch.zeros(3)", MEAN),
+        {"t": TENSOR},
+        net('self.register_buffer("t", torch.zeros(3))', REDUCED),
+    ),
+    "a running mean in a buffer": (
+        net('self.register_buffer("t", torch.zeros(3))', MEAN),
+        {"t": UNSYNCHRONIZED},
+        net('self.register_buffer("t", torch.zeros(3))', "return self.fc(x) - self.t"),
+    ),
+    "a random buffer that is not saved": (
+        net('self.register_buffer("t", torch.randn(3), persistent=False)', "return self.fc(x) + self.t"),
+        {"t": UNSYNCHRONIZED},
+        net(
+            "value = torch.randn(3, generator=torch.Generator().manual_seed(0))\n"
+            'self.register_buffer("t", value, persistent=False)',
+            "return self.fc(x) + self.t",
+        ),
+    ),
+    "a parameter that DDP ignores": (
+        net(f"self.w = nn.Parameter(torch.ones(3))\n{IGNORE}", "return self.fc(x) * self.w"),
+        {"w": UNSYNCHRONIZED},
+        net("self.w = nn.Parameter(torch.ones(3))", "return self.fc(x) * self.w"),
+    ),
+    "a buffer that DDP ignores": (
+        net(f'self.register_buffer("w", torch.zeros(3))\n{IGNORE}', re.sub(r"self\.t\b", "self.w", MEAN)),
+        {"w": UNSYNCHRONIZED},
+        net(f'self.register_buffer("w", torch.zeros(3))\n{IGNORE}', "return self.fc(x) - self.w"),
+    ),
+    "a scalar parameter": (
+        net("self.w = nn.Parameter(torch.tensor(1.0))", "return self.fc(x) * self.w"),
+        {"w": REFUSED},
+        net("self.w = nn.Parameter(torch.ones(1))", "return self.fc(x) * self.w"),
+    ),
+    "a transposed parameter": (
+        net("self.w = nn.Parameter(torch.ones(4, 3).t())", "return self.fc(x) @ self.w"),
+        {"w": REFUSED},
+        net("self.w = nn.Parameter(torch.ones(4, 3).t().contiguous())", "return self.fc(x) @ self.w"),
+    ),
+    "a second name in a list": (
+        net("self.ws = [self.fc.weight]", "return self.fc(x) @ self.ws[0]"),
+        {"ws[0]": STALE},
+        net("self.w = self.fc.weight", "return self.fc(x) @ self.w"),
+    ),
+    "the memory of a parameter": (
+        net("self.w = self.fc.weight.data", "return self.fc(x) @ self.w"),
+        {"w": STALE},
+        net("", "return self.fc(x) @ self.fc.weight.detach()"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(in_tmp_path):
+    """Each test has a folder of its own, and leaves no process group."""
+    yield
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_tensor_that_differs_between_ranks_is_named(name):
+    """Each failing class has the findings of the table, and its twin passes."""
+    bad, expected, good = ZOO[name]
+    check = of_source(Name.SHARD, bad, "2x3")
+    assert rules(check) == expected
+    assert check.verdict is Verdict.FAILED
+    twin = of_source(Name.SHARD, good, "2x3")
+    assert (twin.verdict, twin.findings) == (Verdict.PASSED, ()), twin
+
+
+def test_fully_shard_itself_refuses_what_the_proof_refuses():
+    """torch raises for each kind of parameter of the rule, and for no other of the zoo."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from statecli.commands.verify.proofs.shard import _explain_refusal, _use_fake_group
+
+    with _use_fake_group():
+        mesh = init_device_mesh("cpu", (2,))
+        for tensor in (torch.tensor(1.0), torch.ones(4, 3).t(), torch.ones(1), torch.ones(4, 3), torch.ones(0)):
+            module = nn.ParameterList([nn.Parameter(tensor)])
+            module.forward = lambda: None
+            net = nn.Linear(1, 1)
+            net.w = nn.Parameter(tensor)
+            refused = False
+            try:
+                fully_shard(net, mesh=mesh)
+            except (ValueError, NotImplementedError):
+                refused = True
+            assert refused is (_explain_refusal(tensor) is not None)
+
+
+def test_the_parts_of_ddp_and_fully_shard_are_columns():
+    """DDP broadcasts a buffer that fully_shard leaves on each rank."""
+    check = of_source(Name.SHARD, ZOO["a running mean in a buffer"][0], "2x3")
+    assert cell(check, "sharded", "t").verdict is Verdict.FAILED
+    assert cell(check, "replicated", "t").verdict is Verdict.PASSED
+    assert set(verdicts(check, "replicated").values()) == {"passed"}
+
+
+def test_statistics_of_torch_are_a_note():
+    """BatchNorm documents its statistics of each rank; the help has SyncBatchNorm. A counter of calls is equal."""
+    body = net("self.bn = nn.BatchNorm1d(3)", "return self.bn(self.fc(x))")
+    check = of_source(Name.SHARD, body, "4x3")
+    assert check.verdict is Verdict.PASSED
+    assert rules(check) == dict.fromkeys(("bn.running_mean", "bn.running_var"), UNSYNCHRONIZED)
+    assert {finding.severity.value for finding in check.findings} == {"note"}
+    assert all("SyncBatchNorm" in finding.help for finding in check.findings)
+
+
+def test_a_random_buffer_in_the_checkpoint_is_a_note():
+    """Its values differ between ranks until a checkpoint is loaded; a mask of pruning is an example."""
+    body = net('self.register_buffer("t", torch.randn(3))', "return self.fc(x) + self.t")
+    check = of_source(Name.SHARD, body, "2x3")
+    assert check.verdict is Verdict.PASSED
+    assert [(finding.rule, finding.severity.value) for finding in check.findings] == [(UNSYNCHRONIZED, "note")]
+
+
+def test_an_attention_map_is_no_state():
+    """Forward writes the tensor anew from each input, so the ranks need not share it."""
+    body = net(
+        'self.register_buffer("t", torch.zeros(2, 3))', "self.t = self.fc(x).detach()\nreturn self.t + self.fc(x)"
+    )
+    assert of_source(Name.SHARD, body, "2x3").verdict is Verdict.PASSED
+
+
+def test_a_frozen_model_is_not_wrapped_by_ddp():
+    """DDP refuses a model without a trainable parameter, which is no fault; fully_shard shards it."""
+    check = of_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")
+    assert check.verdict is Verdict.PASSED
+    assert [column.name for column in check.columns] == ["sharded"]
+
+
+def test_the_proof_needs_no_input():
+    """Without an input, only what forward updates is not known."""
+    check = of_source(Name.SHARD, ZOO["drawn at random"][0])
+    assert rules(check) == {"t": TENSOR}
+
+
+def test_a_process_group_of_the_user_is_left_alone():
+    """A process has one default group, and the user's is not replaced."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        (check,) = statecli.verify(nn.Linear(2, 2), checks=["shard"]).checks
+        assert torch.distributed.get_world_size() == 4
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "a process group is initialized" in check.reason
+
+
+def test_a_lazy_model_is_inconclusive():
+    """A parameter without a shape has nothing to shard."""
+    (check,) = statecli.verify(nn.LazyLinear(2), checks=["shard"]).checks
+    assert check.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_live_model_is_unchanged():
+    """Copies are wrapped; tensors of the model keep their values and types."""
+    model = nn.Linear(2, 2)
+    model.t = torch.randn(2)
+    before = [tensor.detach().clone() for tensor in (model.weight, model.t)]
+    (check,) = statecli.verify(model, checks=["shard"]).checks
+    assert rules(check) == {"t": TENSOR}
+    assert all(map(torch.equal, before, (model.weight, model.t)))
+    assert type(model.weight) is nn.Parameter
+
+
+def test_the_proof_runs_only_on_request():
+    """Few models are trained on several ranks."""
+    assert Name.SHARD not in DEFAULT_PROOFS
+
+
+def test_the_command_line_shows_what_is_left_out(statecli):
+    """The consequence is shown below the attribute that is not registered."""
+    of_source(Name.SHARD, ZOO["drawn at random"][0])
+    result = statecli("verify", "net.py:Net", "--check", "shard")
+    assert result.code == 1
+    assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
+    assert "left out by fully_shard() and DistributedDataParallel: the constructor draws other values" in result.out
+
+
+def test_real_classes_pass():
+    """A slice of the classes on which the proof was measured; CLIP has a scalar parameter, which torch refuses."""
+    pytest.importorskip("transformers")
+    from . import real
+
+    found = {}
+    for name in (
+        *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "MambaForCausalLM"),
+        *("LSTM", "weight_norm", "old weight_norm", "MultiheadAttention", "sparse Embedding", "parametrized LSTM"),
+    ):
+        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
+        found[name] = proved(Name.SHARD, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
+    assert {name: (check.verdict.value, check.findings) for name, check in found.items()} == dict.fromkeys(
+        found, ("passed", ())
+    )
+    clip = proved(Name.SHARD, f"{Path(__file__).parent / 'real.py'}:make('CLIPModel')", *real.INPUTS["CLIPModel"])
+    assert rules(clip) == {"logit_scale": REFUSED}
