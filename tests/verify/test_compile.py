@@ -83,6 +83,11 @@ ZOO = {
         net("self.seen = ()", "self.seen = (1,)\nreturn self.fc(x) * len(self.seen)"),
     ),
     "in a part": (PART.format("self.n += 1"), {"parts.0.n": NUMBER, "parts.1.n": NUMBER}, PART.format("self.n = 1")),
+    "two counters and a list": (
+        net("self.a = self.b = 0\nself.c = []", "self.a += 1\nself.b += 2\nself.c.append(1)\nreturn self.fc(x)"),
+        {"a": NUMBER, "b": NUMBER, "c": NUMBER},
+        net("self.a = self.b = 0\nself.c = []", "self.a = 1\nself.b = 2\nself.c = [1]\nreturn self.fc(x)"),
+    ),
     "a constant of a parameter": (
         net("", "return self.fc(x) * self.scale()") + CONSTANT.format("self.fc.weight"),
         {"fc.weight": KEPT},

@@ -32,7 +32,7 @@ _MAX_ENTRIES = 1_000
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChangedAttribute:
     """Attribute with another value after each forward.
 
@@ -54,6 +54,10 @@ class ChangedAttribute:
     def fqn(self) -> str:
         """Name of the attribute from the model."""
         return f"{self.path}.{self.name}".lstrip(".")
+
+    def put_back(self, module: nn.Module) -> None:
+        """Give an instance the value before the first call."""
+        vars(module.get_submodule(self.path))[self.name] = copy.deepcopy(self.initial)
 
 
 def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:

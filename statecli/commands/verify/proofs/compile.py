@@ -95,35 +95,50 @@ class _Proof:
     def check(self) -> Check:
         try:
             changed = find_changed_attributes(self._subject)
-            with _use_compiler():
-                self._run(changed, training=False)
-            with _use_compiler():
-                self._run(changed, training=True)
+            for training in (False, True):
+                self._run_until_found(changed, training=training)
         except ModelError as error:
             self._reasons.append(judging.get_reason(self._subject, error))
         columns = {"compiled": self._cells} if self._cells else {}
         return judging.build_check(Name.COMPILE, HOW, columns, self._findings, dict.fromkeys(self._reasons))
 
-    def _run(self, changed: list[ChangedAttribute], *, training: bool) -> None:
+    def _run_until_found(self, changed: list[ChangedAttribute], *, training: bool) -> None:
+        """Run with the attributes found so far put back before each call, because torch names only one reason."""
         if training and not self._runs_in_train_mode():
             return
+        found: list[ChangedAttribute] = []
+        while True:
+            with _use_compiler():
+                guilty = self._run(changed, found, training=training)
+            if not guilty:
+                return
+            found += guilty
+
+    def _run(
+        self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
+    ) -> list[ChangedAttribute]:
+        """Call the instances; return the attributes that make torch.compile capture the model at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
         with judging.keep_class_attributes(pair.module):
             for number in range(CALLS):
                 start = len(pair.failures)
+                for attribute in found:
+                    attribute.put_back(pair.module)
+                    attribute.put_back(pair.twin)
                 if training:  # the values may differ, because torch.compile draws numbers of numpy by itself
                     self._call(pair.compiled, pair.module, training=True, seed=number)
                 elif not self._is_same(pair, seed=number):
                     self._reasons.append(self._explain_difference())
-                    return
+                    return []
                 failures.append(pair.failures[start:])
             if not pair.graphs:
                 self._reasons.append("torch.compile captured no graph: it runs the model as it is")
-                return
-            self._judge_captures(changed, failures)
-            if not training:
+                return []
+            guilty = self._judge_captures([attribute for attribute in changed if attribute not in found], failures)
+            if not training and not found:
                 self._judge_tensors(pair)
+        return guilty
 
     def _runs_in_train_mode(self) -> bool:
         try:
@@ -156,18 +171,19 @@ class _Proof:
 
     # --- numbers -------------------------------------------------------------------------------------------------
 
-    def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> None:
-        """Report attributes that are a reason of each capture after the first calls."""
+    def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> list[ChangedAttribute]:
+        """Report and return attributes that are a reason of each capture after the first calls."""
         reported = {finding.fqn for finding in self._findings}
         late = failures[_FIRST_CALLS:]
         if not all(late):
-            return
+            return []
         guilty = [attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late)]
         for attribute in guilty:
             if attribute.fqn not in reported:
                 self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
         if not guilty:
             self._reasons.append(f"torch.compile captures the model again at each call: {_shorten(late[-1][0])}")
+        return guilty
 
     def _report_number(self, attribute: ChangedAttribute, reason: str) -> None:
         place = next(iter(find_frames(reason)[::-1]), None)
