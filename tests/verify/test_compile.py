@@ -119,9 +119,9 @@ def test_state_that_the_compiler_keeps_is_named(name, in_tmp_path):
 
 def test_the_limit_is_that_of_torch():
     """The number in the message is the number of graphs after which torch.compile gives up."""
-    from statecli.commands.verify.proofs.compile import GRAPHS_OF_A_FUNCTION
+    from statecli.commands.verify.proofs.compile import _LIMIT, GRAPHS_OF_A_FUNCTION
 
-    assert torch._dynamo.config.recompile_limit == GRAPHS_OF_A_FUNCTION
+    assert getattr(torch._dynamo.config, _LIMIT) == GRAPHS_OF_A_FUNCTION
 
 
 def test_torch_gives_up_at_the_limit():
@@ -157,6 +157,20 @@ def test_plain_tensors_are_inputs_of_a_compiled_model(in_tmp_path):
     check = of_source(Name.COMPILE, body, "2x3")
     assert check.verdict is Verdict.PASSED
     assert verdicts(check, "compiled") == {"fc.weight": "passed", "fc.bias": "passed", "t": "passed"}
+
+
+def test_tensors_that_cannot_be_changed_are_skipped(in_tmp_path):
+    """An expanded buffer, eight bits, a sparse tensor and complex numbers are not written; the others pass."""
+    body = net(
+        'self.register_buffer("e", torch.ones(1).expand(3))\n'
+        'self.register_buffer("f", torch.ones(3).to(torch.float8_e4m3fn))\n'
+        'self.register_buffer("s", torch.eye(3).to_sparse())\n'
+        'self.register_buffer("c", torch.ones(3, dtype=torch.complex64))',
+        "return self.fc(x)",
+    )
+    check = of_source(Name.COMPILE, body, "2x3")
+    assert check.verdict is Verdict.PASSED
+    assert {name for name, verdict in verdicts(check, "compiled").items() if verdict == "skipped"} == set("efsc")
 
 
 def test_random_numbers_in_forward_pass(in_tmp_path):
@@ -198,13 +212,15 @@ def test_without_inputs_the_proof_is_skipped(in_tmp_path):
 
 def test_a_live_model_is_unchanged():
     """Copies are compiled and changed; the settings of the compiler are put back."""
-    limit = torch._dynamo.config.recompile_limit
+    from statecli.commands.verify.proofs.compile import _LIMIT
+
+    limit = getattr(torch._dynamo.config, _LIMIT)
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     (check,) = statecli.verify(model, inputs="2x2", checks=["compile"]).checks
     assert check.verdict is Verdict.PASSED
     assert torch.equal(before, model.weight)
-    assert torch._dynamo.config.recompile_limit == limit
+    assert getattr(torch._dynamo.config, _LIMIT) == limit
 
 
 def test_the_proof_runs_only_on_request():

@@ -179,6 +179,16 @@ def test_an_attention_map_is_no_state():
     assert of_source(Name.SHARD, body, "2x3").verdict is Verdict.PASSED
 
 
+def test_a_model_that_ddp_refuses_is_inconclusive():
+    """DDP raises for a sparse buffer, which proves nothing about the class; fully_shard is judged alone."""
+    check = of_source(
+        Name.SHARD, net('self.register_buffer("e", torch.eye(3).to_sparse())', "return self.fc(x)"), "2x3"
+    )
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert check.reason == "DistributedDataParallel() raised RuntimeError: No support for sparse tensors."
+    assert [column.name for column in check.columns] == ["sharded"]
+
+
 def test_a_frozen_model_is_not_wrapped_by_ddp():
     """DDP refuses a model without a trainable parameter, which is no fault; fully_shard shards it."""
     check = of_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")

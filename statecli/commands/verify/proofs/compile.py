@@ -39,6 +39,10 @@ from statecli.live import measure, tensor_bits
 HOW = 'torch.compile(backend="eager")'
 #: Graphs of one function before torch.compile gives up: its default `recompile_limit`.
 GRAPHS_OF_A_FUNCTION = 8
+#: Graphs of a function in this proof, more than there are calls.
+MAX_GRAPHS = 64
+#: Name of the setting; torch before 2.6 has another name.
+_LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
 #: Calls after which a number that changes each time has reached the limit, and a cycle of numbers has not.
 CALLS = GRAPHS_OF_A_FUNCTION + 1
 #: Calls that may capture graphs: the first may set up state, and after the second torch tries a variable number.
@@ -212,7 +216,7 @@ class _Proof:
             elif row.fqn in names:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
-                self._cells[row.fqn] = judging.skip_cell("only floating-point tensors are changed")
+                self._cells[row.fqn] = judging.skip_cell("the proof changes only plain floating-point tensors")
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:
         kept = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
@@ -226,9 +230,8 @@ class _Proof:
         changed = [instance[name] for name in names for instance in tensors if name in instance]
         put_back = tensor_bits.build_restore(changed)
         try:
-            with torch.no_grad():
-                for tensor in {id(tensor): tensor for tensor in changed}.values():
-                    tensor.mul_(0.5).add_(0.25)
+            for tensor in {id(tensor): tensor for tensor in changed}.values():
+                _change(tensor)
             return not self._is_same(pair)
         finally:
             put_back()
@@ -254,7 +257,7 @@ def _use_compiler() -> Iterator[None]:
     """Begin and end without captured graphs, and let torch.compile capture more graphs than it does by default."""
     torch._dynamo.reset()
     try:
-        with torch._dynamo.config.patch(recompile_limit=64):
+        with torch._dynamo.config.patch({_LIMIT: MAX_GRAPHS}):
             yield
     finally:
         torch._dynamo.reset()
@@ -274,7 +277,23 @@ def _shorten(reason: str) -> str:
 
 
 def _can_change(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_inference()
+    """Return True for a plain floating-point tensor that can be written in place."""
+    if not tensor.is_floating_point() or type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_inference():
+        return False
+    if tensor.layout is not torch.strided or any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return False
+    try:
+        _change(tensor.detach().clone())
+    except (RuntimeError, NotImplementedError):  # no arithmetic for the dtype
+        return False
+    return True
+
+
+def _change(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.mul_(0.5).add_(0.25)
 
 
 def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:

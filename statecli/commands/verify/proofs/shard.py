@@ -58,6 +58,7 @@ class _Proof:
         self._ddp: dict[str, Cell] = {}
         self._fsdp: dict[str, Cell] = {}
         self._random: frozenset[str] = frozenset()
+        self._unseen: set[str] = set()
 
     def check(self) -> Check:
         try:
@@ -88,28 +89,28 @@ class _Proof:
         tensors = measure.map_tensors(module)
         put_back = tensor_bits.build_restore(tensors.values())
         try:
-            with torch.no_grad():
-                for tensor in tensors.values():
-                    tensor.fill_(0)
+            for name, tensor in tensors.items():
+                if not _fill_with_zeros(tensor):
+                    self._unseen.add(name)
             with self._subject.user_code("DistributedDataParallel()"), _MarkBroadcasts():
                 nn.parallel.DistributedDataParallel(module)
-            return frozenset(name for name, tensor in tensors.items() if tensor.numel() and bool((tensor == 1).all()))
+            seen = ((name, tensor) for name, tensor in tensors.items() if name not in self._unseen)
+            return frozenset(name for name, tensor in seen if tensor.numel() and bool((tensor == 1).all()))
         except ModelError as error:
             if _NOTHING_TO_TRAIN not in str(error):
                 self._reasons.append(judging.get_reason(self._subject, error))
-            return None
-        except (RuntimeError, NotImplementedError, TypeError):
-            self._reasons.append("a tensor cannot be filled with ones, so its broadcast cannot be seen")
             return None
         finally:
             put_back()
 
     def _find_sharded(self) -> frozenset[str]:
         """Return the names of the tensors that fully_shard makes DTensors; report parameters that it refuses."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor import DTensor
-
+        try:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+            from torch.distributed.tensor import DTensor
+        except ImportError:
+            raise ModelError("fully_shard() needs torch 2.6 or later") from None
         module = self._subject.build_fresh()
         aliases = _list_aliases(module)
         refused = {name: why for name, tensor in module.named_parameters() if (why := _explain_refusal(tensor))}
@@ -154,8 +155,10 @@ class _Proof:
                 ("fully_shard()", self._fsdp, sharded),
                 ("DistributedDataParallel", self._ddp, broadcast),
             )
-            if names is not None and row.fqn not in names
+            if names is not None and row.fqn not in names and not (names is broadcast and row.fqn in self._unseen)
         }
+        if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
+            self._ddp[row.fqn] = judging.build_inconclusive_cell("the tensor cannot be filled, so no broadcast is seen")
         for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
             cells.setdefault(row.fqn, Cell(Verdict.PASSED))
         if left_out:
@@ -233,6 +236,16 @@ def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) ->
     if is_random:
         return "the constructor draws other values on each rank"
     return "the constructor gives each rank the same values" if row.rebuilt else _OWN_VALUES
+
+
+def _fill_with_zeros(tensor: torch.Tensor) -> bool:
+    """Fill a tensor; return False if it cannot be filled, such as an expanded or a sparse tensor."""
+    try:
+        with torch.no_grad():
+            tensor.fill_(0)
+            return bool((tensor == 0).all())
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
 
 
 def _list_aliases(module: nn.Module) -> dict[str, str]:
