@@ -808,7 +808,7 @@ class FileScan:
         if alone:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
-            # A record that a loader opens is no array because it begins as one: its end may be an archive.
+            # A record that a loader opens is not skipped because it begins as an array: its end may be an archive.
             if not sure and any(
                 _is_plain_array(_inflate_beginning(region, size, self.steps))
                 for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
