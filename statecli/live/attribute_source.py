@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import tokenize
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _parse_file(filename: str) -> _SourceFile | None:
 @functools.lru_cache(maxsize=64)
 def _parse_version(filename: str, modified: int, size: int) -> _SourceFile | None:  # noqa: ARG001 - part of the key
     try:
-        return _SourceFile(Path(filename).read_text("utf-8"))
+        with tokenize.open(filename) as file:  # in the encoding that the file declares
+            return _SourceFile(file.read())
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
 
