@@ -122,6 +122,18 @@ MANUALS: dict[str, Manual] = {
             + _WRONG_LINE,
         },
     ),
+    "fix": Manual(
+        (
+            Example("statecli fix net.py:Net", "Show the edits that verify proves, as a unified diff."),
+            Example("statecli fix net.py:Net --input 2x3", "Also repair forward; call it with a 2x3 tensor."),
+            Example("statecli fix net.py:Net --write", "Write the edits to net.py."),
+        ),
+        {
+            0: "There is nothing to fix, or all defects are repaired and written.",
+            1: "Edits are shown and not written, or a defect remains.",
+            2: f"The model could not be built, libcst is not installed, the file is not your own, {_WRONG_LINE}",
+        },
+    ),
     "audit": Manual(
         (
             Example("statecli audit checkpoints/", "Check all checkpoints of a folder."),

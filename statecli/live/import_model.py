@@ -102,12 +102,10 @@ def _relative_level(path: str) -> int:
 
 def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleType:
     """Import a file with imports from its own package as a module of the package, from the topmost folder down."""
-    top, names = os.path.dirname(path), [os.path.basename(path)[: -len(".py")]]
-    while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
-        top, folder = os.path.split(top)
-        if not folder:
-            raise ModelError(f"{spec.module}: a relative import points above the top folder")
-        names.insert(0, folder)
+    top = find_import_folder(path, level)
+    if top is None:
+        raise ModelError(f"{spec.module}: a relative import points above the top folder")
+    names = os.path.relpath(path, top)[: -len(".py")].split(os.sep)
     dotted = ".".join(names)
     package = os.path.join(top, names[0])
     _forget_siblings_of_others(package)
@@ -124,6 +122,22 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
             f"{spec.module}: imports from its package {names[0]}, but another package of this name is already loaded"
         )
     return module
+
+
+def find_import_folder(path: str, level: int | None = None) -> str | None:
+    """Return the folder from which a file is imported: above its topmost package, or its own folder.
+
+    `level`: the largest number of dots in its relative imports; None to read the file. Returns None if a relative
+    import points above the top folder.
+    """
+    level = _relative_level(path) if level is None else level
+    top, depth = os.path.dirname(path), 1
+    while level and (depth <= level or os.path.isfile(os.path.join(top, "__init__.py"))):
+        top, folder = os.path.split(top)
+        if not folder:
+            return None
+        depth += 1
+    return top
 
 
 def _iter_modules_of_folder(folder: str, names: set[str]) -> Iterator[str]:

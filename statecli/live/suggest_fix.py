@@ -39,11 +39,11 @@ from statecli.live.rebuild import Rebuild
 from statecli.live.tensors import may_overlap, storage
 from statecli.live.walk import Step, UnregisteredTensor
 
-_AT_END_OF_INIT = "# at the end of __init__:\n"
+AT_END_OF_INIT = "# at the end of __init__:\n"
 #: Types of keys that `str` writes without running the user's code.
 _PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
-_AFTER_LAST_ASSIGNMENT = "# after its last assignment:\n"
-_AFTER_SUPER_INIT = "# after super().__init__():\n"
+AFTER_LAST_ASSIGNMENT = "# after its last assignment:\n"
+AFTER_SUPER_INIT = "# after super().__init__():\n"
 #: Further names of a memory that a fix shows.
 MAX_NAMES_IN_FIX = 3
 #: Tensors in one memory that are compared with one another.
@@ -77,7 +77,7 @@ class _Site:
     source: Assignment | None = None
     uses: tuple[Use, ...] = ()
     owner: str = "self"
-    placement: str = _AT_END_OF_INIT
+    placement: str = AT_END_OF_INIT
     is_foreign: bool = False
 
     def is_filled(self) -> bool:
@@ -164,7 +164,7 @@ def _read_site(unregistered: UnregisteredTensor, place: tuple[str, int] | None) 
         return _Site(name, source, uses)
     owner = source.owner if source else scope.instance
     is_at_end = owner == scope.instance and not (scope.function == "__init__" and scope.returns_early)
-    placement = _AT_END_OF_INIT if is_at_end else _AFTER_LAST_ASSIGNMENT
+    placement = AT_END_OF_INIT if is_at_end else AFTER_LAST_ASSIGNMENT
     if scope.function == "__post_init__":
         placement = placement.replace("__init__", scope.function)
     return _Site(name, source, uses, owner, placement, scope.class_name not in classes)
@@ -203,8 +203,8 @@ def _accumulates(use: Use, name: str) -> bool:
 
 def _finish(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
     """Return `text` with the file's names of the module and of torch.nn."""
-    if text.startswith(_AT_END_OF_INIT):
-        text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(_AT_END_OF_INIT))
+    if text.startswith(AT_END_OF_INIT):
+        text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
     filename = place[0] if place else _find_class_file(type(unregistered.owner))
     torch_nn = find_torch_nn_name(filename) if filename else "nn"
     if torch_nn == "nn" or not _NN_CLASS.search(text):
@@ -251,7 +251,7 @@ def _suggest(
         text = f"# first delete the class attribute {site.name}, which hides the registered tensor\n{text}"
     if source is None or text.startswith("#"):
         return text
-    return _AFTER_SUPER_INIT + text if source.early else _keep_rest_of_line(text, source)
+    return AFTER_SUPER_INIT + text if source.early else _keep_rest_of_line(text, source)
 
 
 def _keep_rest_of_line(text: str, source: Assignment) -> str:
@@ -317,7 +317,7 @@ def _suggest_registration(
             else _format_registration(unregistered.tensor, site, rebuild, others.disjoint)
         )
     if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
-        text = f'{_AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
+        text = f'{AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
         return _add_loading(text, f"{site.name}.*")
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
@@ -451,7 +451,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
     """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
     lacking = _find_lacking(kind, site, container)
     if lacking or site.source is None or not _is_complete(site, container):
-        text = f"{_AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
+        text = f"{AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
     else:
         text = f"{' = '.join(site.source.targets)} = nn.{kind}({value.format(site.source.text)})"
     return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking if not use.constructs)
@@ -502,7 +502,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, di
     if source is None or disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
         value = f'self.__dict__.pop("{site.name}")' + ".clone()" * disjoint
         registration = _format_buffer_or_parameter(tensor, site.name, value, rebuild)
-        return f"{_AT_END_OF_INIT}{registration}"
+        return f"{AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
         names = [
             target.removeprefix(f"{source.owner}.") for target in source.targets if target.startswith(source.owner)
@@ -649,8 +649,8 @@ def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
 
 def _add_comment(comment: str, text: str) -> str:
     """Return `text` with `comment` above, below the line with the place."""
-    at_end = text.startswith(_AT_END_OF_INIT)
-    return f"{_AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(_AT_END_OF_INIT)}"
+    at_end = text.startswith(AT_END_OF_INIT)
+    return f"{AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(AT_END_OF_INIT)}"
 
 
 def _is_bad_key(key: Any, container_class: type) -> bool:
@@ -664,7 +664,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) 
     complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
     owner = source.owner if source and complete else "self"
     value = source.text if source and complete else f'{owner}.__dict__.pop("{name}")'
-    placement, key, pairs = "" if complete else _AT_END_OF_INIT, "i", f"enumerate({value})"
+    placement, key, pairs = "" if complete else AT_END_OF_INIT, "i", f"enumerate({value})"
     if issubclass(type(container), dict):
         pairs = f"{value}.items()" if not complete or value.endswith((")", "}")) else f"({value}).items()"
         keys = list(dict.keys(container))
@@ -712,7 +712,7 @@ def _suggest_for_class_attribute(
     if issubclass(type(unregistered.steps[0].value), nn.Module):
         return _add_loading(f"{placement}self.{name} = {source.text}", f"{name}.*")
     text = _suggest_registration(unregistered, site, OtherNames(), rebuild, suggestions)
-    if text is None or text.startswith(_AT_END_OF_INIT):
+    if text is None or text.startswith(AT_END_OF_INIT):
         return f"{placement}# register it there with self.register_buffer(…, persistent=False)"
     return placement + text
 

@@ -69,6 +69,11 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     row_count = 0 if options.quiet else sum(len(group.lines) + len(group.problems) for group in page.groups)
     # Failures and rows get half of the space each.
     below_budget = _CharacterBudget((limit - len(head)) / (2 if row_count else 1))
+    if not options.quiet and report.patch:
+        patch_budget = _CharacterBudget((limit - len(head)) / 2)
+        first, *lines, last = _format_block((line.removesuffix("\r") for line in report.patch), "diff")
+        head += f"\n{first}\n{patch_budget.fit_lines(f'{line}{chr(10)}' for line in lines)}{last}\n"
+        below_budget.dropped_lines += patch_budget.dropped_lines
     closing = _format_problems(report.select_problems(page, quiet=options.quiet), below_budget, quiet=options.quiet)
     if not options.quiet:
         closing += _format_fixes(page, below_budget) + _format_notes(report, below_budget)
@@ -173,11 +178,11 @@ def _format_fixes(page: Page, budget: _CharacterBudget) -> str:
     return f"\n**Fix**\n\n{first}\n" + budget.fit_lines(f"{line}\n" for line in lines) + f"{last}\n"
 
 
-def _format_block(lines: Iterable[str]) -> list[str]:
-    """Return the lines of Python between fences longer than any run of backticks in them."""
+def _format_block(lines: Iterable[str], language: str = "python") -> list[str]:
+    """Return the lines of code between fences longer than any run of backticks in them."""
     escaped = [escape_line(line) for line in lines]
     fence = "`" * max(3, *(1 + len(run) for line in escaped for run in re.findall("`+", line)), 3)
-    return [f"{fence}python", *escaped, fence]
+    return [f"{fence}{language}", *escaped, fence]
 
 
 def _format_name(text: str) -> str:

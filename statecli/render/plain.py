@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
-from statecli.render._ansi import paint
+from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Cell, Column, Fix, Page, Problem, Report, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
 
@@ -37,6 +37,9 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         return
     page, result = None, ""
     if not options.quiet:
+        for line in report.patch:
+            sink.text(paint(_escape_patch_line(line), get_patch_style(line), options.color) + "\n")
+        sink.text("\n" if report.patch else "")
         page = (report.page if report.outline else report.page_without_rows or report.page)()
         table = _build_outline_table(page) if report.outline else (report.short_table or report.table)()
         for number, row in enumerate(align_rows(table) if table.rows else ()):
@@ -69,6 +72,12 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         write_line(scope)
     if result:
         write_line(escape_sentence(result))
+
+
+def _escape_patch_line(line: str) -> str:
+    """Return the line as `git apply` needs it: with its tabs, and with the end of a line of Windows."""
+    end = "\r" * line.endswith("\r")
+    return "\t".join(map(escape_line, line.removesuffix("\r").split("\t"))) + end
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin
-from statecli.render._ansi import paint
+from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Line, Page, Problem, Report, count_shown_effects, is_code
 from statecli.report.problems import format_result
 
@@ -34,6 +34,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     page = _PageWriter(report, options)
     if not options.quiet:
         page.write_head()
+        page.write_patch()
         page.write_groups()
         page.write_outcomes()
         page.write_fixes()
@@ -274,6 +275,13 @@ class _PageWriter:
             column = self.measure_remark_column_of_names(group.lines)
             for row in group.lines:
                 self.write_row(row, column)
+
+    def write_patch(self) -> None:
+        """Write the lines of a unified diff; a wrapped line would be another line."""
+        if self.report.patch:
+            self.write_line(("", ""))
+        for line in self.report.patch:
+            self.write_line((line.removesuffix("\r").expandtabs(), get_patch_style(line)))
 
     def write_outcomes(self) -> None:
         group = self.page.outcomes

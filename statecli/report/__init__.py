@@ -350,6 +350,8 @@ class Report(msgspec.Struct, frozen=True):
     page_without_rows: Callable[[], Page] | None = None
     #: The flat table without the columns for programs; None: the table.
     short_table: Callable[[], Table] | None = None
+    #: The lines of a unified diff, without line ends, for outputs for people: the first part of plain text.
+    patch: tuple[str, ...] = ()
 
     def describe_findings(self) -> tuple[Finding, ...]:
         """Return all findings as outputs show them."""

@@ -17,6 +17,7 @@ from statecli.requests.options import (
     AuditOptions,
     DiffOptions,
     ExplainOptions,
+    FixOptions,
     InspectOptions,
     LockOptions,
     VerifyOptions,
@@ -24,7 +25,9 @@ from statecli.requests.options import (
 from statecli.storage import checkpoint_folder, files
 from statecli.targets import load
 
-ClassOptions: TypeAlias = InspectOptions | DiffOptions | VerifyOptions | AuditOptions | ExplainOptions | LockOptions
+ClassOptions: TypeAlias = (
+    InspectOptions | DiffOptions | VerifyOptions | FixOptions | AuditOptions | ExplainOptions | LockOptions
+)
 #: Fields with a target.
 _FIELDS = ("target", "model", "before", "after", "checkpoint", "against")
 
@@ -49,7 +52,7 @@ def name_classes(options: ClassOptions) -> ClassOptions:
 def _list_class_fields(options: ClassOptions) -> list[str]:
     """Return the fields whose target must be a class, even if the folder has weights."""
     fields = ["model"] if isinstance(options, (InspectOptions, AuditOptions)) else []
-    if isinstance(options, VerifyOptions) or (isinstance(options, InspectOptions) and options.as_class):
+    if isinstance(options, (VerifyOptions, FixOptions)) or (isinstance(options, InspectOptions) and options.as_class):
         fields.append("target")
     return [name for name in fields if getattr(options, name) not in (None, AUTO)]
 

@@ -329,6 +329,26 @@ WriteBaseline = Annotated[
         Group.TASK,
     ),
 ]
+ForwardInputs = Annotated[
+    tuple[str, ...],
+    Option(
+        ("--input",),
+        "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), or "
+        "name=2x3 for the argument name (repeatable: one per argument).",
+        "SHAPE",
+        argument="inputs",
+    ),
+]
+ForwardInputsFrom = Annotated[
+    str | None,
+    Option(
+        ("--input-from",),
+        "Call forward with the arguments that the function MAKE of FILE.PY returns.",
+        "FILE.PY:MAKE",
+        argument="inputs",
+        aliases=("--inputs",),
+    ),
+]
 Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
 
 
@@ -589,26 +609,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             suggestions=("sgd", "adam", "adamw"),
         ),
     ] = None
-    input: Annotated[
-        tuple[str, ...],
-        Option(
-            ("--input",),
-            "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), or "
-            "name=2x3 for the argument name (repeatable: one per argument).",
-            "SHAPE",
-            argument="inputs",
-        ),
-    ] = ()
-    input_from: Annotated[
-        str | None,
-        Option(
-            ("--input-from",),
-            "Call forward with the arguments that the function MAKE of FILE.PY returns.",
-            "FILE.PY:MAKE",
-            argument="inputs",
-            aliases=("--inputs",),
-        ),
-    ] = None
+    input: ForwardInputs = ()
+    input_from: ForwardInputsFrom = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
     baseline: BaselineFile = None
@@ -617,6 +619,18 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     verbose: Annotated[
         bool, Option(("--verbose", "-v"), "Also show what each proof compared, and all notes.", group=Group.ROWS)
     ] = False
+
+
+class FixOptions(OutputOptions, frozen=True, kw_only=True):
+    """Show edits that repair a model class; each is proved by verify. --write writes the edits."""
+
+    target: Annotated[str, Target("MODEL", "A model class in a file of your own: file.py:Class, package.module:Class.")]
+    write: Annotated[bool, Option(("--write",), "Write the proved edits to the files.")] = False
+    input: ForwardInputs = ()
+    input_from: ForwardInputsFrom = None
+    init_device: InitDevice = None
+    config_json: ConfigJson = None
+    trust_remote_code: TrustRemoteCode = False
 
 
 class AuditOptions(SharedOptions, frozen=True, kw_only=True):
@@ -888,7 +902,8 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Target(
             "COMMAND",
-            "A command with JSON output: inspect, diff, verify, audit, explain, rules, config, lock, log or bisect.",
+            "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log or "
+            "bisect.",
         ),
     ]
     debug: Debug = False
@@ -952,6 +967,7 @@ Options = (
     InspectOptions
     | DiffOptions
     | VerifyOptions
+    | FixOptions
     | AuditOptions
     | ExplainOptions
     | LockOptions
@@ -975,6 +991,7 @@ COMMANDS: dict[str, type[Options]] = {
     "inspect": InspectOptions,
     "diff": DiffOptions,
     "verify": VerifyOptions,
+    "fix": FixOptions,
     "audit": AuditOptions,
     "explain": ExplainOptions,
     "lock": LockOptions,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from statecli.commands.bisect import rules as bisect
 from statecli.commands.diff import rules as diff
 from statecli.commands.explain import rules as explain
+from statecli.commands.fix import rules as fix
 from statecli.commands.inspect import rules as inspect
 from statecli.commands.lock import rules as locking
 from statecli.commands.log import rules as logging
@@ -57,7 +58,7 @@ RULES: tuple[AuditRule, ...] = (
 
 _OTHERS = (
     *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *explain.RULES, *verify.RULES, *locking.RULES),
-    *(*logging.RULES, *bisect.RULES, *audit_run.RULES, *output_rules.RULES),
+    *(*fix.RULES, *logging.RULES, *bisect.RULES, *audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
 #: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.

@@ -162,7 +162,7 @@ def run(
 
     Raises `StateError` where the model cannot be built, `NothingMatched` where the filters leave no tensor.
     """
-    return verify_model(_build_model_under_test(request, python_inputs), request, on_check_done)
+    return verify_model(build_model_under_test(request, python_inputs), request, on_check_done)
 
 
 def verify_model(
@@ -208,7 +208,7 @@ def _has_checkpoint(folder: str) -> bool:
     return True
 
 
-def _explain_wrong_target(target: str) -> UsageError:
+def explain_wrong_target(target: str) -> UsageError:
     """Return an error that says why a target is not a model class, and what to type instead."""
     from statecli.core import target_suggestions
     from statecli.core.target_suggestions import Suggestion
@@ -229,10 +229,11 @@ def _explain_wrong_target(target: str) -> UsageError:
     return suggestion.build_error(UsageError, target, "is not a model class")
 
 
-def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:
+def build_model_under_test(request: Request, python_inputs: Any = None) -> ModelUnderTest:
+    """Build the model of the request, with the inputs of forward; see `run` for errors."""
     spec = load.find_class_spec(request.target)
     if spec is None:
-        raise _explain_wrong_target(request.target)
+        raise explain_wrong_target(request.target)
     built = load.build_model(spec, init_device=request.init_device, values=False)
     # These import torch, which `target.model` misses in a line.
     from statecli.commands.verify import first_forward, inputs, model_under_test

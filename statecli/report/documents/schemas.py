@@ -15,6 +15,7 @@ from statecli.report.documents.bisect import BisectDocument
 from statecli.report.documents.config import ConfigDocument
 from statecli.report.documents.diff import DiffDocument
 from statecli.report.documents.explain import ExplainDocument
+from statecli.report.documents.fix import FixDocument
 from statecli.report.documents.inspect import InspectDocument
 from statecli.report.documents.log import LogDocument
 from statecli.report.documents.rules import RulesDocument
@@ -25,6 +26,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
     "diff": DiffDocument,
     "verify": VerifyDocument,
+    "fix": FixDocument,
     "audit": AuditDocument,
     "explain": ExplainDocument,
     "rules": RulesDocument,

@@ -1,0 +1,90 @@
+"""Edits of registered buffers: one that requires grad becomes a parameter, a complex one stores two real parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_name, is_attribute, join_changes
+from statecli.live.attribute_source import find_torch_nn_name
+
+
+def _find_registration(source: Source, name: str, line: int) -> tuple[cst.Call, cst.FunctionDef, str]:
+    """Return the call of register_buffer on a line, its method, and the method's name for the instance."""
+    for call in source.find(cst.Call, line):
+        method = source.find_around(call, cst.FunctionDef)
+        if method is None or len(call.args) < 2:
+            continue
+        instance, key = get_instance_name(method), call.args[0].value
+        is_named = isinstance(key, cst.SimpleString) and key.evaluated_value == name
+        if is_attribute(call.func, instance, "register_buffer") and is_named and call.args[1].keyword is None:
+            return call, method, instance
+    raise NoEdit(f"the line does not register {name} by a plain call")
+
+
+def make_parameter(source: Source, name: str, line: int, filename: str) -> Iterator[Changes]:
+    """Yield the change of a buffer that requires grad to a parameter of the same name. Raises NoEdit."""
+    call, _, instance = _find_registration(source, name, line)
+    statement = source.get_parent(call)
+    if not isinstance(statement, cst.Expr):
+        raise NoEdit(f"the result of register_buffer is used for {name}")
+    nn = find_torch_nn_name(filename)
+    if nn is None:
+        raise NoEdit("the file does not import torch.nn")
+    value = source.format(_drop_requires_grad(call.args[1].value))
+    new = source.parse_statements(f"{instance}.{name} = {nn}.Parameter({value})")[0]
+    assert isinstance(new, cst.SimpleStatementLine)  # noqa: S101 - from the code above
+    yield {statement: [new.body[0].with_changes(semicolon=statement.semicolon)]}
+
+
+def _drop_requires_grad(value: cst.BaseExpression) -> cst.BaseExpression:
+    """Return `torch.ones(4)` of `torch.ones(4, requires_grad=True)` and of `torch.ones(4).requires_grad_()`."""
+    if not isinstance(value, cst.Call):
+        return value
+    if isinstance(value.func, cst.Attribute) and value.func.attr.value == "requires_grad_":
+        return value.func.value
+    kept = [arg for arg in value.args if arg.keyword is None or arg.keyword.value != "requires_grad"]
+    if len(kept) == len(value.args):
+        return value
+    if kept:
+        kept[-1] = kept[-1].with_changes(comma=value.args[-1].comma)
+    return value.with_changes(args=kept)
+
+
+_LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+    {name} = state_dict.get(prefix + "{name}")
+    if {name} is not None and {name}.is_complex():
+        state_dict[prefix + "{name}"] = torch.view_as_real({name})
+    super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)"""
+
+
+def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the change of a complex buffer to a real one, which older state_dicts load into. Raises NoEdit."""
+    call, method, instance = _find_registration(source, name, line)
+    owner = source.find_class(call)
+    is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)
+    if is_saved and source.find_method(owner, "_load_from_state_dict") is not None:
+        raise NoEdit(f"{owner.name.value} has its own _load_from_state_dict")
+    if not re.search(r"(?m)^import torch$|^import torch\b(?!\.)", source.module.code):
+        raise NoEdit("the file does not import torch")
+    value = call.args[1].value
+    changes: Changes = {value: [source.parse_expression(f"torch.view_as_real({source.format(value)})")]}
+    for node in source.find(cst.Attribute, within=owner.body):
+        around = source.find_around(node, cst.FunctionDef)
+        if node.attr.value != name or around is None or around is method:
+            continue
+        if not is_attribute(node, get_instance_name(around)):
+            continue
+        if isinstance(source.get_parent(node), (cst.AssignTarget, cst.AugAssign)):
+            raise NoEdit(f"{around.name.value} assigns {name}")
+        read = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
+        changes = join_changes(changes, {node: [read]})
+    if is_saved:
+        loading = source.parse_statements(source.indent(_LOADING.format(name=name).replace("self", "self")))[0]
+        changes = join_changes(
+            changes, {method: [method, loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])]}
+        )
+    del instance
+    yield changes

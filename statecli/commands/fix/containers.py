@@ -1,0 +1,79 @@
+"""A property in place of a list or dict whose tensors became buffers: `self.anchors` keeps working."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from statecli.commands.fix.init_edits import Assigned, add_property
+from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_name
+
+
+def build_container_property(source: Source, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
+    """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
+    if assigned.method is None:
+        raise NoEdit(f"{name} is not assigned in a method")
+    instance = get_instance_name(assigned.method)
+    is_dict = _is_dict(source, assigned.value, names)
+    text = (
+        _format_dict(source, assigned.value, name, instance)
+        if is_dict
+        else _format_list(source, assigned.value, name, instance)
+    )
+    return add_property(source, assigned.owner, name, text)
+
+
+def _is_dict(source: Source, value: cst.BaseExpression, names: Sequence[str]) -> bool:
+    if isinstance(value, (cst.Dict, cst.DictComp)) or source.format(value).startswith("dict("):
+        return True
+    return any("['" in entry or '["' in entry for entry in names)
+
+
+def _format_list(source: Source, value: cst.BaseExpression, name: str, instance: str) -> str:
+    begin, end = ("tuple(", ")") if isinstance(value, cst.Tuple) else ("[", "]")
+    count = _count_items(value)
+    if count is not None:
+        return f'{begin}getattr({instance}, f"{name}_{{i}}") for i in range({count}){end}'
+    del source
+    return f'{begin}buffer for key, buffer in {instance}.named_buffers(recurse=False) if key.startswith("{name}_"){end}'
+
+
+def _count_items(value: cst.BaseExpression) -> int | None:
+    """Return the number of items of a display or of a comprehension over one; None if only a run tells."""
+    if isinstance(value, (cst.List, cst.Tuple)):
+        return None if any(isinstance(item, cst.StarredElement) for item in value.elements) else len(value.elements)
+    if isinstance(value, (cst.ListComp, cst.GeneratorExp)):
+        loop = value.for_in
+        return None if loop.ifs or loop.inner_for_in else _count_items_of_iterable(loop.iter)
+    return None
+
+
+def _count_items_of_iterable(value: cst.BaseExpression) -> int | None:
+    if isinstance(value, cst.Call) and isinstance(value.func, cst.Name) and value.func.value == "range":
+        is_number = len(value.args) == 1 and isinstance(value.args[0].value, cst.Integer)
+        return value.args[0].value.evaluated_value if is_number else None  # type: ignore[attr-defined]
+    return _count_items(value)
+
+
+def _format_dict(source: Source, value: cst.BaseExpression, name: str, instance: str) -> str:
+    keys = (
+        [item.key for item in value.elements if isinstance(item, cst.DictElement)]
+        if isinstance(value, cst.Dict)
+        else []
+    )
+    if isinstance(value, cst.Dict) and len(keys) == len(value.elements):
+        texts = [source.format(key) for key in keys]
+        are_identifiers = all(
+            isinstance(key, cst.SimpleString) and str(key.evaluated_value).isidentifier() for key in keys
+        )
+        part = "{key}" if are_identifiers else "{str(key).replace('.', '_')}"
+        listed = ", ".join(texts) + ("," if len(texts) == 1 else "")
+        return f'{{key: getattr({instance}, f"{name}_{part}") for key in ({listed})}}'
+    if isinstance(value, cst.Call) and all(arg.keyword is not None for arg in value.args):  # dict(a=..., b=...)
+        listed = ", ".join(f'"{arg.keyword.value}"' for arg in value.args if arg.keyword) + ","
+        return f'{{key: getattr({instance}, f"{name}_{{key}}") for key in ({listed})}}'
+    return (
+        f'{{key.removeprefix("{name}_"): buffer for key, buffer in {instance}.named_buffers(recurse=False) '
+        f'if key.startswith("{name}_")}}'
+    )

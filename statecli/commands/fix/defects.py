@@ -1,0 +1,149 @@
+"""Defects of a verified model: the failed proofs of tensors with one cause, one line and one fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from statecli.commands.verify import recreated_by_forward
+from statecli.commands.verify.result import Name, Verification
+from statecli.commands.verify.rules import (
+    DEVICE_MISMATCH,
+    IMAGINARY_LOST,
+    NO_GRADIENT,
+    NOT_IN_OPTIMIZER,
+)
+from statecli.core import registration_rules
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, Origin, TensorInfo
+from statecli.core.move_rules import STALE_VIEW
+from statecli.core.units import plural
+
+
+class Cause(Enum):
+    """What an edit has to change."""
+
+    UNREGISTERED = "unregistered"
+    CACHED_BY_FORWARD = "cached by forward"
+    STALE_VIEW = "stale view"
+    BUFFER_WITH_GRAD = "buffer with grad"
+    CUT_GRAPH = "cut graph"
+    COMPLEX_BUFFER = "complex buffer"
+    CREATED_IN_FORWARD = "created in forward"
+    OTHER = "other"
+
+
+class Defect(msgspec.Struct, frozen=True):
+    """Failed proofs with one cause.
+
+    Attributes:
+        cause: What an edit has to change.
+        rule: Name of the rule that people see for the cause.
+        names: Names of the tensors; () for a tensor without a name.
+        file: File of the line to change, as in the results of `verify`; "" if unknown.
+        line: The line to change; 0 if unknown.
+        fix: The fix that statecli prints: code, or comments.
+        message: The problem in one line.
+        proofs: The proofs that fail.
+    """
+
+    cause: Cause
+    rule: str
+    names: tuple[str, ...]
+    file: str
+    line: int
+    fix: str
+    message: str
+    proofs: tuple[Name, ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """Identify the defect in the next verification, where its line may be another."""
+        return self.rule, self.names or (self.message.partition(" at ")[0], str(self.line))
+
+
+def find_defects(verification: Verification) -> tuple[Defect, ...]:
+    """Return the defects with a warning or an error, in the order of their lines."""
+    rows = {row.fqn: row for row in verification.state.tensors}
+    groups: dict[object, list[tuple[Name, Finding]]] = {}
+    for check in verification.checks:
+        for finding in check.findings:
+            if finding.severity is not Severity.NOTE:
+                groups.setdefault(_get_cause(finding, rows), []).append((check.check, finding))
+    defects = (_build_defect(group, rows) for group in groups.values())
+    return tuple(sorted(defects, key=lambda defect: (defect.file, defect.line)))
+
+
+def _get_cause(finding: Finding, rows: dict[str, TensorInfo]) -> object:
+    row = rows.get(finding.fqn or "")
+    if finding.rule == STALE_VIEW.name or row is None:
+        return (finding.fqn, finding.origin) if finding.fqn else (finding.rule, finding.message)
+    if row.kind is Kind.UNREGISTERED:
+        return row.kind, row.origin or row.fqn
+    return finding.rule, row.origin or row.fqn
+
+
+def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]) -> Defect:
+    findings = [finding for _, finding in group]
+    first = findings[0]
+    names = tuple(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
+    row = rows.get(names[0]) if names else None
+    origin = row.origin if row is not None else (first.origin or None)
+    cause = _choose_cause(findings, row)
+    if cause is Cause.CREATED_IN_FORWARD and (place := _CREATED_AT.search(first.message)):
+        origin = Origin(place["file"], int(place["line"]))
+    is_registration = cause is Cause.UNREGISTERED and row is not None
+    rule = registration_rules.choose_rule(row).name if is_registration and row else first.rule
+    message = (
+        first.message if len(names) < 2 else f"{names[0]} and {plural(len(names) - 1, 'more tensor')}: {_cut(first)}"
+    )
+    return Defect(
+        cause,
+        rule,
+        names,
+        origin.file if origin else "",
+        origin.line if origin else 0,
+        (row.fix if is_registration and row else first.help) or "",
+        message,
+        tuple(dict.fromkeys(proof for proof, _ in group)),
+    )
+
+
+def _cut(finding: Finding) -> str:
+    return finding.message.removeprefix(f"{finding.fqn}: ")
+
+
+def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
+    return next((cause for cause, holds in _CAUSES if any(holds(finding, row) for finding in findings)), Cause.OTHER)
+
+
+#: The advice for a cache of forward begins so.
+_CREATED_EARLIER = recreated_by_forward.HELP.partition(":")[0]
+_CREATED_AT = re.compile(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
+#: Each cause, with the test of a finding and its row; the first that holds is chosen.
+_CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
+    (Cause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
+    (
+        Cause.CACHED_BY_FORWARD,
+        lambda finding, row: (
+            row is not None and row.kind is Kind.UNREGISTERED and str(finding.help).startswith(_CREATED_EARLIER)
+        ),
+    ),
+    (Cause.UNREGISTERED, lambda _, row: row is not None and row.kind is Kind.UNREGISTERED),
+    (
+        Cause.BUFFER_WITH_GRAD,
+        lambda finding, row: finding.rule == NOT_IN_OPTIMIZER.name and row is not None and row.kind is Kind.BUFFER,
+    ),
+    (Cause.CUT_GRAPH, lambda finding, _: finding.rule == NO_GRADIENT.name and "cut off" in finding.message),
+    (
+        Cause.COMPLEX_BUFFER,
+        lambda finding, row: finding.rule == IMAGINARY_LOST.name and row is not None and row.kind is Kind.BUFFER,
+    ),
+    (
+        Cause.CREATED_IN_FORWARD,
+        lambda finding, _: finding.rule == DEVICE_MISMATCH.name and _CREATED_AT.search(finding.message) is not None,
+    ),
+)

@@ -1,0 +1,201 @@
+"""Edits of forward: devices taken from an input, caches that follow the device, a graph that is not cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from statecli.commands.fix.init_edits import Assigned, find_assigned
+from statecli.commands.fix.source import (
+    Changes,
+    NoEdit,
+    Source,
+    get_instance_name,
+    is_attribute,
+    join_changes,
+    list_targets,
+)
+
+#: Functions of torch that create a tensor on the default device.
+_FACTORIES = frozenset(
+    [
+        *("arange", "empty", "eye", "full", "hamming_window", "hann_window", "linspace", "logspace", "ones", "rand"),
+        *("randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+    ]
+)
+
+
+def list_input_devices(method: cst.FunctionDef) -> list[str]:
+    """Return `x.device` for each argument of a method that may be a tensor, the likely ones first."""
+    parameters = (*method.params.posonly_params, *method.params.params)[1:]
+    named = [(parameter.name.value, parameter) for parameter in parameters if parameter.default is None]
+    annotated = [name for name, parameter in named if _is_tensor(parameter)]
+    plain = [name for name, parameter in named if parameter.annotation is None]
+    return [f"{name}.device" for name in (*annotated, *plain)]
+
+
+def _is_tensor(parameter: cst.Param) -> bool:
+    annotation = parameter.annotation
+    return (
+        annotation is not None
+        and re.search(r"\bTensor\b", cst.Module([]).code_for_node(annotation.annotation)) is not None
+    )
+
+
+def add_device(source: Source, line: int) -> Iterator[Changes]:
+    """Yield the changes that create the tensors of a line on the device of an input. Raises NoEdit."""
+    calls = [
+        call
+        for call in source.find(cst.Call, line)
+        if source.format(call.func).partition(".")[0] == "torch"
+        and source.format(call.func).rpartition(".")[2] in _FACTORIES
+        and not any(arg.keyword is not None and arg.keyword.value == "device" for arg in call.args)
+        and source.find_around(call, cst.FunctionDef) is not None
+    ]
+    if not calls:
+        raise NoEdit("the line calls no function of torch that creates a tensor on the default device")
+    method = source.find_around(calls[0], cst.FunctionDef)
+    assert method is not None  # noqa: S101 - of the calls above
+    devices = list_input_devices(method)
+    if not devices:
+        raise NoEdit(f"no argument of {method.name.value} is a tensor")
+    for device in devices:
+        yield {call: [_add_keyword(source, call, f"device={device}")] for call in calls}
+
+
+def _add_keyword(source: Source, call: cst.Call, code: str) -> cst.Call:
+    parsed = source.parse_expression(f"f({code})")
+    assert isinstance(parsed, cst.Call)  # noqa: S101 - from the code above
+    if not call.args:
+        return call.with_changes(args=[parsed.args[0]])
+    last = call.args[-1]
+    comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    trailing = last.comma if isinstance(last.comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
+    spread = isinstance(last.whitespace_after_arg, cst.ParenthesizedWhitespace)
+    new = parsed.args[0].with_changes(comma=trailing)
+    if isinstance(trailing, cst.Comma) and isinstance(trailing.whitespace_after, cst.ParenthesizedWhitespace):
+        comma = _find_comma_between(call) or comma
+    elif spread:
+        new = new.with_changes(whitespace_after_arg=last.whitespace_after_arg)
+        last = last.with_changes(whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*call.args[:-1], last.with_changes(comma=comma), new])
+
+
+def _find_comma_between(call: cst.Call) -> cst.Comma | None:
+    """Return the comma and line break between arguments that have a line each."""
+    if len(call.args) > 1 and isinstance(call.args[0].comma, cst.Comma):
+        return call.args[0].comma
+    before = call.whitespace_before_args
+    return cst.Comma(whitespace_after=before) if isinstance(before, cst.ParenthesizedWhitespace) else None
+
+
+def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the change of a cache: forward creates the tensor again on another device. Raises NoEdit."""
+    assigned = find_assigned(source, name, line)
+    condition = source.find_around(assigned.node, cst.If)
+    if (
+        condition is None
+        or assigned.method is None
+        or source.find_around(condition, cst.FunctionDef) is not assigned.method
+    ):
+        raise NoEdit(f"the assignment of {name} is not in an if statement")
+    instance = get_instance_name(assigned.method)
+    used = [
+        arg.value
+        for arg in source.find(cst.Arg, within=assigned.value)
+        if arg.keyword and arg.keyword.value == "device"
+    ]
+    devices = [source.format(value) for value in used if isinstance(value, (cst.Name, cst.Attribute))]
+    for device in dict.fromkeys((*devices, *list_input_devices(assigned.method))):
+        test = condition.test
+        if isinstance(test, (cst.Lambda, cst.IfExp, cst.NamedExpr)) and not test.lpar:
+            test = test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        other = source.parse_expression(f"{instance}.{name}.device != {device}")
+        changes: Changes = {condition.test: [cst.BooleanOperation(test, cst.Or(), other)]}
+        yield changes
+        yield from _recreate_with_dtype(source, assigned, f"{instance}.{name}", device, test)
+        if not devices:
+            moved = source.parse_expression(f"({source.format(assigned.value)}).to({device})")
+            yield join_changes(changes, {assigned.value: [moved]})
+
+
+def _recreate_with_dtype(
+    source: Source, assigned: Assigned, name: str, device: str, test: cst.BaseExpression
+) -> Iterator[Changes]:
+    """Yield the change that creates the tensor again for another device or dtype of the input."""
+    condition, value = source.find_around(assigned.node, cst.If), assigned.value
+    owner, dot, _ = device.rpartition(".device")
+    if condition is None or not dot or not isinstance(value, cst.Call):
+        return
+    if any(arg.keyword is not None and arg.keyword.value == "dtype" for arg in value.args):
+        return
+    both = source.parse_expression(f"{name}.device != {device} or {name}.dtype != {owner}.dtype")
+    yield {
+        condition.test: [cst.BooleanOperation(test, cst.Or(), both)],
+        value: [_add_keyword(source, value, f"dtype={owner}.dtype")],
+    }
+
+
+def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the change of `self.name` to `self.name.to(x.device)` in the methods that read it. Raises NoEdit."""
+    assigned = find_assigned(source, name, line)
+    changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for node in source.find(cst.Attribute, within=assigned.owner.body):
+        method = source.find_around(node, cst.FunctionDef)
+        if node.attr.value != name or method is None or method is assigned.method:
+            continue
+        devices = list_input_devices(method)
+        if not is_attribute(node, get_instance_name(method)) or isinstance(source.get_parent(node), cst.AssignTarget):
+            continue
+        if not devices:
+            raise NoEdit(f"no argument of {method.name.value} is a tensor")
+        changes[node] = [source.parse_expression(f"{source.format(node)}.to({devices[0]})")]
+    if not changes:
+        raise NoEdit(f"no method of {assigned.owner.name.value} reads {name}")
+    yield changes
+
+
+def keep_graph(source: Source, layer: str, line: int) -> Iterator[Changes]:
+    """Yield the changes that take `.detach()` off the result of a layer. Raises NoEdit.
+
+    A buffer that forward updates in place still gets the value without its graph.
+    """
+    nodes = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
+    if not nodes:
+        raise NoEdit(f"the line does not assign {layer}")
+    owner = source.find_class(nodes[0])
+    found = False
+    for call in source.find(cst.Call, within=owner.body):
+        method = source.find_around(call, cst.FunctionDef)
+        if method is None or not isinstance(call.func, cst.Attribute) or call.func.attr.value != "detach" or call.args:
+            continue
+        instance, inner = get_instance_name(method), call.func.value
+        if not any(is_attribute(node, instance, layer) for node in source.find(cst.Attribute, within=inner)):
+            continue
+        found = True
+        changes: Changes = {call: [inner]}
+        parent = source.get_parent(call)
+        targets = list_targets(parent)
+        if len(targets) == 1 and isinstance(targets[0], cst.Name):
+            changes = join_changes(changes, _detach_in_updates(source, method, targets[0].value, instance))
+        yield changes
+    if not found:
+        raise NoEdit(f"no method calls detach() on a result of {layer}")
+
+
+def _detach_in_updates(source: Source, method: cst.FunctionDef, name: str, instance: str) -> Changes:
+    """Return the change of `self.mean.lerp_(name…)` to `self.mean.lerp_(name.detach()…)`."""
+    changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for call in source.find(cst.Call, within=method.body):
+        function = call.func
+        if not isinstance(function, cst.Attribute) or not function.attr.value.endswith("_"):
+            continue
+        if not is_attribute(function.value, instance):
+            continue
+        for arg in call.args:
+            for node in source.find(cst.Name, within=arg.value):
+                if node.value == name:
+                    changes[node] = [source.parse_expression(f"{name}.detach()")]
+    return changes

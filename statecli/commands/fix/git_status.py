@@ -1,0 +1,30 @@
+"""Changes of a file that are not committed: as with `ruff --fix`, they do not stop an edit, and a note says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from statecli.commands.fix.result import ChangedFile
+
+#: Seconds for git to answer: a slow disk must not hold up the result.
+GIT_TIMEOUT_S = 10.0
+
+
+def describe_changes(file: ChangedFile) -> str:
+    """Return a note about a file with uncommitted changes, or outside of git; "" for a file as committed."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    folder, name = os.path.split(file.path)
+    command = [git, "-C", folder, "status", "--porcelain", "--untracked-files=all", "--", name]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT_S, check=False)  # noqa: S603 - a list
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    if answer.returncode or not answer.stdout.strip():
+        return ""
+    if answer.stdout.startswith(b"??"):
+        return f"{file.name}: git does not track this file, so git cannot undo the edit"
+    return f"{file.name}: has changes that are not committed; git diff will show them and the edit together"

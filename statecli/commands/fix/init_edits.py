@@ -1,0 +1,335 @@
+"""Edits of constructors: the fix that statecli prints, put in its place; properties in place of attributes."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import libcst as cst
+import msgspec
+
+from statecli.commands.fix.source import (
+    Changes,
+    NoEdit,
+    Source,
+    Statement,
+    get_instance_name,
+    is_attribute,
+    keep_comments,
+    list_targets,
+)
+
+#: Stands for the assigned value in code to parse.
+VALUE = "_statecli_value"
+
+
+class Assigned(msgspec.Struct, frozen=True):
+    """An assignment of an attribute, the statement around it, and the method or class that contains the statement."""
+
+    node: cst.Assign | cst.AnnAssign
+    line: cst.SimpleStatementLine | cst.SimpleStatementSuite
+    method: cst.FunctionDef | None
+    owner: cst.ClassDef
+
+    @property
+    def value(self) -> cst.BaseExpression:
+        """The assigned expression."""
+        assert self.node.value is not None  # noqa: S101 - `find_assigned` skips annotations without a value
+        return self.node.value
+
+
+def find_assigned(source: Source, name: str, line: int) -> Assigned:
+    """Return the assignment of the attribute on a line. Raises NoEdit for anything but a plain assignment."""
+    nodes: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
+    for node in nodes:
+        if node.value is None or not any(_names(target, name) for target in list_targets(node)):
+            continue
+        parent = source.get_parent(node)
+        if isinstance(parent, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):
+            return Assigned(node, parent, source.find_around(node, cst.FunctionDef), source.find_class(node))
+    raise NoEdit(f"the line does not assign {name} by a plain statement")
+
+
+def _names(target: cst.BaseExpression, name: str) -> bool:
+    if isinstance(target, cst.Attribute):
+        return target.attr.value == name
+    return isinstance(target, cst.Name) and target.value == name
+
+
+# --- statements -------------------------------------------------------------------------------------------------------
+
+
+def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
+    """Return the change of the assignment to other statements, which may include the rest of the line."""
+    if code.startswith("for ") and "\n" in code:
+        head, _, body = code.rpartition("\n")
+        code = f"{head}\n{source.indent(body)}"
+    try:
+        new = parse_with_value(source, code, assigned)
+    except cst.ParserSyntaxError as error:
+        raise NoEdit("the printed fix is not a statement on its own") from error
+    if isinstance(assigned.line, cst.SimpleStatementLine):
+        same_line = new[0].body if len(new) == 1 and isinstance(new[0], cst.SimpleStatementLine) else ()
+        if len(assigned.line.body) == 1 or len(same_line) >= len(assigned.line.body):
+            return {assigned.line: keep_comments(assigned.line, new)}
+    elif len(new) == 1 and isinstance(suite := getattr(new[0], "body", None), cst.SimpleStatementSuite):
+        return {assigned.line: [suite.with_changes(trailing_whitespace=assigned.line.trailing_whitespace)]}
+    smalls = [statement for line in new if isinstance(line, cst.SimpleStatementLine) for statement in line.body]
+    if not smalls or any(not isinstance(line, cst.SimpleStatementLine) for line in new):
+        raise NoEdit("the fix needs several lines, but the line has other statements")
+    *first, last = smalls
+    semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
+    ends = [statement.with_changes(semicolon=semicolon) for statement in first]
+    return {assigned.node: [*ends, last.with_changes(semicolon=assigned.node.semicolon)]}
+
+
+def parse_with_value(source: Source, code: str, assigned: Assigned) -> list[Statement]:
+    """Return the statements of code, with the assigned value in place of VALUE."""
+    statements = source.parse_statements(code)
+    if VALUE not in code:
+        return statements
+    value = assigned.value
+    parentheses = [source.format(part) for part in (*value.lpar, *value.rpar)]
+    if not any("#" in text for text in parentheses) and not isinstance(value, cst.Tuple):
+        value = value.with_changes(lpar=(), rpar=())
+    replacer = _ValueReplacer(lambda node: value if node.value == VALUE else None)
+    return [cast(Statement, statement.visit(replacer)) for statement in statements]
+
+
+def remove_statement(assigned: Assigned) -> Changes:
+    """Return the change that removes the assignment."""
+    if isinstance(assigned.line, cst.SimpleStatementLine) and len(assigned.line.body) == 1:
+        return {assigned.line: []}
+    if len(assigned.line.body) == 1:
+        return {assigned.node: [cst.Pass()]}
+    return {assigned.node: []}
+
+
+def append_to_init(source: Source, owner: cst.ClassDef, method: cst.FunctionDef | None, code: str) -> Changes:
+    """Return the change that adds statements at the end of the constructor."""
+    method = method or source.find_method(owner, "__init__")
+    if method is None or not isinstance(method.body, cst.IndentedBlock):
+        raise NoEdit(f"{owner.name.value} has no __init__ with a body of its own")
+    last = method.body.body[-1]
+    return {last: [last, *source.parse_statements(source.indent(code))]}
+
+
+def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
+    """Return the change that adds statements after the assignment."""
+    if not isinstance(assigned.line, cst.SimpleStatementLine):
+        raise NoEdit("the line has other statements")
+    return {assigned.line: [assigned.line, *source.parse_statements(source.indent(code))]}
+
+
+def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
+    """Return the change that moves an assignment behind `super().__init__()`, in another form."""
+    method = source.find_method(owner, "__init__")
+    new = keep_comments(removed.line, parse_with_value(source, code, removed))
+    if method is None:
+        return {**remove_statement(removed), owner.body: [_add_init(source, owner, removed, new)]}
+    if not isinstance(method.body, cst.IndentedBlock):
+        raise NoEdit(f"__init__ of {owner.name.value} has no body of its own")
+    anchor = next((line for line in method.body.body if _calls_super(line)), None)
+    if anchor is None:
+        raise NoEdit(f"__init__ of {owner.name.value} does not call super().__init__() in a statement of its own")
+    return {**remove_statement(removed), anchor: [anchor, *new]}
+
+
+def _calls_super(line: cst.BaseStatement) -> bool:
+    smalls = line.body if isinstance(line, cst.SimpleStatementLine) else ()
+    calls = [small.value for small in smalls if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call)]
+    return any(isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__" for call in calls)
+
+
+def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Sequence[Statement]) -> cst.BaseSuite:
+    if not isinstance(owner.body, cst.IndentedBlock):
+        raise NoEdit(f"{owner.name.value} has no body of its own")
+    code = source.indent("def __init__(self, *args, **kwargs):\n    super().__init__(*args, **kwargs)")
+    method = source.parse_statements(code)[0]
+    assert isinstance(method, cst.FunctionDef)  # noqa: S101 - from the code above
+    assert isinstance(method.body, cst.IndentedBlock)  # noqa: S101 - as above
+    plain = [line.with_changes(leading_lines=()) for line in new]
+    method = method.with_changes(body=method.body.with_changes(body=[*method.body.body, *plain]))
+    statements = [line for line in owner.body.body if line is not removed.line]
+    place = 1 if statements and _is_docstring(statements[0]) else 0
+    lines = [cst.EmptyLine(indent=False)] if place else []
+    return owner.body.with_changes(
+        body=[*statements[:place], method.with_changes(leading_lines=lines), *statements[place:]]
+    )
+
+
+def _is_docstring(line: cst.BaseStatement) -> bool:
+    small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+    return isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def add_import(source: Source, code: str) -> Changes:
+    """Return the change that adds an import below the last import at the top of the file."""
+    imports = [line for line in source.module.body if _is_import(line)]
+    if not imports:
+        raise NoEdit("the file has no import at its top")
+    return {imports[-1]: [imports[-1], *source.parse_statements(code)]}
+
+
+def _is_import(line: cst.CSTNode) -> bool:
+    return isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], (cst.Import, cst.ImportFrom))
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+def add_property(
+    source: Source, owner: cst.ClassDef, name: str, value: str, *, replaced: Assigned | None = None, kind: str = ""
+) -> Changes:
+    """Return the change that adds a property after the constructor, with the comments of the replaced statement.
+
+    `kind` is the annotation of the result, used if the constructor has annotations.
+    """
+    if source.find_method(owner, name) is not None:
+        raise NoEdit(f"{owner.name.value} has a method {name}")
+    if not isinstance(owner.body, cst.IndentedBlock):
+        raise NoEdit(f"{owner.name.value} has no body of its own")
+    method = replaced.method if replaced is not None else None
+    anchor = method or source.find_method(owner, "__init__")
+    if anchor is None or anchor not in owner.body.body:
+        raise NoEdit(f"{owner.name.value} has no __init__")
+    instance = get_instance_name(anchor)
+    result = f" -> {kind}" if kind and anchor.returns is not None else ""
+    comment = ""
+    lines = [cst.EmptyLine(indent=False)]
+    if replaced is not None and isinstance(replaced.line, cst.SimpleStatementLine):
+        lines += [line for line in replaced.line.leading_lines if line.comment is not None]
+        trailing = replaced.line.trailing_whitespace.comment
+        comment = f"  {trailing.value}" if trailing is not None and len(replaced.line.body) == 1 else ""
+    code = source.indent(f"@property\ndef {name}({instance}){result}:\n    return ") + f"{value}{comment}"
+    try:
+        method_node = source.parse_statements(code)[0]
+    except cst.ParserSyntaxError as error:
+        raise NoEdit(f"the value of {name} is not an expression on its own") from error
+    return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
+
+
+def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseExpression | None = None) -> str:
+    """Return the assigned value in terms of the module's attributes and of global names.
+
+    A local name is replaced by the attribute that holds its value. Raises NoEdit if no attribute does.
+    """
+    method = assigned.method
+    value = assigned.value if value is None else value
+    if method is None:
+        raise NoEdit("the value is not computed in a method")
+    instance = get_instance_name(method)
+    bound = _list_bound_names(value)
+    changes: dict[cst.CSTNode, cst.BaseExpression] = {}
+    for node in source.find(cst.Name, within=value):
+        if node.value in bound or node.value == instance or not _is_read(source, node):
+            continue
+        if _is_local(source, method, node.value):
+            attribute = _find_attribute_of(source, method, node.value, instance, assigned)
+            changes[node] = source.parse_expression(f"{instance}.{attribute}")
+        elif not hasattr(builtins, node.value) and not _is_global(source, node.value):
+            raise NoEdit(f"the value uses {node.value}, which the file does not define")
+    if any(isinstance(node, cst.NamedExpr) for node in source.find(cst.NamedExpr, within=value)):
+        raise NoEdit("the value assigns a name")
+    by_id = {id(node): new for node, new in changes.items()}
+    changed = value.visit(_ValueReplacer(lambda node: by_id.get(id(node)))) if changes else value
+    text = source.module.code_for_node(changed)  # type: ignore[arg-type]
+    return f"({text})" if "\n" in text and not text.startswith(("(", "[", "{")) else text
+
+
+class _ValueReplacer(cst.CSTTransformer):
+    """Replace names by expressions."""
+
+    def __init__(self, find_value: Callable[[cst.Name], cst.BaseExpression | None]) -> None:
+        super().__init__()
+        self._find_value = find_value
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        return self._find_value(original_node) or updated_node
+
+
+def _list_bound_names(value: cst.CSTNode) -> set[str]:
+    """Return the names bound in an expression by comprehensions and lambdas."""
+    names: set[str] = set()
+    stack: list[cst.CSTNode] = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, cst.CompFor):
+            names |= {part.value for part in _iter_names(node.target)}
+        if isinstance(node, cst.Param):
+            names.add(node.name.value)
+        stack.extend(node.children)
+    return names
+
+
+def _iter_names(node: cst.CSTNode) -> Iterator[cst.Name]:
+    if isinstance(node, cst.Name):
+        yield node
+    for child in node.children:
+        yield from _iter_names(child)
+
+
+def _is_read(source: Source, node: cst.Name) -> bool:
+    parent = source.get_parent(node)
+    if isinstance(parent, cst.Attribute) and parent.attr is node:
+        return False
+    return not (isinstance(parent, cst.Arg) and parent.keyword is node)
+
+
+def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
+    if any(parameter.name.value == name for parameter in source.find(cst.Param, within=method.params)):
+        return True
+    targets: list[cst.BaseExpression] = [target.target for target in source.find(cst.AssignTarget, within=method.body)]
+    targets += [node.target for node in source.find(cst.AnnAssign, within=method.body)]
+    targets += [node.target for node in source.find(cst.For, within=method.body)]
+    targets += [node.target for node in source.find(cst.NamedExpr, within=method.body)]
+    return any(
+        part.value == name
+        for target in targets
+        if not isinstance(target, cst.Attribute)
+        for part in _iter_names(target)
+    )
+
+
+def _is_global(source: Source, name: str) -> bool:
+    return re.search(
+        rf"(?m)^(?:from|import|def|class|async def)\b.*\b{name}\b|^{name}\b\s*[:=]", source.module.code
+    ) is not None or any(
+        part.value == name for line in source.module.body if _is_import(line) for part in _iter_names(line)
+    )
+
+
+def _find_attribute_of(source: Source, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned) -> str:
+    """Return the attribute that holds the value of a local name: assigned, or registered as buffer or parameter."""
+    for node in source.find(cst.Assign, within=method.body):
+        value = node.value
+        if node is assigned.node or len(node.targets) != 1 or not is_attribute(node.targets[0].target, instance):
+            continue
+        inner = value.args[0].value if isinstance(value, cst.Call) and _is_parameter_call(source, value) else value
+        if isinstance(inner, cst.Name) and inner.value == name:
+            target = node.targets[0].target
+            assert isinstance(target, cst.Attribute)  # noqa: S101 - from `is_attribute`
+            return target.attr.value
+    for call in source.find(cst.Call, within=method.body):
+        if is_attribute(call.func, instance, "register_buffer") and len(call.args) > 1:
+            key, registered = call.args[0].value, call.args[1].value
+            if isinstance(key, cst.SimpleString) and isinstance(registered, cst.Name) and registered.value == name:
+                return str(key.evaluated_value)
+    raise NoEdit(f"the value uses {name}, a local name of {method.name.value}")
+
+
+def _is_parameter_call(source: Source, call: cst.Call) -> bool:
+    return bool(call.args) and source.format(call.func).rpartition(".")[2] == "Parameter"
+
+
+def list_assignments(source: Source, owner: cst.ClassDef, name: str) -> list[cst.CSTNode]:
+    """Return the statements in the methods of a class that assign `self.name`."""
+    found: list[cst.CSTNode] = []
+    for kind in (cst.Assign, cst.AnnAssign, cst.AugAssign):
+        for node in source.find(kind, within=owner.body):
+            targets = [node.target] if isinstance(node, cst.AugAssign) else list_targets(node)
+            if any(isinstance(target, cst.Attribute) and _names(target, name) for target in targets):
+                found.append(node)
+    return found

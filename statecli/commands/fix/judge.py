@@ -1,0 +1,190 @@
+"""Decide whether an edit stays: the named proofs pass, no other result is worse, and old state_dicts load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from statecli.commands.fix.defects import Cause, Defect, find_defects
+from statecli.commands.fix.measure import Measurement
+from statecli.commands.fix.result import ProofChange
+from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.units import join_names
+
+#: Proofs that stop at their first failure: once repaired, the proof may find the next.
+_STOPS_EARLY = frozenset((Name.FORWARD, Name.STEP))
+#: Proofs that an edit of each cause has to repair, if they failed. Other causes: all proofs that failed.
+_PROOFS_OF = {
+    Cause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
+    Cause.CUT_GRAPH: frozenset((Name.STEP,)),
+}
+_BAD = (Verdict.FAILED, Verdict.INCONCLUSIVE)
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """Result of an edit: `reason` why it is refused, "" if it stays; its proofs; new names of the state_dict."""
+
+    reason: str = ""
+    proofs: tuple[ProofChange, ...] = ()
+    new_keys: tuple[str, ...] = ()
+
+
+def judge(
+    defects: Sequence[Defect], before: Measurement, after: Measurement, old: Measurement, repaired: Iterable[str]
+) -> Judgement:
+    """Judge an edit of the defects.
+
+    `before` is the measurement without the edit, `old` the one of the user's files. `repaired`: names of all defects
+    that edits have repaired so far, which may be new in the state_dict.
+    """
+    named = Names(name for defect in defects for name in defect.names)
+    proofs = tuple(change for defect in defects for change in compare_proofs(defect, before, after))
+    allowed = Names((*named.names, *repaired))
+    reason = (
+        _find_remaining(defects, proofs, after)
+        or _find_worse_proof(before.verification, after.verification, named)
+        or _find_lost_attribute(old, after)
+        or _describe_load(after, allowed)
+        or _describe_output(old, after)
+    )
+    return Judgement(reason, proofs, after.load.missing)
+
+
+def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> tuple[ProofChange, ...]:
+    """Return the verdicts of the failed proofs for the tensors of the defect, before the edit and with it."""
+    return tuple(
+        ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, after.verification))
+        for proof in defect.proofs
+        if any(check.check is proof for check in before.verification.checks)
+    )
+
+
+def normalize(name: str) -> str:
+    """Return a name without the difference between `heads['a'].weight`, `heads.a.weight` and `heads_a.weight`."""
+    return _SEPARATORS.sub("_", name).strip("_")
+
+
+_SEPARATORS = re.compile(r"[\W_]+")
+
+
+class Names:
+    """Names of tensors, also as edits spell them: `blocks.0.weight` for `blocks[0].weight`, or with another key."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._normalized = {normalize(name) for name in self.names}
+        self._containers = tuple(f"{normalize(name.partition('[')[0])}_" for name in self.names if "[" in name)
+
+    def __contains__(self, name: object) -> bool:
+        text = normalize(str(name))
+        return text in self._normalized or text.startswith(self._containers)
+
+
+def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) -> Verdict:
+    """Return the worst verdict of the defect's tensors in a proof; PASSED if the tensors are gone."""
+    check = next((check for check in verification.checks if check.check is proof), None)
+    if check is None or check.verdict is Verdict.SKIPPED:
+        return Verdict.SKIPPED
+    if not defect.names:
+        same = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
+        return Verdict.FAILED if same else Verdict.PASSED
+    named = Names(defect.names)
+    verdicts = {verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    return next((verdict for verdict in _BAD if verdict in verdicts), Verdict.PASSED)
+
+
+def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
+    """Return the worst verdict of each name in the columns and findings of a proof."""
+    verdicts: dict[str, Verdict] = {}
+    cells = [(fqn, cell.verdict) for column in check.columns for fqn, cell in column.cells.items()]
+    found = [
+        (finding.fqn, Verdict.FAILED)
+        for finding in check.findings
+        if finding.fqn is not None and finding.severity.value != "note"
+    ]
+    order = (*_BAD, Verdict.PASSED, Verdict.SKIPPED)
+    for fqn, verdict in (*cells, *found):
+        name = normalize(fqn)
+        verdicts[name] = min(verdicts.get(name, Verdict.SKIPPED), verdict, key=order.index)
+    return verdicts
+
+
+def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], after: Measurement) -> str:
+    for defect in defects:
+        required = _PROOFS_OF.get(defect.cause, frozenset(Name))
+        for proof in defect.proofs:
+            verdict = _get_verdict_for(defect, proof, after.verification)
+            if proof in required and verdict is not Verdict.PASSED:
+                return f"with the edit, the proof {proof.value} {_describe(verdict, proof, after.verification)}"
+    return "" if any(change.after is Verdict.PASSED for change in proofs) else "the edit repairs no proof"
+
+
+def _describe(verdict: Verdict, proof: Name, verification: Verification) -> str:
+    check = next((check for check in verification.checks if check.check is proof), None)
+    finding = check.findings[0].message if check is not None and check.findings else check and check.reason
+    text = (
+        "is inconclusive"
+        if verdict is Verdict.INCONCLUSIVE
+        else "is skipped"
+        if verdict is Verdict.SKIPPED
+        else "fails"
+    )
+    return f"{text}: {finding}" if finding else text
+
+
+def _find_worse_proof(before: Verification, after: Verification, named: Names) -> str:
+    old_checks = {check.check: check for check in before.checks}
+    for check in after.checks:
+        old = old_checks[check.check]
+        stopped = check.check in _STOPS_EARLY and old.verdict in _BAD
+        if check.verdict in _BAD and old.verdict not in _BAD:
+            result = _describe(check.verdict, check.check, after)
+            return f"the proof {check.check.value} passes without the edit; with the edit, it {result}"
+        if old.verdict is Verdict.PASSED and check.verdict is not Verdict.PASSED:
+            return f"the proof {check.check.value} passes without the edit, and is skipped with it"
+        old_verdicts, verdicts = _list_verdicts(old), _list_verdicts(check)
+        worse = [
+            name
+            for name, verdict in verdicts.items()
+            if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped
+        ]
+        if worse:
+            return f"the proof {check.check.value} fails with the edit for {join_names(worse, 3)}"
+    kept = {normalize(row.fqn) for row in after.state.tensors}
+    aliases = {normalize(alias) for row in after.state.tensors for alias in row.aliases}
+    lost = [
+        row.fqn for row in before.state.tensors if row.fqn not in named and normalize(row.fqn) not in kept | aliases
+    ]
+    return f"the edited class does not have {join_names(lost, 3)}" if lost else ""
+
+
+def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
+    for module, names in old.attributes.items():
+        lost = sorted(names - after.attributes.get(module, frozenset()))
+        if lost:
+            return f"the edited class does not have the attribute {'.'.join(filter(None, (module, lost[0])))}"
+    return ""
+
+
+def _describe_load(after: Measurement, allowed: Names) -> str:
+    if after.load.error:
+        return after.load.error
+    unknown = [name for name in after.load.missing if name not in allowed]
+    return f"an older state_dict would lack {join_names(unknown, 3)}" if unknown else ""
+
+
+def _describe_output(old: Measurement, after: Measurement) -> str:
+    """Return that forward computes other values; "" if it does not, or could not be called."""
+    import torch
+
+    if old.output is None:
+        return ""
+    if after.output is None:
+        return "forward raises with the edit"
+    same = len(old.output) == len(after.output) and all(
+        first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
+        for first, second in zip(old.output, after.output, strict=True)
+    )
+    return "" if same else "forward returns other values with the edit"

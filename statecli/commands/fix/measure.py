@@ -1,0 +1,157 @@
+"""Measure a model in a copy of its project: the proofs of `verify`, its output, and loads of the old state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from statecli.commands.fix.project_copy import Project, ProjectCopy, copy_project
+from statecli.commands.verify import run as verify_run
+from statecli.commands.verify.result import Verification
+from statecli.core.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from statecli.commands.verify.model_under_test import ModelUnderTest
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Result of loading the old state_dict: missing names, or why the load failed."""
+
+    missing: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A model as measured in one copy of its project.
+
+    Attributes:
+        verification: Result of the proofs.
+        entries: The state_dict of an instance built with seed 0.
+        output: The tensors that forward returns after the old state_dict was loaded; None if forward was not called.
+        load: Result of loading the old state_dict.
+        attributes: Names of the attributes of each module, by the name of the module.
+        copy: The copy that was measured.
+    """
+
+    verification: Verification
+    copy: ProjectCopy
+    entries: dict[str, Any] = field(default_factory=dict)
+    output: tuple[torch.Tensor, ...] | None = None
+    load: LoadResult = LoadResult()
+    attributes: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+class Failure(Exception):
+    """The edited model could not be measured; the message is the reason in one line."""
+
+
+def measure(
+    project: Project,
+    request: verify_run.Request,
+    contents: Mapping[str, bytes],
+    old: Measurement | None = None,
+) -> Measurement:
+    """Verify the model of the project with other file contents. Raises StateError if it cannot be built."""
+    with copy_project(project, contents) as copy:
+        request = replace(request, target=copy.text)
+        try:
+            subject = verify_run.build_model_under_test(request)
+            verification = verify_run.verify_model(subject, request)
+            attributes = _list_attributes(subject.build_fresh())
+            return Measurement(verification, copy, *_measure_instance(subject, old), attributes)
+        except ModelError as error:
+            raise ModelError(copy.hide(str(error))) from error
+
+
+def measure_edit(
+    project: Project, request: verify_run.Request, contents: Mapping[str, bytes], old: Measurement
+) -> Measurement:
+    """Measure an edited model. Raises Failure with the reason if it cannot be built or verified."""
+    try:
+        return measure(project, request, contents, old)
+    except (ModelError, UsageError) as error:
+        raise Failure(f"the edited class cannot be verified: {error}") from error
+
+
+def _measure_instance(
+    subject: ModelUnderTest, old: Measurement | None
+) -> tuple[dict[str, Any], tuple[torch.Tensor, ...] | None, LoadResult]:
+    """Return the state_dict, the output of forward, and the result of loading the old state_dict."""
+    import torch
+
+    try:
+        module = subject.build_fresh(values=True)
+        with subject.user_code("saving the model"), torch.no_grad():
+            entries = {name: _clone(value) for name, value in module.state_dict().items()}
+    except ModelError as error:
+        return {}, None, LoadResult(error=str(error))
+    load = LoadResult() if old is None else _load(subject, module, old.entries)
+    output: tuple[torch.Tensor, ...] | None = None
+    if subject.inputs is not None and not load.error:
+        try:
+            output = tuple(_list_tensors(subject.call(module)))
+        except ModelError:
+            output = None
+    return entries, output, load
+
+
+def _list_attributes(module: torch.nn.Module) -> dict[str, frozenset[str]]:
+    """Return the names of the attributes of each module: of the instance, and of the class."""
+    return {
+        name: frozenset((*vars(part), *part._parameters, *part._buffers, *part._modules, *dir(type(part))))
+        for name, part in module.named_modules()
+    }
+
+
+def _clone(value: Any) -> Any:
+    import torch
+
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str, Any]) -> LoadResult:
+    """Load the old entries as `load_state_dict(strict=True)` does, except for names that the entries lack."""
+    import torch
+
+    try:
+        with subject.user_code("loading the old state_dict"), torch.no_grad():
+            result = module.load_state_dict({name: _clone(value) for name, value in entries.items()}, strict=False)
+    except ModelError as error:
+        return LoadResult(error=str(error))
+    if result.unexpected_keys:
+        return LoadResult(error=f"the entry {result.unexpected_keys[0]} of an older state_dict would be unexpected")
+    loaded = module.state_dict()
+    for name, value in entries.items():
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not _is_restored(value, loaded[name]):
+            return LoadResult(error=f"the entry {name} of an older state_dict is not restored")
+    return LoadResult(tuple(result.missing_keys))
+
+
+def _is_restored(value: torch.Tensor, loaded: torch.Tensor) -> bool:
+    import torch
+
+    if value.is_complex() and not loaded.is_complex():
+        value = torch.view_as_real(value)
+    if value.layout is not torch.strided or value.dtype.is_complex or value.is_quantized:
+        return True
+    return value.shape == loaded.shape and torch.allclose(value, loaded.to(value.dtype), equal_nan=True)
+
+
+def _list_tensors(output: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result: in tuples, lists, dicts and dataclass-like objects of transformers."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return [output.detach()]
+    if isinstance(output, dict):
+        return [tensor for value in output.values() for tensor in _list_tensors(value)]
+    if isinstance(output, (tuple, list)):
+        return [tensor for value in output for tensor in _list_tensors(value)]
+    return []

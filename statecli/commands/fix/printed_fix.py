@@ -1,0 +1,198 @@
+"""Apply the fix that statecli prints for an unregistered tensor: the same code, put in its place.
+
+`live/suggest_fix.py` decides the code, its place and whether a buffer is persistent. What the fix says in comments
+("and read each as …") is edited here too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+import msgspec
+
+from statecli.commands.fix import init_edits
+from statecli.commands.fix.containers import build_container_property
+from statecli.commands.fix.init_edits import VALUE, Assigned, find_assigned
+from statecli.commands.fix.source import (
+    Changes,
+    NoEdit,
+    Source,
+    get_instance_name,
+    is_attribute,
+    join_changes,
+    list_targets,
+)
+from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
+
+
+class PrintedFix(msgspec.Struct, frozen=True):
+    """The parts of a printed fix: its comments, and its code ("" for a fix in words)."""
+
+    comments: tuple[str, ...]
+    code: str
+
+    def has_comment(self, start: str) -> bool:
+        """Return True if a comment starts with a text."""
+        return self.find_comment(start) is not None
+
+    def find_comment(self, start: str) -> str | None:
+        """Return the first comment that starts with a text."""
+        return next((line for line in self.comments if line.startswith(start)), None)
+
+
+#: Beginnings of comments that `apply_code` follows, and of those that only inform.
+_KNOWN_COMMENTS = (
+    *(
+        AT_END_OF_INIT.strip(),
+        "# at the end of __post_init__:",
+        AFTER_LAST_ASSIGNMENT.strip(),
+        AFTER_SUPER_INIT.strip(),
+    ),
+    *(
+        "# delete ",
+        "# first delete the class attribute",
+        "# and read each as getattr",
+        "# and iterate over its items()",
+    ),
+    *(
+        "# the keys must be strings without dots",
+        "# and where a list + ",
+        "# and import torch.nn",
+        "# older checkpoints",
+    ),
+    *("# to save the value too", "# model.load_state_dict("),
+)
+
+
+def read_fix(text: str) -> PrintedFix:
+    """Return the parts of a printed fix."""
+    lines = text.split("\n")
+    comments = tuple(line for line in lines if line.startswith("#"))
+    return PrintedFix(comments, "\n".join(line for line in lines if not line.startswith("#")))
+
+
+def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:
+    """Return the changes of a fix with code. Raises NoEdit."""
+    assigned = find_assigned(source, attribute, line)
+    # A value of several lines keeps its own nodes, with comments and indentation.
+    value_text = get_value_text(source, assigned)
+    fix = read_fix(text.replace(value_text, VALUE) if "\n" in value_text else text)
+    if fix.has_comment("# and replace "):
+        raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
+    if any(not comment.startswith(_KNOWN_COMMENTS) for comment in fix.comments):
+        raise NoEdit("the fix needs a decision")
+    changes = _put_code(source, fix, assigned)
+    if fix.has_comment("# first delete the class attribute"):
+        changes = join_changes(changes, _delete_class_attribute(assigned.owner, attribute))
+    if fix.has_comment("# and read each as getattr"):
+        changes = join_changes(changes, build_container_property(source, assigned, attribute, names))
+    if fix.has_comment("# and iterate over its items()"):
+        changes = join_changes(changes, _iterate_items(source, assigned, attribute))
+    if fix.has_comment("# the keys must be strings without dots"):
+        changes = join_changes(changes, _rename_keys(source, assigned, attribute, fix.code))
+    if fix.has_comment("# and where a list + "):
+        changes = join_changes(changes, _convert_operands(source, assigned, attribute))
+    if fix.has_comment("# and import torch.nn"):
+        changes = join_changes(changes, init_edits.add_import(source, "from torch import nn"))
+    return changes
+
+
+def get_value_text(source: Source, assigned: Assigned) -> str:
+    """Return the text of the assigned expression as the printed fix has it: without parentheses around it."""
+    code = source.module.code.replace("\r\n", "\n")
+    line = source.get_line(assigned.node)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno == line and node.value is not None:
+            return ast.get_source_segment(code, node.value) or ""
+    return ""
+
+
+def _put_code(source: Source, fix: PrintedFix, assigned: Assigned) -> Changes:
+    owner = assigned.owner
+    if fix.has_comment(AT_END_OF_INIT.strip()) or fix.has_comment("# at the end of __post_init__:"):
+        return init_edits.append_to_init(source, owner, assigned.method, fix.code)
+    if fix.has_comment(AFTER_LAST_ASSIGNMENT.strip()):
+        return init_edits.insert_after_line(source, assigned, fix.code)
+    if fix.has_comment(AFTER_SUPER_INIT.strip()) or fix.has_comment("# delete "):
+        return init_edits.insert_after_super(source, owner, fix.code, assigned)
+    return init_edits.replace_statement(source, assigned, fix.code)
+
+
+def _delete_class_attribute(owner: cst.ClassDef, name: str) -> Changes:
+    for line in owner.body.body:
+        smalls = line.body if isinstance(line, cst.SimpleStatementLine) else ()
+        for small in smalls:
+            targets = list_targets(small)
+            if len(smalls) == 1 and any(isinstance(target, cst.Name) and target.value == name for target in targets):
+                return {line: []}
+    raise NoEdit(f"the class attribute {name} is not assigned in {owner.name.value}")
+
+
+def _list_reads(source: Source, assigned: Assigned, name: str) -> list[cst.Attribute]:
+    """Return each `self.name` in the class, except targets of assignments."""
+    reads = []
+    for node in source.find(cst.Attribute, within=assigned.owner.body):
+        method = source.find_around(node, cst.FunctionDef)
+        if node.attr.value != name or method is None or isinstance(source.get_parent(node), cst.AssignTarget):
+            continue
+        if (method.params.params or method.params.posonly_params) and is_attribute(node, get_instance_name(method)):
+            reads.append(node)
+    return reads
+
+
+def _iterate_items(source: Source, assigned: Assigned, name: str) -> Changes:
+    """Return the change of `for key, module in self.name` to `self.name.items()`."""
+    changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for node in _list_reads(source, assigned, name):
+        parent = source.get_parent(node)
+        if not (isinstance(parent, (cst.For, cst.CompFor)) and parent.iter is node):
+            raise NoEdit(f"{name} is read in another way than in a for loop")
+        changes[node] = [cst.Call(cst.Attribute(node, cst.Name("items")))]
+    return changes
+
+
+def _rename_keys(source: Source, assigned: Assigned, name: str, code: str) -> Changes:
+    """Return the change of `self.name[key]` to the key of the new container."""
+    formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
+    if formula is None:
+        raise NoEdit("the new keys are not known")
+    changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for node in _list_reads(source, assigned, name):
+        parent = source.get_parent(node)
+        slices = parent.slice if isinstance(parent, cst.Subscript) else ()
+        if len(slices) != 1 or not isinstance(slices[0].slice, cst.Index):
+            raise NoEdit(f"{name} is read in another way than by a key")
+        key = slices[0].slice.value
+        changes[key] = [source.parse_expression(_format_key(source, key, formula[1]))]
+    return changes
+
+
+def _format_key(source: Source, key: cst.BaseExpression, formula: str) -> str:
+    if isinstance(key, (cst.Integer, cst.SimpleString)):
+        text = str(key.evaluated_value).replace(".", "_") + ("_" if formula.endswith("'_'") else "")
+        return f'"{text}"' if text.isidentifier() or text.isalnum() else repr(text)
+    return formula.replace("str(k)", f"str({source.format(key)})")
+
+
+def _convert_operands(source: Source, assigned: Assigned, name: str) -> Changes:
+    """Return the change of `a_list + self.name` to `a_list + list(self.name)`."""
+    changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
+    for node in _list_reads(source, assigned, name):
+        parent = source.get_parent(node)
+        if isinstance(parent, cst.BinaryOperation) and parent.right is node:
+            changes[node] = [cst.Call(cst.Name("list"), [cst.Arg(node)])]
+    return changes
+
+
+def build_registrations(name: str, value: str, instance: str, torch_nn: str | None) -> list[str]:
+    """Return the statements that may register a value, the preferred first, because only a proof decides.
+
+    `torch_nn`: the file's name of torch.nn, for a parameter; None for a buffer.
+    """
+    if torch_nn is not None:
+        return [f"{instance}.{name} = {torch_nn}.Parameter({value})"]
+    registration = f'{instance}.register_buffer("{name}", {value}'
+    return [f"{registration}, persistent=False)", f"{registration})"]

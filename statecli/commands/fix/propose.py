@@ -1,0 +1,226 @@
+"""Propose edits for a defect, the likely ones first: `verify` decides which one stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from statecli.commands.fix import buffer_edits, forward_edits, init_edits, printed_fix
+from statecli.commands.fix.defects import Cause, Defect
+from statecli.commands.fix.init_edits import Assigned, find_assigned
+from statecli.commands.fix.source import (
+    Changes,
+    NoEdit,
+    Source,
+    get_instance_name,
+    is_attribute,
+    join_changes,
+    list_targets,
+)
+from statecli.core.registration_rules import UNREGISTERED_PARAMETER
+from statecli.live.attribute_source import find_torch_nn_name
+
+#: Edits of one defect that are tried.
+MAX_EDITS = 6
+
+
+def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]:
+    """Yield the file with one edit after the other. Raises NoEdit if there is no edit at all.
+
+    `filename` is the file on disk, for the name of torch.nn in it.
+    """
+    source = Source(data)
+    comments = _list_comments(source)
+    for count, changes in enumerate(_propose_changes(defect, source, filename)):
+        if count == MAX_EDITS:
+            return
+        edited = source.replace(changes)
+        if edited == data:
+            continue
+        if lost := comments - _list_comments(Source(edited)):
+            raise NoEdit(f"the edit would drop the comment {min(lost)}")
+        yield edited
+
+
+def _list_comments(source: Source) -> set[str]:
+    return {comment.value for comment in source.find(cst.Comment)}
+
+
+def _propose_changes(defect: Defect, source: Source, filename: str) -> Iterator[Changes]:
+    attribute = _get_attribute(defect)
+    if defect.cause is Cause.CREATED_IN_FORWARD:
+        return forward_edits.add_device(source, defect.line)
+    if defect.cause is Cause.CACHED_BY_FORWARD:
+        return forward_edits.recreate_on_device(source, attribute, defect.line)
+    if defect.cause is Cause.CUT_GRAPH:
+        return forward_edits.keep_graph(source, attribute, defect.line)
+    if defect.cause is Cause.BUFFER_WITH_GRAD:
+        return buffer_edits.make_parameter(source, attribute, defect.line, filename)
+    if defect.cause is Cause.COMPLEX_BUFFER:
+        return buffer_edits.store_real_parts(source, attribute, defect.line)
+    if defect.cause is Cause.STALE_VIEW:
+        return _replace_view(source, attribute, defect.line)
+    if defect.cause is Cause.UNREGISTERED:
+        return _register(defect, source, attribute, filename)
+    raise NoEdit(f"no edit is known for {defect.rule}")
+
+
+def _get_attribute(defect: Defect) -> str:
+    """Return the attribute that the line of the defect assigns: `anchors` of `head.anchors[0]`.
+
+    The owner of an unregistered tensor is a registered module, so the last part before a subscript is the attribute,
+    unless the tensor is in a module in a container: `blocks[0].weight`.
+    """
+    name = defect.names[0] if defect.names else ""
+    if defect.cause is Cause.CUT_GRAPH:
+        return name.split(".")[-2] if "." in name else name
+    head = name.partition("[")[0]
+    return head.rpartition(".")[2]
+
+
+def _register(defect: Defect, source: Source, attribute: str, filename: str) -> Iterator[Changes]:
+    """Yield the changes of an unregistered tensor, by the fix that statecli prints."""
+    fix = printed_fix.read_fix(defect.fix)
+    if fix.code:
+        name = _find_attribute(source, attribute, defect)
+        yield printed_fix.apply_code(source, defect.fix, name, defect.line, defect.names)
+        return
+    if fix.has_comment("# compute it in forward"):
+        yield from _compute_when_read(source, attribute, defect.line)
+    elif fix.has_comment("# to train it, make the result an nn.Parameter"):
+        yield from _detach(source, attribute, defect.line)
+    elif fix.has_comment("# leave the tensor unregistered, and move it where forward reads it"):
+        yield from forward_edits.move_where_read(source, attribute, defect.line)
+    elif (comment := fix.find_comment("# register the tensor once, as ")) is not None:
+        yield from _register_once(defect, source, comment, filename)
+    else:
+        raise NoEdit("the fix needs a decision" if defect.fix else "no edit is known")
+
+
+def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:
+    """Return the attribute in the defect's names that the line assigns: `heads` of `net.heads['a'].weight`."""
+    parts = [part for part in re.split(r"[.\[\]']+", defect.names[0]) if part.isidentifier()]
+    for name in (attribute, *reversed(parts)):
+        try:
+            find_assigned(source, name, defect.line)
+        except NoEdit:
+            continue
+        return name
+    return attribute
+
+
+def _check_assigned_once(source: Source, assigned: Assigned, name: str) -> None:
+    if len(init_edits.list_assignments(source, assigned.owner, name)) > 1:
+        raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")
+
+
+def _add_property(source: Source, assigned: Assigned, name: str, value: str) -> Changes:
+    kind = "torch.Tensor" if re.search(r"(?m)^import torch$", source.module.code) else ""
+    added = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
+    return join_changes(init_edits.remove_statement(assigned), added)
+
+
+def _compute_when_read(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the change of an attribute computed from parameters to a property."""
+    assigned = find_assigned(source, name, line)
+    _check_assigned_once(source, assigned, name)
+    if len(list_targets(assigned.node)) != 1:
+        raise NoEdit("the line assigns several names")
+    yield _add_property(source, assigned, name, init_edits.express_with_attributes(source, assigned))
+
+
+def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the change of a second name to a property; to a buffer with a copy if a method changes the first."""
+    assigned = find_assigned(source, name, line)
+    _check_assigned_once(source, assigned, name)
+    value = init_edits.express_with_attributes(source, assigned)
+    if assigned.method is None or len(list_targets(assigned.node)) != 1:
+        raise NoEdit("the line assigns several names")
+    instance = get_instance_name(assigned.method)
+    parsed = source.parse_expression(value)
+    bases = {node.attr.value for node in _walk_attributes(parsed) if is_attribute(node, instance)}
+    if not any(_changes_after_init(source, assigned, base) for base in bases):
+        yield _add_property(source, assigned, name, value)
+    code = f'{instance}.register_buffer("{name}", {value}.clone(), persistent=False)'
+    yield init_edits.replace_statement(source, assigned, code)
+
+
+def _walk_attributes(node: cst.CSTNode) -> Iterator[cst.Attribute]:
+    if isinstance(node, cst.Attribute):
+        yield node
+    for child in node.children:
+        yield from _walk_attributes(child)
+
+
+def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:
+    """Return True if a method other than the constructor assigns the attribute, or changes the tensor in place."""
+    for node in source.find(cst.Attribute, within=assigned.owner.body):
+        method = source.find_around(node, cst.FunctionDef)
+        if node.attr.value != base or method is None or method is assigned.method:
+            continue
+        parent = source.get_parent(node)
+        if isinstance(parent, (cst.AssignTarget, cst.AugAssign)):
+            return True
+        if (
+            isinstance(parent, cst.Attribute)
+            and parent.attr.value.endswith("_")
+            and not parent.attr.value.startswith("_")
+        ):
+            return True
+    return any(
+        isinstance(call.args[0].value, cst.SimpleString)
+        and call.args[0].value.evaluated_value == base
+        and source.find_around(call, cst.FunctionDef) is not assigned.method
+        for call in source.find(cst.Call, within=assigned.owner.body)
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "register_buffer" and call.args
+    )
+
+
+def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
+    """Yield the changes of a result with a graph to a buffer without it: outside of the state_dict, or saved."""
+    assigned = find_assigned(source, name, line)
+    if assigned.method is None or len(list_targets(assigned.node)) != 1:
+        raise NoEdit("the line assigns several names")
+    text, instance = source.format(assigned.value), get_instance_name(assigned.method)
+    value = (
+        f"({text}).detach()"
+        if not isinstance(assigned.value, (cst.Call, cst.Name, cst.Attribute))
+        else f"{text}.detach()"
+    )
+    for code in printed_fix.build_registrations(name, value, instance, None):
+        yield init_edits.replace_statement(source, assigned, code)
+
+
+def _register_once(defect: Defect, source: Source, comment: str, filename: str) -> Iterator[Changes]:
+    """Yield the changes that register one name, and make the other names properties."""
+    named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
+    if named is None or named[2].endswith("…") or "." in named[1]:
+        raise NoEdit("the fix needs a decision")
+    name, others = named[1], [other.rpartition(".")[2] for other in named[2].split(", ")]
+    assigned = find_assigned(source, name, defect.line)
+    _check_assigned_once(source, assigned, name)
+    if assigned.method is None:
+        raise NoEdit(f"{name} is not assigned in a method")
+    instance, text = get_instance_name(assigned.method), source.format(assigned.value)
+    torch_nn = find_torch_nn_name(filename) or "nn" if defect.rule == UNREGISTERED_PARAMETER.name else None
+    targets = {target.attr.value for target in list_targets(assigned.node) if isinstance(target, cst.Attribute)}
+    properties: Changes = {}
+    for other in others:
+        if other in targets:
+            added = init_edits.add_property(source, assigned.owner, other, f"{instance}.{name}")
+            properties = join_changes(properties, added)
+            continue
+        second = _find_second_name(source, assigned, other)
+        value = init_edits.express_with_attributes(source, second)
+        properties = join_changes(properties, _add_property(source, second, other, value))
+    for code in printed_fix.build_registrations(name, text, instance, torch_nn):
+        yield join_changes(init_edits.replace_statement(source, assigned, code), properties)
+
+
+def _find_second_name(source: Source, assigned: Assigned, name: str) -> Assigned:
+    statements = init_edits.list_assignments(source, assigned.owner, name)
+    if len(statements) != 1:
+        raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")
+    return find_assigned(source, name, source.get_line(statements[0]))

@@ -1,0 +1,173 @@
+"""A source file as a concrete syntax tree: find statements by line, and replace them. Comments and formatting stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar, cast
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+
+_Node = TypeVar("_Node", bound=cst.CSTNode)
+#: Nodes of the tree, each with the nodes that replace it.
+Changes = Mapping[cst.CSTNode, Sequence[cst.CSTNode]]
+#: A statement of a body.
+Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+
+
+class NoEdit(Exception):
+    """There is no edit; the message is the reason in one line."""
+
+
+class Source:
+    """A parsed file. Each change returns the bytes of a new file; the tree stays as it was."""
+
+    def __init__(self, data: bytes) -> None:
+        """Parse the file. Raises NoEdit if the tree cannot hold the file byte for byte."""
+        try:
+            module = cst.parse_module(data)
+        except (cst.ParserSyntaxError, ValueError, RecursionError) as error:
+            raise NoEdit(f"the file cannot be parsed: {str(error).splitlines()[0]}") from error
+        if module.bytes != data:
+            raise NoEdit("libcst would change other bytes of the file")
+        wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+        self.module = module
+        self._positions = wrapper.resolve(PositionProvider)
+        self._parents = wrapper.resolve(ParentNodeProvider)
+        self._nodes = list(_walk(module))
+
+    def find(self, kind: type[_Node], line: int | None = None, within: cst.CSTNode | None = None) -> Iterator[_Node]:
+        """Yield the nodes of a kind in order: those on a line, and in another node."""
+        nodes = self._nodes if within is None else list(_walk(within))
+        for node in nodes:
+            if isinstance(node, kind) and (line is None or self._covers(node, line)):
+                yield node
+
+    def get_line(self, node: cst.CSTNode) -> int:
+        """Return the first line of a node."""
+        line: int = self._positions[node].start.line
+        return line
+
+    def _covers(self, node: cst.CSTNode, line: int) -> bool:
+        position = self._positions.get(node)
+        return position is not None and position.start.line <= line <= position.end.line
+
+    def find_around(self, node: cst.CSTNode, kind: type[_Node]) -> _Node | None:
+        """Return the innermost node of a kind around a node."""
+        parent = self._parents.get(node)
+        while parent is not None and not isinstance(parent, kind):
+            parent = self._parents.get(parent)
+        return parent
+
+    def get_parent(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Return the node that directly contains a node."""
+        parent: cst.CSTNode = self._parents[node]
+        return parent
+
+    def find_class(self, node: cst.CSTNode) -> cst.ClassDef:
+        """Return the class around a node. Raises NoEdit outside of a class."""
+        owner = self.find_around(node, cst.ClassDef)
+        if owner is None:
+            raise NoEdit("the line is not in a class")
+        return owner
+
+    def find_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+        """Return the method of a class; None if the class does not define the method."""
+        methods = (node for node in owner.body.body if isinstance(node, cst.FunctionDef))
+        return next((method for method in methods if method.name.value == name), None)
+
+    def format(self, node: cst.CSTNode) -> str:
+        """Return the code of a node."""
+        return self.module.code_for_node(node)
+
+    def indent(self, code: str) -> str:
+        """Return code with the indentation of the file in place of four spaces."""
+        return re.sub(r"(?m)^(?: {4})+", lambda spaces: self.module.default_indent * (len(spaces[0]) // 4), code)
+
+    def parse_statements(self, code: str) -> list[Statement]:
+        """Return the statements of code."""
+        parsed = cst.parse_module(code + "\n", config=self.module.config_for_parsing)
+        return list(parsed.body)
+
+    def parse_expression(self, code: str) -> cst.BaseExpression:
+        """Return an expression."""
+        return cst.parse_expression(code, config=self.module.config_for_parsing)
+
+    def replace(self, changes: Changes) -> bytes:
+        """Return the file with nodes replaced: by other nodes, or by none."""
+        changed = self.module.visit(_Replacer(changes))
+        return changed.bytes
+
+
+def join_changes(first: Changes, second: Changes) -> Changes:
+    """Return both changes; if both change a node, the second is a change of what the first puts in its place."""
+    joined = dict(first)
+    for node, new in second.items():
+        old = joined.get(node, (node,))
+        joined[node] = [part for entry in new for part in (old if entry is node else (entry,))]
+    return joined
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(current.children))
+
+
+class _Replacer(cst.CSTTransformer):
+    def __init__(self, changes: Changes) -> None:
+        super().__init__()
+        self._changes = {id(node): new for node, new in changes.items()}
+
+    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
+        new = self._changes.get(id(original_node))
+        if new is None:
+            return super().on_leave(original_node, updated_node)  # type: ignore[return-value]
+        new = [updated_node if node is original_node else node for node in new]
+        result = cst.RemoveFromParent() if not new else new[0] if len(new) == 1 else cst.FlattenSentinel(new)
+        return cast(cst.CSTNodeT, result)
+
+
+def keep_comments(old: cst.CSTNode, new: Sequence[Statement]) -> list[Statement]:
+    """Return statements with the comments and empty lines of the statement that they replace."""
+    if not isinstance(old, cst.SimpleStatementLine) or not new:
+        return list(new)
+    statements = list(new)
+    first = statements[0]
+    statements[0] = first.with_changes(leading_lines=old.leading_lines)
+    if old.trailing_whitespace.comment is None:
+        return statements
+    if len(statements) == 1 and isinstance(statements[0], cst.SimpleStatementLine):
+        statements[0] = statements[0].with_changes(trailing_whitespace=old.trailing_whitespace)
+        return statements
+    comment = cst.EmptyLine(comment=old.trailing_whitespace.comment)
+    statements[0] = statements[0].with_changes(leading_lines=[*old.leading_lines, comment])
+    return statements
+
+
+def get_instance_name(method: cst.FunctionDef) -> str:
+    """Return the method's name for the instance, usually `self`."""
+    parameters = (*method.params.posonly_params, *method.params.params)
+    if not parameters:
+        raise NoEdit(f"{method.name.value} has no argument for the instance")
+    return parameters[0].name.value
+
+
+def is_attribute(node: cst.CSTNode, owner: str, name: str | None = None) -> bool:
+    """Return True for `self.name`."""
+    return (
+        isinstance(node, cst.Attribute)
+        and isinstance(node.value, cst.Name)
+        and node.value.value == owner
+        and (name is None or node.attr.value == name)
+    )
+
+
+def list_targets(statement: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the targets of an assignment, without those of an unpacked tuple."""
+    if isinstance(statement, cst.Assign):
+        return [target.target for target in statement.targets]
+    return [statement.target] if isinstance(statement, cst.AnnAssign) else []

@@ -1,0 +1,125 @@
+"""The report of `statecli fix`: a unified diff, and a problem for each defect with the proofs of its edit."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import tokenize
+from collections.abc import Iterable, Iterator
+
+from statecli.commands.fix.result import ChangedFile, Edit, Fixes
+from statecli.commands.fix.rules import NOT_FIXED, PROPOSED_FIX, WRITTEN_FIX
+from statecli.commands.verify.result import Verdict
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Oddity, Origin
+from statecli.core.quoting import quote_for_shell
+from statecli.core.units import join_names, plural
+from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
+from statecli.report.documents.fix import build_fix_document
+
+_COLUMNS = tuple(map(Column, ("names", "rule", "file", "line", "status", "proofs", "reason")))
+#: Names of a defect that its message shows.
+MAX_NAMES = 3
+
+
+def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
+    """Return the report of the edits of the model `target`."""
+    problems = tuple(_build_problem(edit, fixes, target) for edit in fixes.edits)
+    findings = tuple(finding for problem in problems for finding in problem.findings)
+    patch = tuple(line for file in fixes.files for line in format_patch(file))
+    verdict = describe_verdict(fixes, target)
+    return Report(
+        title=target,
+        document=lambda: build_fix_document(fixes, patch, findings, verdict, target),
+        table=lambda: Table(_COLUMNS, tuple(_list_rows(fixes.edits, fixes.written)), has_findings=False),
+        short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problems have the same sentences
+        page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
+        findings=findings,
+        notes=tuple(Oddity("fix", note) for note in fixes.notes),
+        fail_on=Severity.WARNING,
+        show_all=view.unfold,
+        problems=lambda: problems,
+        rules=lambda: rule_texts.list_rule_texts(problems),
+        cases=lambda: test_cases.build_cases(
+            target, (p for p in problems if p.rule != WRITTEN_FIX.name), "nothing to fix"
+        ),
+        patch=patch,
+    )
+
+
+def describe_verdict(fixes: Fixes, target: str) -> str:
+    """Return the result in one line."""
+    kept = sum(edit.kept for edit in fixes.edits)
+    remaining = len(fixes.edits) - kept
+    parts = []
+    if kept and fixes.written:
+        parts.append(f"{plural(kept, 'edit')} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
+    elif kept:
+        line = f"statecli fix {quote_for_shell(target)} --write"
+        parts.append(f"{plural(kept, 'edit')} proved and not written; to write: {line}")
+    if remaining:
+        parts.append(f"{plural(remaining, 'defect')} without a proved edit")
+    return "; ".join(parts) or "nothing to fix"
+
+
+def format_patch(file: ChangedFile) -> Iterator[str]:
+    """Yield the lines of a unified diff that `git apply` and `patch -p1` take."""
+    encoding = tokenize.detect_encoding(io.BytesIO(file.before).readline)[0]
+    before, after = (_split_lines(data.decode(encoding)) for data in (file.before, file.after))
+    old, new = (file.name,) * 2 if file.name.startswith("/") else (f"a/{file.name}", f"b/{file.name}")
+    for line in difflib.unified_diff(before, after, old, new):
+        yield line.removesuffix("\n")
+        if not line.endswith("\n"):
+            yield "\\ No newline at end of file"
+
+
+def _split_lines(text: str) -> list[str]:
+    """Return the lines with their ends; only a line feed ends a line, as in git."""
+    return list(io.StringIO(text, newline="\n"))
+
+
+def _describe_names(edit: Edit) -> str:
+    return join_names(edit.names, MAX_NAMES) if edit.names else f"a tensor created at {edit.file}:{edit.line}"
+
+
+def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
+    rule = NOT_FIXED if not edit.kept else WRITTEN_FIX if fixes.written else PROPOSED_FIX
+    passed = [change.proof.value for change in edit.proofs if change.after is Verdict.PASSED]
+    failed = [change.proof.value for change in edit.proofs if change.after is not Verdict.PASSED]
+    if edit.kept:
+        message = (
+            f"{_describe_names(edit)}: {', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'} with the edit"
+        )
+    else:
+        message = f"{_describe_names(edit)}: {', '.join(failed)} {'fail' if len(failed) > 1 else 'fails'} ({edit.rule})"
+    effects = []
+    if edit.kept and failed:
+        effects.append(f"not repaired: {', '.join(failed)}")
+    if edit.new_keys:
+        names = join_names(edit.new_keys, MAX_NAMES)
+        effects.append(f"older checkpoints lack {names}; load them with model.load_state_dict(state, strict=False)")
+    if edit.reason:
+        effects.append(f"no edit: {edit.reason}")
+    help = edit.advice or None
+    finding: Finding = rule.finding(
+        "; ".join([message, *effects]), target=target, fqn=edit.names[0] if edit.names else None
+    )
+    origin = Origin(edit.file, edit.line) if edit.file and edit.line else None
+    problem = Problem(rule.name, finding.severity, message, target, (finding,), tuple(effects), help)
+    return problem if origin is None else _add_origin(problem, origin)
+
+
+def _add_origin(problem: Problem, origin: Origin) -> Problem:
+    from msgspec.structs import replace
+
+    findings = tuple(replace(finding, origin=origin) for finding in problem.findings)
+    return replace(problem, origin=origin, findings=findings)
+
+
+def _list_rows(edits: Iterable[Edit], written: bool) -> Iterator[tuple[Cell, ...]]:
+    for edit in edits:
+        status = "written" if edit.kept and written else "proved" if edit.kept else "no edit"
+        proofs = ", ".join(
+            f"{change.proof.value}: {change.before.value} -> {change.after.value}" for change in edit.proofs
+        )
+        yield ", ".join(edit.names), edit.rule, edit.file, edit.line, status, proofs, edit.reason

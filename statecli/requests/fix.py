@@ -1,0 +1,46 @@
+"""Run `statecli fix`: options in, outcome out."""
+
+from __future__ import annotations
+
+from statecli.commands.fix import run as fix_run
+from statecli.commands.fix.run import Request
+from statecli.commands.verify.run import Request as VerifyRequest
+from statecli.core.errors import UsageError, option
+from statecli.report import View
+from statecli.report.fix import build_fix_report
+from statecli.requests.options import FixOptions
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
+
+
+def check(options: FixOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for contradictory options, before the model is built."""
+    if options.input and options.input_from:
+        both = f"{option('--input')} and {option('--input-from')}"
+        raise UsageError(f"{both} contradict each other; leave one of them out")
+
+
+def reads_values(options: FixOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return False: fix has neither --executor nor --shard."""
+    return False
+
+
+#: Never shown, because fix has neither option.
+VALUES_ARE_READ = ""
+
+
+def prepare(options: FixOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before the model is built."""
+    verify = VerifyRequest(
+        target=options.target, input=options.input, inputs=options.input_from, init_device=options.init_device
+    )
+    return Request(verify, options.write)
+
+
+def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Propose edits; with --write, the outcome has the files to write."""
+    with caller.progress(values=False):
+        fixes = fix_run.run(request)
+    caller.check_files([file.path for file in fixes.files])
+    report = build_fix_report(fixes, options.target, View(unfold=options.all, verbose=options.verbose))
+    files = [OutputFile(file.path, (file.after,)) for file in fixes.files] if fixes.written else []
+    return Outcome(fixes, report, findings_first=True, files=files)

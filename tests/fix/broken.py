@@ -1,0 +1,352 @@
+"""Broken models of many kinds: the body of a class, the shape of its input, and lines of the fixed class."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Broken(NamedTuple):
+    """A class `Net` in a file: its text, the input, and texts that the fixed file has."""
+
+    text: str
+    expected: tuple[str, ...]
+    input: str = ""
+
+
+HEAD = "import torch\nfrom torch import nn\n\n\n"
+
+
+def net(init: str, forward: str = "", *, head: str = HEAD, before: str = "", more: str = "") -> str:
+    """Return a file with a class of these lines in `__init__`, and in `forward(self, x)`."""
+    lines = ["class Net(nn.Module):", *before.splitlines(), "    def __init__(self, width=4):"]
+    lines += ["        super().__init__()", "        self.fc = nn.Linear(width, width)"]
+    lines += [f"        {line}" if line else "" for line in init.splitlines()]
+    lines += ["", "    def forward(self, x):"]
+    lines += [f"        {line}" for line in (forward or "return self.fc(x)").splitlines()]
+    return head + "\n".join(lines) + "\n" + more
+
+
+BROKEN = {
+    "constant": Broken(
+        net("self.t = torch.arange(4.)", "return self.fc(x) + self.t"),
+        ('self.register_buffer("t", torch.arange(4.), persistent=False)',),
+        "2x4",
+    ),
+    "random": Broken(net("self.t = torch.randn(4)"), ('self.register_buffer("t", torch.randn(4))',)),
+    "annotated": Broken(
+        net("self.t: torch.Tensor = torch.ones(4)"), ('self.register_buffer("t", torch.ones(4), persistent=False)',)
+    ),
+    "several-lines": Broken(
+        net("# the table\nself.t = (\n    torch.arange(4.)  # first\n    * 2  # second\n)  # last"),
+        ("# the table\n", "# first\n", "# second", "persistent=False)  # last\n"),
+    ),
+    "two-statements": Broken(
+        net("self.a = 1; self.t = torch.ones(4); self.b = 2"),
+        ('self.a = 1; self.register_buffer("t", torch.ones(4), persistent=False); self.b = 2',),
+    ),
+    "if-on-one-line": Broken(
+        net("if width: self.t = torch.ones(4)  # wide"),
+        ('if width: self.register_buffer("t", torch.ones(4), persistent=False)  # wide',),
+    ),
+    "if-else-on-lines": Broken(
+        net("if width:\n    self.t = torch.ones(4)\nelse:\n    self.t = None"),
+        ('    self.register_buffer("t", torch.ones(4), persistent=False)\n',),
+    ),
+    "chained": Broken(
+        net("self.t = t = torch.ones(4)\nself.n = t.numel()"),
+        ('self.register_buffer("t", torch.ones(4), persistent=False)\n        t = self.t',),
+    ),
+    "walrus": Broken(
+        net("self.t = torch.ones(n := 4)\nself.n = n"),
+        ('self.register_buffer("t", torch.ones(n := 4), persistent=False)',),
+    ),
+    "before-super": Broken(
+        HEAD + "class Net(nn.Module):\n    def __init__(self):\n        # early\n        self.t = torch.ones(4)\n"
+        "        super().__init__()\n        self.fc = nn.Linear(4, 4)\n",
+        ('super().__init__()\n        # early\n        self.register_buffer("t", torch.ones(4), persistent=False)\n',),
+    ),
+    "class-attribute": Broken(
+        net("", "return self.fc(x) + self.t", before="    t = torch.arange(4.)\n"),
+        ('super().__init__()\n        self.register_buffer("t", torch.arange(4.), persistent=False)\n',),
+        "2x4",
+    ),
+    "class-without-init": Broken(
+        HEAD + 'class Net(nn.Module):\n    """A net."""\n\n    t = torch.arange(4.)\n\n    def forward(self, x):\n'
+        "        return x + self.t\n",
+        ("def __init__(self, *args, **kwargs):", 'self.register_buffer("t", torch.arange(4.), persistent=False)'),
+        "2x4",
+    ),
+    "module-list": Broken(
+        net("self.m = [nn.Linear(4, 4), nn.Linear(4, 4)]", "return self.m[1](self.m[0](self.fc(x)))"),
+        ("self.m = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])",),
+        "2x4",
+    ),
+    "module-list-with-comments": Broken(
+        net("self.m = [\n    nn.Linear(4, 4),  # in\n    nn.Linear(4, 4),  # out\n]"),
+        (
+            "self.m = nn.ModuleList([\n            nn.Linear(4, 4),  # in\n",
+            "            nn.Linear(4, 4),  # out\n        ])",
+        ),
+    ),
+    "module-comprehension": Broken(
+        net("self.m = [nn.Linear(4, 4) for _ in range(width)]"),
+        ("self.m = nn.ModuleList([nn.Linear(4, 4) for _ in range(width)])",),
+    ),
+    "module-tuple": Broken(
+        net("self.m = nn.Linear(4, 4), nn.Linear(4, 4)"),
+        ("self.m = nn.ModuleList((nn.Linear(4, 4), nn.Linear(4, 4)))",),
+    ),
+    "appended": Broken(
+        net("self.m = []\nfor _ in range(2):\n    self.m.append(nn.Linear(4, 4))"), ("self.m = nn.ModuleList()\n",)
+    ),
+    "extended": Broken(
+        net("self.m = list()\nself.m.extend(nn.Linear(4, 4) for _ in range(2))"), ("self.m = nn.ModuleList()\n",)
+    ),
+    "inserted": Broken(
+        net("self.m = [nn.Linear(4, 4)]\nself.m.insert(0, nn.Linear(4, 4))"),
+        ("self.m = nn.ModuleList(self.m)",),
+    ),
+    "module-dict": Broken(
+        net('self.m = {"a": nn.Linear(4, 4)}', 'return self.m["a"](self.fc(x))'),
+        ('self.m = nn.ModuleDict({"a": nn.Linear(4, 4)})',),
+        "2x4",
+    ),
+    "module-dict-filled": Broken(net('self.m = {}\nself.m["a"] = nn.Linear(4, 4)'), ("self.m = nn.ModuleDict()\n",)),
+    "dotted-keys": Broken(
+        net('self.m = {"a.b": nn.Linear(4, 4)}', 'return self.m["a.b"](self.fc(x))'),
+        ('self.m["a_b"](self.fc(x))', "nn.ModuleDict("),
+        "2x4",
+    ),
+    "number-keys": Broken(
+        net("self.m = {n: nn.Linear(4, 4) for n in (8, 16)}", "n = 8\nreturn self.m[n](self.m[16](self.fc(x)))"),
+        ("self.m[str(n).replace('.', '_')]", 'self.m["16"]'),
+        "2x4",
+    ),
+    "named-pairs": Broken(
+        net(
+            'self.m = [("a", nn.Linear(4, 4)), ("b", nn.Linear(4, 4))]',
+            "for name, m in self.m:\n    x = m(x)\nreturn self.fc(x)",
+        ),
+        ("for name, m in self.m.items():", "nn.ModuleDict("),
+        "2x4",
+    ),
+    "nested-lists": Broken(
+        net(
+            "self.m = [[nn.Linear(4, 4)], [nn.Linear(4, 4)]]",
+            "for part in self.m:\n    x = part[0](x)\nreturn self.fc(x)",
+        ),
+        ("nn.ModuleList(nn.ModuleList(part) for part in [[",),
+        "2x4",
+    ),
+    "parameters": Broken(
+        net("self.p = [nn.Parameter(torch.ones(4)) for _ in range(2)]", "return self.fc(x) * self.p[0] * self.p[1]"),
+        ("self.p = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])",),
+        "2x4",
+    ),
+    "parameter-dict": Broken(
+        net('self.p = {"a": nn.Parameter(torch.ones(4))}', 'return self.fc(x) * self.p["a"]'),
+        ('self.p = nn.ParameterDict({"a": nn.Parameter(torch.ones(4))})',),
+        "2x4",
+    ),
+    "parameters-appended": Broken(
+        net("self.p = []\nself.p.append(nn.Parameter(torch.ones(4)))"), ("self.p = nn.ParameterList()\n",)
+    ),
+    "requires-grad": Broken(
+        net("self.s = torch.ones(4, requires_grad=True)", "return self.fc(x) * self.s"),
+        ("self.s = nn.Parameter(torch.ones(4, requires_grad=True))",),
+        "2x4",
+    ),
+    "tensors": Broken(
+        net("self.a = [torch.ones(4), torch.zeros(4)]", "return self.fc(x) * self.a[0] + self.a[1]"),
+        ('self.register_buffer(f"a_{i}", tensor, persistent=False)', "for i in range(2)]"),
+        "2x4",
+    ),
+    "tensor-tuple": Broken(
+        net("self.a = (torch.ones(4), torch.zeros(4))", "a, b = self.a\nreturn self.fc(x) * a + b"),
+        ('return tuple(getattr(self, f"a_{i}") for i in range(2))',),
+        "2x4",
+    ),
+    "tensor-dict": Broken(
+        net(
+            'self.a = {"cos": torch.ones(4), "sin": torch.zeros(4)}',
+            'return self.fc(x) * self.a["cos"] + self.a["sin"]',
+        ),
+        ('{key: getattr(self, f"a_{key}") for key in ("cos", "sin")}',),
+        "2x4",
+    ),
+    "tensors-of-a-size": Broken(
+        net("self.a = [torch.ones(4) * i for i in range(width)]", "return self.fc(x) + sum(self.a)"),
+        ('self.named_buffers(recurse=False) if key.startswith("a_")',),
+        "2x4",
+    ),
+    "other-name-of-nn": Broken(
+        "import torch\nimport torch.nn as N\n\n\nclass Net(N.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.m = [N.Linear(4, 4)]\n",
+        ("self.m = N.ModuleList([N.Linear(4, 4)])",),
+    ),
+    "torch.nn": Broken(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.m = [torch.nn.Linear(4, 4)]\n",
+        ("self.m = torch.nn.ModuleList([torch.nn.Linear(4, 4)])",),
+    ),
+    "no-name-of-nn": Broken(
+        "from torch import ones\nfrom torch.nn import Linear, Module\n\n\nclass Net(Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.m = [Linear(4, 4)]\n",
+        ("from torch import nn\n", "self.m = nn.ModuleList([Linear(4, 4)])"),
+    ),
+    "computed-from-a-parameter": Broken(
+        net("scale = 2.0\nself.scale = scale\nself.w = self.fc.weight / scale  # once", "return self.fc(x) @ self.w"),
+        ("    @property\n    def w(self):\n        return self.fc.weight / self.scale  # once\n",),
+        "2x4",
+    ),
+    "view-of-a-buffer": Broken(
+        net('t = torch.arange(8.)\nself.register_buffer("table", t)\nself.cos = t[:4]', "return self.fc(x) * self.cos"),
+        ("return self.table[:4]",),
+        "2x4",
+    ),
+    "second-name-changed-later": Broken(
+        net(
+            'self.register_buffer("f", torch.ones(4), persistent=False)\nself.old = self.f',
+            "if x.shape[0] > 99:\n    self.f = self.f * 2\nreturn self.fc(x) * self.f + self.old",
+        ),
+        ('self.register_buffer("old", self.f.clone(), persistent=False)',),
+        "2x4",
+    ),
+    "two-names": Broken(
+        net("self.a = torch.ones(4)\nself.b = self.a", "return self.fc(x) * self.a * self.b"),
+        ('self.register_buffer("a", torch.ones(4), persistent=False)', "return self.a"),
+        "2x4",
+    ),
+    "graph-of-a-plain-tensor": Broken(
+        net("w = torch.ones(4, requires_grad=True)\nself.v = w * 2", "return self.fc(x) * self.v"),
+        ('self.register_buffer("v", (w * 2).detach(), persistent=False)',),
+        "2x4",
+    ),
+    "zeros-in-forward": Broken(
+        net("", "h = torch.zeros(x.shape[0], 4)\nreturn self.fc(x) + h"),
+        ("h = torch.zeros(x.shape[0], 4, device=x.device)",),
+        "2x4",
+    ),
+    "zeros-in-forward-on-lines": Broken(
+        net("", "h = torch.full(\n    (x.shape[0], 4),\n    2.0,\n)\nreturn self.fc(x) + h"),
+        ("            2.0,\n            device=x.device,\n        )",),
+        "2x4",
+    ),
+    "two-in-forward": Broken(
+        net(
+            "self.t = torch.ones(4)", "h = torch.zeros(4)\nx = self.fc(x) + h\ng = torch.ones(4)\nreturn x * g * self.t"
+        ),
+        ("h = torch.zeros(4, device=x.device)", "g = torch.ones(4, device=x.device)", 'register_buffer("t"'),
+        "2x4",
+    ),
+    "created-in-a-helper": Broken(
+        net(
+            "",
+            "return self.fc(x) + self.positions(x)",
+            more="\n    def positions(self, y: torch.Tensor):\n        return torch.arange(y.shape[-1])\n",
+        ),
+        ("torch.arange(y.shape[-1], device=y.device)",),
+        "2x4",
+    ),
+    "cache-by-size": Broken(
+        net(
+            "self.cache = None",
+            "if self.cache is None or self.cache.shape[0] < x.shape[0]:\n"
+            "    self.cache = torch.ones(x.shape[0], 4, device=x.device)\nreturn self.fc(x) + self.cache",
+        ),
+        ("or self.cache.device != x.device or self.cache.dtype != x.dtype:", "dtype=x.dtype)"),
+        "2x4",
+    ),
+    "complex": Broken(
+        net("self.f = torch.polar(torch.ones(4), torch.arange(4.))", "return (self.fc(x) * self.f).abs()"),
+        ("(self.fc(x) * self.f.to(x.device)).abs()",),
+        "2x4",
+    ),
+    "complex-buffer": Broken(
+        net(
+            'self.register_buffer("f", torch.polar(torch.ones(4), torch.arange(4.)), persistent=False)',
+            "return (self.fc(x) * self.f).abs()",
+        ),
+        ("torch.view_as_real(torch.polar(", "torch.view_as_complex(self.f.float())"),
+        "2x4",
+    ),
+    "buffer-with-grad": Broken(
+        net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
+        ("self.s = nn.Parameter(torch.ones(4))",),
+        "2x4",
+    ),
+    "detached-argument": Broken(
+        net("self.head = nn.Linear(4, 2)", "return self.head(self.fc(x).detach())"),
+        ("return self.head(self.fc(x))",),
+        "2x4",
+    ),
+    "built-in-a-method": Broken(
+        net("self.build()", more="\n    def build(self):\n        self.t = torch.ones(4)\n"),
+        ('    def build(self):\n        self.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
+    "assigned-twice": Broken(
+        net("self.t = torch.ones(4)\nself.t = self.t * 2"),
+        ('self.register_buffer("t", self.__dict__.pop("t"), persistent=False)',),
+    ),
+    "other-instance-name": Broken(
+        HEAD + "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
+        "        this.t = torch.ones(4)\n",
+        ('this.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
+    "in-a-submodule": Broken(
+        HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.t = torch.ones(4)\n"
+        "\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.blocks = nn.ModuleList(Block() for _ in range(2))\n",
+        ('self.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
+    "in-a-base-class": Broken(
+        HEAD + "class Base(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.t = torch.ones(4)\n\n\nclass Net(Base):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(4, 4)\n",
+        ('self.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
+    "decorated": Broken(
+        HEAD + "def keep(kind):\n    return kind\n\n\n@keep\nclass Net(nn.Module):\n    @torch.no_grad()\n"
+        "    def __init__(self):\n        super().__init__()\n        self.t = torch.ones(4)\n",
+        ('self.register_buffer("t", torch.ones(4), persistent=False)',),
+    ),
+}
+
+#: Models without a proved edit: the text, the input, and a part of the reason.
+UNFIXABLE = {
+    "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for no-gradient",), "2x4"),
+    "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
+    "plain-object": Broken(
+        net(
+            "self.box = Box()", head=HEAD + "class Box:\n    def __init__(self):\n        self.t = torch.ones(4)\n\n\n"
+        ),
+        ("the fix needs a decision",),
+    ),
+    "in-a-closure": Broken(net("t = torch.ones(4)\nself.act = lambda x: x + t"), ("the fix needs a decision",)),
+    "a-list-changed-in-forward": Broken(
+        net("self.a = [torch.ones(4)]", "self.a.append(self.a[0] * 2)\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
+    ),
+    "own-getattr": Broken(
+        net(
+            "self.t = torch.ones(4)",
+            more="\n    def register_buffer(self, *args, **kwargs):\n        raise TypeError\n",
+        ),
+        ("the edited class cannot be verified",),
+    ),
+    "popped": Broken(
+        net("self.m = [nn.Linear(4, 4)]", more="\n    def last(self):\n        return self.m.pop()\n"), ("",)
+    ),
+}
+
+#: Models without a defect.
+HONEST = {
+    "buffers": net('self.register_buffer("t", torch.ones(4))', "return self.fc(x) + self.t"),
+    "module-list": net("self.m = nn.ModuleList([nn.Linear(4, 4)])", "return self.m[0](self.fc(x))"),
+    "tied": net("self.out = nn.Linear(4, 4)\nself.out.weight = self.fc.weight", "return self.out(self.fc(x))"),
+    "batch-norm": net("self.bn = nn.BatchNorm1d(4)", "return self.bn(self.fc(x))"),
+    "frozen": net("self.fc.requires_grad_(False)\nself.out = nn.Linear(4, 1)", "return self.out(self.fc(x))"),
+    "numbers": net("self.sizes = [1, 2]\nself.names = {'a': 1}"),
+    "dropout": net("self.drop = nn.Dropout(0.5)", "return self.drop(self.fc(x))"),
+    "detached-target": net("self.out = nn.Linear(4, 4)", "y = self.fc(x)\nreturn self.out(y) + y + y.detach()"),
+}

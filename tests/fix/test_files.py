@@ -1,0 +1,225 @@
+"""Files as people have them: line ends, encodings, packages, git, and files that are not to be edited."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("libcst")
+
+NET = """import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.ones(4)
+"""
+FIXED = NET.replace("self.t = torch.ones(4)", 'self.register_buffer("t", torch.ones(4), persistent=False)')
+LATIN = "# coding: latin-1\n# é\n".encode("latin-1")
+UNUSED = """import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.skip = nn.Linear(4, 4)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with net.py as the current one."""
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_write_the_file_is_as_it_was(desk, statecli):
+    """Status 1, and a unified diff that `git apply` takes."""
+    result = statecli("fix", "net.py:Net")
+    assert result.code == 1
+    assert (desk / "net.py").read_text() == NET
+    subprocess.run(["git", "apply"], input=result.out.encode(), cwd=desk, check=True)
+    assert (desk / "net.py").read_text() == FIXED
+
+
+def test_write_applies_the_edits(desk, statecli):
+    """Status 0; a second run has nothing to fix."""
+    result = statecli("fix", "net.py:Net", "--write")
+    assert result.code == 0, result.out + result.err
+    assert "1 edit written to net.py" in result.out
+    assert (desk / "net.py").read_text() == FIXED
+    again = statecli("fix", "net.py:Net")
+    assert (again.code, "nothing to fix" in again.out) == (0, True)
+
+
+def test_nothing_else_is_written(desk, statecli):
+    """No bytecode, no temporary file."""
+    statecli("fix", "net.py:Net", "--write")
+    assert os.listdir(desk) == ["net.py"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (NET.replace("\n", "\r\n").encode(), FIXED.replace("\n", "\r\n").encode()),
+        (NET.replace("    ", "\t").encode(), FIXED.replace("    ", "\t").encode()),
+        (b"\xef\xbb\xbf" + NET.encode(), b"\xef\xbb\xbf" + FIXED.encode()),
+        (LATIN + NET.encode(), LATIN + FIXED.encode()),
+        (NET.encode().rstrip(), FIXED.encode().rstrip()),
+        (NET.replace("    ", "  ").encode(), FIXED.replace("    ", "  ").encode()),
+        (NET.replace("ones(4)", "ones(4)  # π").encode(), FIXED.replace("False)", "False)  # π").encode()),
+    ],
+    ids=["crlf", "tabs", "bom", "latin-1", "no-newline-at-the-end", "two-spaces", "comment"],
+)
+def test_bytes_around_an_edit_are_kept(before, after, desk, statecli):
+    """Line ends, indentation, encoding."""
+    (desk / "net.py").write_bytes(before)
+    assert statecli("fix", "net.py:Net", "--write", "-q").code == 0
+    assert (desk / "net.py").read_bytes() == after
+
+
+def test_a_loop_is_indented_as_the_file(desk, statecli):
+    """With tabs, and the property too."""
+    text = NET.replace("torch.ones(4)", "[torch.ones(4)]").replace("    ", "\t")
+    (desk / "net.py").write_text(text)
+    assert statecli("fix", "net.py:Net", "--write", "-q").code == 0
+    written = (desk / "net.py").read_text()
+    assert '\t\t\tself.register_buffer(f"t_{i}", tensor, persistent=False)\n' in written
+    assert "    " not in written
+
+
+def test_the_mode_of_the_file_is_kept(desk, statecli):
+    """As an editor would."""
+    (desk / "net.py").chmod(0o750)
+    assert statecli("fix", "net.py:Net", "--write").code == 0
+    assert stat.S_IMODE((desk / "net.py").stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("target", ["pkg/sub/net.py:Net", "pkg.sub.net:Net"])
+def test_relative_imports_work(target, desk, statecli):
+    """The edit is in the file of the class's base, which the named file imports from its package."""
+    (desk / "pkg" / "sub").mkdir(parents=True)
+    for name in ("pkg", "pkg/sub"):
+        (desk / name / "__init__.py").touch()
+    (desk / "pkg" / "base.py").write_text(NET)
+    (desk / "pkg" / "sub" / "net.py").write_text("from ..base import Net as Base\n\n\nclass Net(Base):\n    pass\n")
+    assert statecli("fix", target, "--write").code == 0
+    assert (desk / "pkg" / "base.py").read_text() == FIXED
+
+
+def test_imports_from_the_same_folder_work(desk, statecli, monkeypatch):
+    """Also from another working folder."""
+    folder, other = desk / "models", desk / "elsewhere"
+    folder.mkdir()
+    other.mkdir()
+    (folder / "layers.py").write_text(NET)
+    (folder / "model.py").write_text("from layers import Net as Base\n\n\nclass Net(Base):\n    pass\n")
+    monkeypatch.chdir(other)
+    result = statecli("fix", f"{folder / 'model.py'}:Net", "--write")
+    assert result.code == 0, result.out + result.err
+    assert (folder / "layers.py").read_text() == FIXED
+
+
+def test_a_file_in_another_folder_is_named_as_typed(desk, statecli, monkeypatch, tmp_path_factory):
+    """Not by its place in the copy."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("other"))
+    result = statecli("fix", f"{desk / 'net.py'}:Net")
+    assert result.code == 1
+    assert f"--- {desk / 'net.py'}\n" in result.out
+    assert "statecli-fix-" not in result.out
+
+
+def test_an_installed_class_is_not_edited(statecli):
+    """One line, status 2."""
+    result = statecli("fix", "torch.nn:Linear(2, 2)")
+    assert result.code == 2
+    assert result.err == (
+        "statecli: torch.nn:Linear(2, 2): torch.nn is not a module of the current folder; "
+        "fix edits only files of your own, such as net.py:Net\n"
+    )
+
+
+@pytest.mark.parametrize("target", ["model.pt", "net.py", "none.py:Net", "net.py:None", "net.py:Net(4)"])
+def test_a_wrong_target_is_one_error(target, desk, statecli):
+    """Status 2, nothing on standard output."""
+    result = statecli("fix", target)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("statecli: ")
+    assert "Traceback" not in result.err
+
+
+def test_without_libcst_one_line_says_what_to_install(desk, statecli, monkeypatch):
+    """The extra `fix`."""
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    result = statecli("fix", "net.py:Net")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: statecli fix needs the package libcst: pip install 'statecli[fix]'\n",
+    )
+
+
+def test_a_change_that_is_not_committed_is_noted(desk, statecli):
+    """As with ruff, the edit is still made."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert "git does not track this file" in statecli("fix", "net.py:Net").out
+    subprocess.run([*git, "add", "net.py"], check=True)
+    subprocess.run([*git, "commit", "-qm", "net"], check=True)
+    assert "not committed" not in statecli("fix", "net.py:Net").out
+    with open("net.py", "a") as file:
+        file.write("# more\n")
+    result = statecli("fix", "net.py:Net", "--write")
+    assert "net.py: has changes that are not committed" in result.out
+    assert result.code == 0
+
+
+def test_a_skipped_proof_is_noted(desk, statecli):
+    """Without an input, forward may have defects of its own."""
+    assert "note[fix]: the proof forward was skipped: no input given" in statecli("fix", "net.py:Net").out
+
+
+def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
+    """File, line, before, after, rule, and the verdicts before and after."""
+    (edit,) = statecli("fix", "net.py:Net", "-f", "json").json["edits"]
+    assert (edit["file"], edit["line"], edit["rule"], edit["names"]) == ("net.py", 8, "unregistered-tensor", ["t"])
+    assert edit["before"] == "        self.t = torch.ones(4)"
+    assert edit["after"] == '        self.register_buffer("t", torch.ones(4), persistent=False)'
+    assert {"proof": "move", "before": "failed", "after": "passed"} in edit["proofs"]
+    assert edit["kept"] is True
+
+
+def test_an_unproved_edit_leaves_the_file(desk, statecli):
+    """Even with --write: status 1, and the reason."""
+    (desk / "net.py").write_text(UNUSED)
+    result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
+    assert result.code == 1
+    assert "no edit: no edit is known for no-gradient" in result.out
+    assert (desk / "net.py").read_text() == UNUSED
+
+
+def test_two_classes_of_a_file_are_edited_one_at_a_time(desk, statecli):
+    """The other class keeps its lines."""
+    (desk / "net.py").write_text(NET + NET.partition("\n\n\n")[2].join(("\n\n", "")).replace("Net", "Other"))
+    assert statecli("fix", "net.py:Other", "--write").code == 0
+    assert (desk / "net.py").read_text().count("self.t = torch.ones(4)") == 1
+
+
+def test_a_model_that_ends_the_process_changes_nothing(desk, statecli):
+    """A forward with os._exit is an error of the model, not an edit."""
+    text = NET + "\n    def forward(self, x):\n        import os\n        os._exit(0)\n"
+    (desk / "net.py").write_text(text)
+    result = statecli("fix", "net.py:Net", "--input", "2x4")
+    assert (desk / "net.py").read_text() == text
+    assert result.code in (1, 2)

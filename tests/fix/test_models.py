@@ -1,0 +1,132 @@
+"""Broken models of many kinds are repaired; honest models and unproved edits leave the file as it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from statecli.commands.fix import run as fix_run
+from statecli.commands.fix.run import Request
+from statecli.commands.verify import run as verify_run
+from statecli.commands.verify.result import Verdict
+
+from .broken import BROKEN, HONEST, UNFIXABLE
+
+pytest.importorskip("libcst")
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
+#: Each sample with a fixed twin, and the input.
+PAIRS = {
+    "anchors.py:Head": "1x8x4x4",
+    "cached_mask.py:Causal": "2x4x8",
+    "detached.py:Net": "4x8",
+    "grad_buffer.py:Scaled": "2x4",
+    "net.py:Net": "2x3",
+    "phases.py:Phases": "16",
+    "plain_lists.py:Lists": "2x4",
+    "precomputed.py:Normed": "2x4",
+    "relative_bias.py:Attention": "1x4x4",
+    "rotary.py:Rotary": "1x4x8",
+}
+#: Twins that only a person can write: which input the forgotten layer gets, and whether to give up a tie.
+WITHOUT_EDIT = {"unused.py:Net": "4x8", "tied.py:Tied": "int64:2x3<100"}
+
+
+def fix(target, shape="", **options):
+    """The result of `statecli fix TARGET --input SHAPE`."""
+    request = verify_run.Request(target=str(target), input=(shape,) if shape else (), **options)
+    return fix_run.run(Request(request))
+
+
+def verify(target, shape=""):
+    return verify_run.run(verify_run.Request(target=str(target), input=(shape,) if shape else ()))
+
+
+def write(folder, text, name="net.py"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_model_is_repaired(name, tmp_path, monkeypatch):
+    """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is as it was."""
+    monkeypatch.chdir(tmp_path)
+    broken = BROKEN[name]
+    path = write(tmp_path, broken.text)
+    fixes = fix("net.py:Net", broken.input)
+    assert [edit.reason for edit in fixes.edits if not edit.kept] == []
+    (file,) = fixes.files
+    for line in broken.expected:
+        assert line in file.after.decode()
+    assert file.before == path.read_bytes() == broken.text.encode()
+    assert set(re.findall("#.*", broken.text)) <= set(re.findall("#.*", file.after.decode()))
+
+
+@pytest.mark.parametrize("name", UNFIXABLE)
+def test_an_edit_without_a_proof_is_refused(name, tmp_path, monkeypatch):
+    """A defect is reported with the reason, and there is nothing to write."""
+    monkeypatch.chdir(tmp_path)
+    broken = UNFIXABLE[name]
+    path = write(tmp_path, broken.text)
+    fixes = fix("net.py:Net", broken.input)
+    assert fixes.files == ()
+    assert fixes.edits
+    assert all(edit.reason and not edit.kept for edit in fixes.edits)
+    assert any(broken.expected[0] in edit.reason for edit in fixes.edits)
+    assert path.read_bytes() == broken.text.encode()
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_model_gets_no_edit(name, tmp_path, monkeypatch):
+    """There is nothing to fix."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, HONEST[name])
+    fixes = fix("net.py:Net", "2x4")
+    assert fixes.edits == fixes.files == ()
+
+
+def test_every_pair_of_the_samples_is_tried():
+    """A new pair must be in one of the tables."""
+    pairs = {f"{path.stem.removesuffix('_fixed')}.py" for path in SAMPLES.glob("*_fixed.py")}
+    assert {target.partition(":")[0] for target in (*PAIRS, *WITHOUT_EDIT)} == pairs
+
+
+@pytest.mark.parametrize("target", PAIRS)
+def test_a_sample_is_repaired_like_its_twin(target, tmp_path, monkeypatch):
+    """The fixed sample passes the same proofs as the twin, except for a layer that forward does not use."""
+    monkeypatch.chdir(SAMPLES)
+    fixes = fix(target, PAIRS[target])
+    left = [edit for edit in fixes.edits if not edit.kept]
+    assert [edit.rule for edit in left] == ["no-gradient"] * (target == "plain_lists.py:Lists")
+    name, _, kind = target.partition(":")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, fixes.files[0].after)
+    write(tmp_path, (SAMPLES / name.replace(".py", "_fixed.py")).read_bytes(), "twin.py")
+    if not left:
+        found, wanted = (verify(f"{file}.py:{kind}", PAIRS[target]) for file in ("net", "twin"))
+        assert [check.verdict for check in found.checks] == [check.verdict for check in wanted.checks]
+        assert all(check.verdict is Verdict.PASSED for check in found.checks)
+
+
+@pytest.mark.parametrize(
+    "target", ["net.py:Net", "relative_bias.py:Attention", "grad_buffer.py:Scaled", "precomputed.py:Normed"]
+)
+def test_a_sample_becomes_its_twin(target, monkeypatch):
+    """The code is the same; the docstrings differ."""
+    monkeypatch.chdir(SAMPLES)
+    fixes = fix(target, PAIRS[target])
+    twin = (SAMPLES / target.partition(":")[0].replace(".py", "_fixed.py")).read_text()
+    assert [ast.dump(node) for node in ast.parse(fixes.files[0].after).body[1:]] == [
+        ast.dump(node) for node in ast.parse(twin).body[1:]
+    ]
+
+
+@pytest.mark.parametrize("target", WITHOUT_EDIT)
+def test_a_choice_of_the_author_is_left_to_the_author(target, monkeypatch):
+    """No edit is made of a guess."""
+    monkeypatch.chdir(SAMPLES)
+    assert fix(target, WITHOUT_EDIT[target]).files == ()
