@@ -12,7 +12,6 @@ from statecli.commands.fix.rules import NOT_FIXED, PROPOSED_FIX, WRITTEN_FIX
 from statecli.commands.verify.result import Verdict
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
-from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names, plural
 from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
 from statecli.report.documents.fix import build_fix_document
@@ -27,7 +26,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
     problems = tuple(_build_problem(edit, fixes, target) for edit in fixes.edits)
     findings = tuple(finding for problem in problems for finding in problem.findings)
     patch = tuple(line for file in fixes.files for line in format_patch(file))
-    verdict = describe_verdict(fixes, target)
+    verdict = describe_verdict(fixes)
     return Report(
         title=target,
         document=lambda: build_fix_document(fixes, patch, findings, verdict, target),
@@ -47,7 +46,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
     )
 
 
-def describe_verdict(fixes: Fixes, target: str) -> str:
+def describe_verdict(fixes: Fixes) -> str:
     """Return the result in one line."""
     kept = sum(edit.kept for edit in fixes.edits)
     remaining = len(fixes.edits) - kept
@@ -55,8 +54,9 @@ def describe_verdict(fixes: Fixes, target: str) -> str:
     if kept and fixes.written:
         parts.append(f"{plural(kept, 'edit')} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
     elif kept:
-        line = f"statecli fix {quote_for_shell(target)} --write"
-        parts.append(f"{plural(kept, 'edit')} proved and not written; to write: {line}")
+        parts.append(
+            f"{plural(kept, 'edit')} proved and not written; add --write to write {'it' if kept == 1 else 'them'}"
+        )
     if remaining:
         parts.append(f"{plural(remaining, 'defect')} without a proved edit")
     return "; ".join(parts) or "nothing to fix"
@@ -99,7 +99,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
         names = join_names(edit.new_keys, MAX_NAMES)
         effects.append(f"older checkpoints lack {names}; load them with model.load_state_dict(state, strict=False)")
     if edit.reason:
-        effects.append(f"no edit: {edit.reason}")
+        effects.append(edit.reason if edit.reason.startswith("no edit") else f"no edit: {edit.reason}")
     help = edit.advice or None
     finding: Finding = rule.finding(
         "; ".join([message, *effects]), target=target, fqn=edit.names[0] if edit.names else None

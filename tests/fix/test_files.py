@@ -187,7 +187,7 @@ def test_a_change_that_is_not_committed_is_noted(desk, statecli):
 
 def test_a_skipped_proof_is_noted(desk, statecli):
     """Without an input, forward may have defects of its own."""
-    assert "note[fix]: the proof forward was skipped: no input given" in statecli("fix", "net.py:Net").out
+    assert "note[fix]: skipped: step, forward (no input given" in statecli("fix", "net.py:Net").out
 
 
 def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
@@ -205,8 +205,19 @@ def test_an_unproved_edit_leaves_the_file(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
     assert result.code == 1
-    assert "no edit: no edit is known for no-gradient" in result.out
+    assert "  no edit is known for no-gradient\n" in result.out
     assert (desk / "net.py").read_text() == UNUSED
+
+
+def test_a_file_that_changes_meanwhile_is_not_written(desk, statecli):
+    """An editor that saves while the edits are verified: status 2, and the file as saved."""
+    text = NET + "\n    def forward(self, x):\n        open('../net.py', 'a').close()\n        return x * self.t\n"
+    saved = text + "# saved\n"
+    text = text.replace("open('../net.py', 'a').close()", f"open({str(desk / 'net.py')!r}, 'w').write(SAVED)")
+    text = text.replace("\n\n\nclass", f"\n\nSAVED = {saved!r}\n\n\nclass")
+    (desk / "net.py").write_text(text)
+    result = statecli("fix", "net.py:Net", "--input", "4", "--write")
+    assert (result.code, (desk / "net.py").read_text()) == (2, saved)
 
 
 def test_two_classes_of_a_file_are_edited_one_at_a_time(desk, statecli):

@@ -19,8 +19,9 @@ from statecli.commands.fix.project_copy import Project, find_project
 from statecli.commands.fix.result import ChangedFile, Edit, Fixes
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Check, Verdict
-from statecli.core.errors import MissingDependency, ModelError, UnreadableError, UsageError
+from statecli.core.errors import MissingDependency, UnreadableError, UsageError
 from statecli.core.progress import report_stage
+from statecli.live.import_model import load_object
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.targets import load
@@ -59,7 +60,9 @@ def run(request: Request) -> Fixes:
     from statecli.commands.fix.measure import measure
 
     report_stage(f"verifying {spec.text}")
-    session = _Session(project, request.verify, measure(project, request.verify, {}))
+    data = _read_file(project, project.file)
+    session = _Session(project, request.verify, measure(project, request.verify, {project.file: data}))
+    session.originals[project.file] = data
     session.repair_all_together()
     session.repair_one_by_one()
     return session.build_result(request)
@@ -72,7 +75,7 @@ def _find_file(spec: ModelSpec) -> str:
     if spec.is_file:
         path = os.path.abspath(spec.module)
         if not os.path.isfile(path):
-            raise ModelError(f"{spec.module}: no such file")
+            load_object(spec)  # raises the error, with a similar name
     else:
         parts = os.path.join(*spec.module.split("."))
         candidates = [os.path.abspath(name) for name in (f"{parts}.py", os.path.join(parts, "__init__.py"))]
@@ -97,6 +100,7 @@ class _Session:
         self.request = request
         self.first = self.current = first
         self.contents: dict[str, bytes] = {}
+        self.originals: dict[str, bytes] = {}
         self.edits: dict[object, Edit] = {}
         self.repaired: list[str] = []
 
@@ -221,14 +225,21 @@ class _Session:
     def _read(self, path: str, contents: dict[str, bytes]) -> bytes:
         if path in contents:
             return contents[path]
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise UnreadableError(f"{self.project.format_path(path)}: cannot be read: {error.strerror}") from error
+        if path not in self.originals:
+            self.originals[path] = _read_file(self.project, path)
+        return self.originals[path]
+
+    def _check_unchanged(self) -> None:
+        """Raise UnreadableError for a file that somebody changed since it was read."""
+        for path in self.contents:
+            if _read_file(self.project, path) != self.originals[path]:
+                raise UnreadableError(
+                    f"{self.project.format_path(path)}: changed while the edits were verified; run the command again"
+                )
 
     def build_result(self, request: Request) -> Fixes:
-        """Return the edits, and the files with kept edits."""
+        """Return the edits, and the files with kept edits. Raises UnreadableError for a file that has changed."""
+        self._check_unchanged()
         files = tuple(
             ChangedFile(self.project.format_path(path), path, self._read(path, {}), data)
             for path, data in sorted(self.contents.items())
@@ -248,15 +259,22 @@ class _Session:
 
 
 def _describe_unchecked(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield a line for each proof without a result: fix cannot repair what such a proof would find."""
+    """Yield a line for the proofs without a result, by reason: fix cannot repair what these proofs would find."""
+    proofs: dict[tuple[Verdict, str | None], list[str]] = {}
     for check in checks:
         if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE):
-            word = "was skipped" if check.verdict is Verdict.SKIPPED else "is inconclusive"
-            yield (
-                f"the proof {check.check.value} {word}: {check.reason}"
-                if check.reason
-                else f"{check.check.value} {word}"
-            )
+            proofs.setdefault((check.verdict, check.reason), []).append(check.check.value)
+    for (verdict, reason), names in proofs.items():
+        word = "skipped" if verdict is Verdict.SKIPPED else "inconclusive"
+        yield f"{word}: {', '.join(names)}" + (f" ({reason})" if reason else "")
+
+
+def _read_file(project: Project, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UnreadableError(f"{project.format_path(path)}: cannot be read: {error.strerror}") from error
 
 
 def _select_keys(defect: Defect, keys: Sequence[str]) -> tuple[str, ...]:
