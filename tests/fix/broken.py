@@ -300,6 +300,20 @@ BROKEN = {
         "        self.blocks = nn.ModuleList(Block() for _ in range(2))\n",
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
     ),
+    "list-of-broken-modules": Broken(
+        HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc, self.a, self.b = nn.Linear(4, 4), torch.ones(4), torch.zeros(4)\n\n"
+        "    def forward(self, x):\n        return self.fc(x) * self.a + self.b\n\n\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.blocks = [Block() for _ in range(2)]\n\n"
+        "    def forward(self, x):\n        return self.blocks[1](self.blocks[0](x))\n",
+        (
+            "self.blocks = nn.ModuleList([Block() for _ in range(2)])",
+            'self.register_buffer("a", self.__dict__.pop("a"), persistent=False)',
+            'self.register_buffer("b", self.__dict__.pop("b"), persistent=False)',
+        ),
+        "2x4",
+    ),
     "in-a-base-class": Broken(
         HEAD + "class Base(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.t = torch.ones(4)\n\n\nclass Net(Base):\n    def __init__(self):\n        super().__init__()\n"

@@ -7,7 +7,11 @@ import stat
 import subprocess
 import sys
 
+import jsonschema
 import pytest
+import torch
+
+from statecli.core.output import Output
 
 pytest.importorskip("libcst")
 
@@ -198,6 +202,42 @@ def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
     assert edit["after"] == '        self.register_buffer("t", torch.ones(4), persistent=False)'
     assert {"proof": "move", "before": "failed", "after": "passed"} in edit["proofs"]
     assert edit["kept"] is True
+
+
+@pytest.mark.parametrize("output", [output.value for output in Output])
+def test_every_output_says_what_was_edited(output, desk, statecli):
+    """The name of the tensor, and status 1."""
+    result = statecli("fix", "net.py:Net", "-f", output)
+    assert (result.code, result.err) == (1, "")
+    assert "net.py" in result.out
+
+
+def test_the_document_fits_its_schema(desk, statecli):
+    """Written and not written."""
+    schema = statecli("schema", "fix").json
+    for words in ((), ("--write",)):
+        jsonschema.validate(statecli("fix", "net.py:Net", "-f", "json", *words).json, schema)
+
+
+def test_a_function_that_builds_the_model_may_be_named(desk, statecli):
+    """As in verify."""
+    with open("net.py", "a") as file:
+        file.write("\n\ndef make():\n    return nn.Sequential(Net())\n")
+    assert statecli("fix", "net.py:make", "--write").code == 0
+    assert (desk / "net.py").read_text().startswith(FIXED)
+
+
+def test_code_that_can_be_imported_once_only_is_refused(desk, statecli):
+    """With the reason, and the file as it was."""
+    text = NET + "\nassert not hasattr(torch, '_seen')\ntorch._seen = True\n"
+    (desk / "net.py").write_text(text)
+    try:
+        result = statecli("fix", "net.py:Net", "--write")
+    finally:
+        vars(torch).pop("_seen", None)
+    assert result.code == 1
+    assert "no edit: the edited class cannot be verified: net.py:Net: importing it raised AssertionError" in result.out
+    assert (desk / "net.py").read_text() == text
 
 
 def test_an_unproved_edit_leaves_the_file(desk, statecli):

@@ -82,7 +82,7 @@ def _get_cause(finding: Finding, rows: dict[str, TensorInfo]) -> object:
     if finding.rule == STALE_VIEW.name or row is None:
         return (finding.fqn, finding.origin) if finding.fqn else (finding.rule, finding.message)
     if row.kind is Kind.UNREGISTERED:
-        return row.kind, row.origin or row.fqn
+        return row.kind, row.origin or row.fqn, row.fix
     return finding.rule, row.origin or row.fqn
 
 
@@ -96,7 +96,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
     if cause is Cause.CREATED_IN_FORWARD and (place := _CREATED_AT.search(first.message)):
         origin = Origin(place["file"], int(place["line"]))
     is_registration = cause is Cause.UNREGISTERED and row is not None
-    rule = registration_rules.choose_rule(row).name if is_registration and row else first.rule
+    rule = _choose_registration_rule([rows[name] for name in names]) if is_registration else first.rule
     message = (
         first.message if len(names) < 2 else f"{names[0]} and {plural(len(names) - 1, 'more tensor')}: {_cut(first)}"
     )
@@ -110,6 +110,13 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
         message,
         tuple(dict.fromkeys(proof for proof, _ in group)),
     )
+
+
+def _choose_registration_rule(rows: list[TensorInfo]) -> str:
+    """Return the rule of the worst tensor of a container: a module, a parameter, or any tensor."""
+    found = {registration_rules.choose_rule(row) for row in rows}
+    order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
+    return next((rule for rule in order if rule in found), registration_rules.UNREGISTERED_TENSOR).name
 
 
 def _cut(finding: Finding) -> str:

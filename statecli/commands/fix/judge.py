@@ -11,6 +11,8 @@ from statecli.commands.fix.defects import Cause, Defect, find_defects
 from statecli.commands.fix.measure import Measurement
 from statecli.commands.fix.result import ProofChange
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.model_state import Kind
+from statecli.core.registration_rules import UNREGISTERED_MODULE
 from statecli.core.units import join_names
 
 #: Proofs that stop at their first failure: once repaired, the proof may find the next.
@@ -41,10 +43,11 @@ def judge(
     """
     named = Names(name for defect in defects for name in defect.names)
     proofs = tuple(change for defect in defects for change in compare_proofs(defect, before, after))
+    revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
     allowed = Names((*named.names, *repaired))
     reason = (
         _find_remaining(defects, proofs, after)
-        or _find_worse_proof(before.verification, after.verification, named)
+        or _find_worse_proof(before.verification, after.verification, named, revealed)
         or _find_lost_attribute(old, after)
         or _describe_load(after, allowed)
         or _describe_output(old, after)
@@ -82,6 +85,20 @@ class Names:
         return text in self._normalized or text.startswith(self._containers)
 
 
+def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
+    """Return names below a container that became a module: unregistered in their own modules, for another edit."""
+    if defect.rule != UNREGISTERED_MODULE.name:
+        return set()
+    named = Names(defect.names)
+    rows = {row.fqn: row for row in verification.state.tensors}
+    failed = {finding.fqn for check in verification.checks for finding in check.findings if finding.fqn in named}
+    return {
+        normalize(fqn)
+        for fqn in failed
+        if fqn and fqn not in defect.names and (fqn not in rows or rows[fqn].kind is Kind.UNREGISTERED)
+    }
+
+
 def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) -> Verdict:
     """Return the worst verdict of the defect's tensors in a proof; PASSED if the tensors are gone."""
     check = next((check for check in verification.checks if check.check is proof), None)
@@ -90,8 +107,9 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     if not defect.names:
         same = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
         return Verdict.FAILED if same else Verdict.PASSED
-    named = Names(defect.names)
-    verdicts = {verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    named, revealed = Names(defect.names), _list_revealed(defect, verification)
+    found = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    verdicts = {verdict for name, verdict in found.items() if name not in revealed}
     return next((verdict for verdict in _BAD if verdict in verdicts), Verdict.PASSED)
 
 
@@ -117,13 +135,16 @@ def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], af
         for proof in defect.proofs:
             verdict = _get_verdict_for(defect, proof, after.verification)
             if proof in required and verdict is not Verdict.PASSED:
-                return f"with the edit, the proof {proof.value} {_describe(verdict, proof, after.verification)}"
+                result = _describe(verdict, proof, after.verification, Names(defect.names))
+                return f"with the edit, the proof {proof.value} {result}"
     return "" if any(change.after is Verdict.PASSED for change in proofs) else "the edit repairs no proof"
 
 
-def _describe(verdict: Verdict, proof: Name, verification: Verification) -> str:
+def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
     check = next((check for check in verification.checks if check.check is proof), None)
-    finding = check.findings[0].message if check is not None and check.findings else check and check.reason
+    findings = check.findings if check is not None else ()
+    about = [finding for finding in findings if named is None or finding.fqn in named] or findings
+    finding = about[0].message if about else check and check.reason
     text = (
         "is inconclusive"
         if verdict is Verdict.INCONCLUSIVE
@@ -134,7 +155,7 @@ def _describe(verdict: Verdict, proof: Name, verification: Verification) -> str:
     return f"{text}: {finding}" if finding else text
 
 
-def _find_worse_proof(before: Verification, after: Verification, named: Names) -> str:
+def _find_worse_proof(before: Verification, after: Verification, named: Names, revealed: set[str]) -> str:
     old_checks = {check.check: check for check in before.checks}
     for check in after.checks:
         old = old_checks[check.check]
@@ -148,7 +169,7 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names) -
         worse = [
             name
             for name, verdict in verdicts.items()
-            if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped
+            if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped and name not in revealed
         ]
         if worse:
             return f"the proof {check.check.value} fails with the edit for {join_names(worse, 3)}"

@@ -167,7 +167,12 @@ def is_attribute(node: cst.CSTNode, owner: str, name: str | None = None) -> bool
 
 
 def list_targets(statement: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the targets of an assignment, without those of an unpacked tuple."""
+    """Return the targets of an assignment, and each target of an unpacked tuple."""
     if isinstance(statement, cst.Assign):
-        return [target.target for target in statement.targets]
+        targets = [target.target for target in statement.targets]
+        parts = [
+            [part.value for part in target.elements] if isinstance(target, cst.Tuple) else [target]
+            for target in targets
+        ]
+        return [target for group in parts for target in group]
     return [statement.target] if isinstance(statement, cst.AnnAssign) else []
