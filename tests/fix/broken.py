@@ -248,6 +248,15 @@ BROKEN = {
         ("torch.arange(y.shape[-1], device=y.device)",),
         "2x4",
     ),
+    "created-in-a-function": Broken(
+        net(
+            "",
+            "return self.fc(x) + positions(x)",
+            head=HEAD + "def positions(y):\n    return torch.arange(y.shape[-1])\n\n\n",
+        ),
+        ("torch.arange(y.shape[-1], device=y.device)",),
+        "2x4",
+    ),
     "cache-by-size": Broken(
         net(
             "self.cache = None",
@@ -340,6 +349,16 @@ UNFIXABLE = {
     "in-a-closure": Broken(net("t = torch.ones(4)\nself.act = lambda x: x + t"), ("the fix needs a decision",)),
     "a-list-changed-in-forward": Broken(
         net("self.a = [torch.ones(4)]", "self.a.append(self.a[0] * 2)\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
+    ),
+    "an-item-changed-in-forward": Broken(
+        net("self.a = [torch.ones(4)]", "self.a[0] = self.a[0] * 2\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
+    ),
+    "read-from-the-class": Broken(
+        net("", "return self.fc(x) + Net.t", before="    t = torch.arange(4.)\n"), ("from the class Net",), "2x4"
+    ),
+    "assigned-from-outside": Broken(
+        net("self.w = self.fc.weight * 2", more="\n\ndef reset(model):\n    model.w = torch.ones(4)\n"),
+        ("other code assigns w",),
     ),
     "own-getattr": Broken(
         net(

@@ -14,6 +14,7 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
     """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
     if assigned.method is None:
         raise NoEdit(f"{name} is not assigned in a method")
+    _check_not_changed(source, assigned, name)
     instance = get_instance_name(assigned.method)
     is_dict = _is_dict(source, assigned.value, names)
     text = (
@@ -22,6 +23,26 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
         else _format_list(source, assigned.value, name, instance)
     )
     return add_property(source, assigned.owner, name, text)
+
+
+def _check_not_changed(source: Source, assigned: Assigned, name: str) -> None:
+    """Raise NoEdit if the class changes the container: a property returns a new one each time."""
+    for node in source.find(cst.Attribute, within=assigned.owner.body):
+        if node.attr.value != name or source.find_around(node, cst.FunctionDef) is None:
+            continue
+        parent = source.get_parent(node)
+        if isinstance(parent, cst.Subscript):
+            is_changed = isinstance(source.get_parent(parent), (cst.AssignTarget, cst.AugAssign, cst.Del))
+        else:
+            is_changed = isinstance(parent, cst.Attribute) and parent.attr.value in _CHANGING_METHODS
+        if is_changed:
+            raise NoEdit(f"{assigned.owner.name.value} changes {name} after its assignment")
+
+
+#: Methods that change a list or dict.
+_CHANGING_METHODS = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
+)
 
 
 def _is_dict(source: Source, value: cst.BaseExpression, names: Sequence[str]) -> bool:

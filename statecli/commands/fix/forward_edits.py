@@ -27,9 +27,13 @@ _FACTORIES = frozenset(
 )
 
 
-def list_input_devices(method: cst.FunctionDef) -> list[str]:
-    """Return `x.device` for each argument of a method that may be a tensor, the likely ones first."""
-    parameters = (*method.params.posonly_params, *method.params.params)[1:]
+def list_input_devices(source: Source, method: cst.FunctionDef) -> list[str]:
+    """Return `x.device` for each argument of a function that may be a tensor, the likely ones first."""
+    parameters = (*method.params.posonly_params, *method.params.params)
+    is_method = source.find_around(method, cst.ClassDef) is not None and not any(
+        source.format(decorator.decorator) == "staticmethod" for decorator in method.decorators
+    )
+    parameters = parameters[is_method:]
     named = [(parameter.name.value, parameter) for parameter in parameters if parameter.default is None]
     annotated = [name for name, parameter in named if _is_tensor(parameter)]
     plain = [name for name, parameter in named if parameter.annotation is None]
@@ -58,7 +62,7 @@ def add_device(source: Source, line: int) -> Iterator[Changes]:
         raise NoEdit("the line calls no function of torch that creates a tensor on the default device")
     method = source.find_around(calls[0], cst.FunctionDef)
     assert method is not None  # noqa: S101 - of the calls above
-    devices = list_input_devices(method)
+    devices = list_input_devices(source, method)
     if not devices:
         raise NoEdit(f"no argument of {method.name.value} is a tensor")
     for device in devices:
@@ -108,7 +112,7 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
         if arg.keyword and arg.keyword.value == "device"
     ]
     devices = [source.format(value) for value in used if isinstance(value, (cst.Name, cst.Attribute))]
-    for device in dict.fromkeys((*devices, *list_input_devices(assigned.method))):
+    for device in dict.fromkeys((*devices, *list_input_devices(source, assigned.method))):
         test = condition.test
         if isinstance(test, (cst.Lambda, cst.IfExp, cst.NamedExpr)) and not test.lpar:
             test = test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -146,7 +150,7 @@ def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
         method = source.find_around(node, cst.FunctionDef)
         if node.attr.value != name or method is None or method is assigned.method:
             continue
-        devices = list_input_devices(method)
+        devices = list_input_devices(source, method)
         if not is_attribute(node, get_instance_name(method)) or isinstance(source.get_parent(node), cst.AssignTarget):
             continue
         if not devices:

@@ -125,6 +125,8 @@ def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
 
 def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
     """Return the change that moves an assignment behind `super().__init__()`, in another form."""
+    if removed.method is None and _is_read_from_class(source, owner, removed):
+        raise NoEdit(f"the file reads the attribute from the class {owner.name.value}")
     method = source.find_method(owner, "__init__")
     new = keep_comments(removed.line, parse_with_value(source, code, removed))
     if method is None:
@@ -135,6 +137,22 @@ def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: 
     if anchor is None:
         raise NoEdit(f"__init__ of {owner.name.value} does not call super().__init__() in a statement of its own")
     return {**remove_statement(removed), anchor: [anchor, *new]}
+
+
+def _is_read_from_class(source: Source, owner: cst.ClassDef, removed: Assigned) -> bool:
+    """Return True for `Net.table`, or a plain `table` in the body of the class."""
+    names = {target.value for target in list_targets(removed.node) if isinstance(target, cst.Name)}
+    in_body = any(
+        node.value in names and node not in list_targets(removed.node) and _is_read(source, node)
+        for line in owner.body.body
+        if not isinstance(line, cst.FunctionDef)
+        for node in source.find(cst.Name, within=line)
+    )
+    classes = (owner.name.value, "cls")
+    reads = source.find(cst.Attribute)
+    return in_body or any(
+        node.attr.value in names and isinstance(node.value, cst.Name) and node.value.value in classes for node in reads
+    )
 
 
 def _calls_super(line: cst.BaseStatement) -> bool:
@@ -191,6 +209,8 @@ def add_property(
         raise NoEdit(f"{owner.name.value} has a method {name}")
     if not isinstance(owner.body, cst.IndentedBlock):
         raise NoEdit(f"{owner.name.value} has no body of its own")
+    if _is_assigned_from_outside(source, name):
+        raise NoEdit(f"other code assigns {name}, which a property refuses")
     method = replaced.method if replaced is not None else None
     anchor = method or source.find_method(owner, "__init__")
     if anchor is None or anchor not in owner.body.body:
@@ -209,6 +229,21 @@ def add_property(
     except cst.ParserSyntaxError as error:
         raise NoEdit(f"the value of {name} is not an expression on its own") from error
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
+
+
+def _is_assigned_from_outside(source: Source, name: str) -> bool:
+    """Return True for `model.name = …` in a function or at the top of the file, but not for `self.name = …`."""
+    for node in source.find(cst.Attribute):
+        parent = source.get_parent(node)
+        is_target = isinstance(parent, (cst.AssignTarget, cst.AugAssign)) and parent.target is node
+        if node.attr.value != name or not is_target:
+            continue
+        method = source.find_around(node, cst.FunctionDef)
+        is_method = method is not None and source.find_around(method, cst.ClassDef) is not None
+        parameters = (*method.params.posonly_params, *method.params.params) if method and is_method else ()
+        if not (parameters and is_attribute(node, parameters[0].name.value)):
+            return True
+    return False
 
 
 def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseExpression | None = None) -> str:
