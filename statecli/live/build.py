@@ -34,7 +34,7 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     Without `values` large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
     without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.
     """
-    torch = _import_torch()
+    torch = import_torch()
     from statecli.live import torch_settings
     from statecli.live.assignment_lines import Origins
 
@@ -51,7 +51,8 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     return BuiltModel(spec, module, origins, init_device, values, make, settings_after_init=settings_after_init)
 
 
-def _import_torch() -> Any:
+def import_torch() -> Any:
+    """Return torch. Raises MissingDependency without torch."""
     report_stage("importing torch")
     try:
         import torch

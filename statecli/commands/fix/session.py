@@ -1,0 +1,233 @@
+"""A session of edits: verify, edit a copy, verify again, and keep the edits that are proved."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from statecli.commands.fix import git_status
+from statecli.commands.fix.defects import Defect, find_defects
+from statecli.commands.fix.judge import Names, compare_proofs, judge
+from statecli.commands.fix.measure import Failure, Measurement, measure, measure_edit
+from statecli.commands.fix.project_copy import Project
+from statecli.commands.fix.propose import propose_edits
+from statecli.commands.fix.result import ChangedFile, Edit, Fixes, ProofChange
+from statecli.commands.fix.source import NoEdit
+from statecli.commands.verify import run as verify_run
+from statecli.commands.verify.result import Check, Verdict
+from statecli.core.errors import UnreadableError
+from statecli.core.progress import report_stage
+from statecli.live.installed_code import is_installed_file
+
+#: Rounds of edits: each round keeps an edit or refuses one.
+MAX_ROUNDS = 200
+
+
+def repair(project: Project, request: verify_run.Request, *, write: bool) -> Fixes:
+    """Return the proved edits of the model. Raises StateError if the model cannot be built."""
+    data = _read_file(project, project.file)
+    session = Session(project, request, measure(project, request, {project.file: data}))
+    session.originals[project.file] = data
+    session.repair_all_together()
+    session.repair_one_by_one()
+    return session.build_result(write=write)
+
+
+class Session:
+    """Edits of one model. `contents`: the bytes of each file with kept edits, by absolute path."""
+
+    def __init__(self, project: Project, request: verify_run.Request, first: Measurement) -> None:
+        self.project = project
+        self.request = request
+        self.first = self.current = first
+        self.contents: dict[str, bytes] = {}
+        self.originals: dict[str, bytes] = {}
+        self.edits: dict[object, Edit] = {}
+        self.repaired: list[str] = []
+
+    def find_defects(self) -> list[Defect]:
+        """Return the defects without a decision, in the order of their lines."""
+        found = find_defects(self.current.verification)
+        return [defect for defect in found if defect.key not in self.edits]
+
+    def repair_all_together(self) -> None:
+        """Keep the first edit of every defect if all together are proved: one verification instead of many."""
+        contents: dict[str, bytes] = dict(self.contents)
+        edited: list[tuple[Defect, bytes, bytes]] = []
+        # The last line first, so that the lines of the others stay.
+        for defect in reversed(self.find_defects()):
+            try:
+                path = self._locate(defect)
+                before = self._read(path, contents)
+                after = next(self._propose(defect, before, path))
+            except (NoEdit, StopIteration):
+                continue
+            contents[path] = after
+            edited.append((defect, before, after))
+        if len(edited) > 1:
+            self._try(edited, contents)
+
+    def repair_one_by_one(self) -> None:
+        """Try the edits of each remaining defect."""
+        for _ in range(MAX_ROUNDS):
+            defects = self.find_defects()
+            if not defects:
+                return
+            self._repair(defects[0])
+
+    def _repair(self, defect: Defect) -> None:
+        reason = ""
+        try:
+            path = self._locate(defect)
+            before = self._read(path, self.contents)
+            for after in self._propose(defect, before, path):
+                refusal = self._try([(defect, before, after)], {**self.contents, path: after})
+                if not refusal:
+                    return
+                reason = reason or refusal
+        except NoEdit as refusal:
+            reason = str(refusal)
+        self.edits[defect.key] = self._build_edit(defect, reason=reason or "no edit is known")
+
+    def _propose(self, defect: Defect, data: bytes, path: str) -> Iterator[bytes]:
+        return propose_edits(defect, data, path)
+
+    def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
+        """Keep the edits if they are proved; return the reason if they are not."""
+        report_stage(f"verifying the edit of {', '.join(defect.rule for defect, _, _ in edited[:3])}")
+        try:
+            after = measure_edit(self.project, self.request, contents, self.first)
+        except Failure as failure:
+            return str(failure)
+        defects = [defect for defect, _, _ in edited]
+        judgement = judge(defects, self.current, after, self.first, self.repaired)
+        if judgement.reason:
+            return judgement.reason
+        for defect, before_bytes, after_bytes in edited:
+            proofs = compare_proofs(defect, self.current, after)
+            edit = self._build_edit(defect)
+            before_text, after_text = _compare_lines(before_bytes, after_bytes)
+            keys = _select_keys(defect, judgement.new_keys)
+            self.edits[defect.key] = replace(
+                edit, before=before_text, after=after_text, proofs=proofs, kept=True, new_keys=keys
+            )
+            self.repaired += defect.names
+        self.contents, self.current = contents, after
+        return ""
+
+    def _build_edit(self, defect: Defect, reason: str = "") -> Edit:
+        path = self.current.copy.locate(defect.file) if defect.file else ""
+        proofs = tuple(ProofChange(proof, Verdict.FAILED, Verdict.FAILED) for proof in defect.proofs)
+        names = defect.names
+        file = self.project.format_path(path) if path else ""
+        line = self._find_original_line(path, defect.line)
+        hide = self.current.copy.hide
+        advice = hide(defect.fix) if reason else ""
+        return Edit(defect.rule, file, line, names, proofs=proofs, reason=hide(reason), advice=advice)
+
+    def _find_original_line(self, path: str, line: int) -> int:
+        """Return the number that a line has in the user's file."""
+        new = self.contents.get(path)
+        if new is None or not line:
+            return line
+        old_lines, new_lines = self._read(path, {}).splitlines(), new.splitlines()
+        matcher = difflib.SequenceMatcher(None, old_lines, new_lines, autojunk=False)
+        for tag, old_start, _, new_start, new_end in matcher.get_opcodes():
+            if new_start <= line - 1 < new_end:
+                return old_start + (line - new_start if tag == "equal" else 1)
+        return line
+
+    def _locate(self, defect: Defect) -> str:
+        """Return the file to edit. Raises NoEdit for a file that is not the user's own."""
+        if not defect.file or not defect.line:
+            raise NoEdit(f"no line is known to edit: {defect.message}")
+        path = self.current.copy.locate(defect.file)
+        if is_installed_file(path):
+            raise NoEdit("the line is in an installed package: report this to the library")
+        if not self.project.contains(path) or not os.path.isfile(path):
+            raise NoEdit(f"{defect.file} is outside of the current folder and the folder of the model")
+        return path
+
+    def _read(self, path: str, contents: dict[str, bytes]) -> bytes:
+        if path in contents:
+            return contents[path]
+        if path not in self.originals:
+            self.originals[path] = _read_file(self.project, path)
+        return self.originals[path]
+
+    def _check_unchanged(self) -> None:
+        """Raise UnreadableError for a file that somebody changed since it was read."""
+        for path in self.contents:
+            if _read_file(self.project, path) != self.originals[path]:
+                raise UnreadableError(
+                    f"{self.project.format_path(path)}: changed while the edits were verified; run the command again"
+                )
+
+    def build_result(self, *, write: bool) -> Fixes:
+        """Return the edits, and the files with kept edits. Raises UnreadableError for a file that has changed."""
+        self._check_unchanged()
+        files = tuple(
+            ChangedFile(self.project.format_path(path), path, self._read(path, {}), data)
+            for path, data in sorted(self.contents.items())
+        )
+        checks = self.first.verification.checks
+        skipped = tuple(check.check.value for check in checks if check.verdict is Verdict.SKIPPED)
+        notes = (*_describe_unchecked(checks), *(git_status.describe_changes(file) for file in files))
+        edits = sorted(self.edits.values(), key=lambda edit: (edit.file, edit.line))
+        return Fixes(
+            self.first.verification.state,
+            tuple(edits),
+            files,
+            write and bool(files),
+            skipped,
+            tuple(filter(None, notes)),
+        )
+
+
+def _describe_unchecked(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield a line for the proofs without a result, by reason: fix cannot repair what these proofs would find."""
+    proofs: dict[tuple[Verdict, str | None], list[str]] = {}
+    for check in checks:
+        if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE):
+            proofs.setdefault((check.verdict, check.reason), []).append(check.check.value)
+    for (verdict, reason), names in proofs.items():
+        word = "skipped" if verdict is Verdict.SKIPPED else "inconclusive"
+        yield f"{word}: {', '.join(names)}" + (f" ({reason})" if reason else "")
+
+
+def _read_file(project: Project, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UnreadableError(f"{project.format_path(path)}: cannot be read: {error.strerror}") from error
+
+
+def _select_keys(defect: Defect, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the new names of the state_dict that belong to the defect."""
+    names = Names(defect.names)
+    return tuple(key for key in keys if key in names)
+
+
+def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
+    """Return the changed lines of a file, from the first to the last change, before and after."""
+    old, new = _split(before), _split(after)
+    start = next(
+        (n for n, (first, second) in enumerate(zip(old, new, strict=False)) if first != second), min(len(old), len(new))
+    )
+    end = next(
+        (
+            n
+            for n, (first, second) in enumerate(zip(reversed(old[start:]), reversed(new[start:]), strict=False))
+            if first != second
+        ),
+        min(len(old), len(new)) - start,
+    )
+    return "\n".join(old[start : len(old) - end]), "\n".join(new[start : len(new) - end])
+
+
+def _split(data: bytes) -> list[str]:
+    return data.decode("utf-8", "replace").splitlines()
