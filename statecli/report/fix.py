@@ -79,7 +79,9 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _describe_names(edit: Edit) -> str:
-    return join_names(edit.names, MAX_NAMES) if edit.names else f"a tensor created at {edit.file}:{edit.line}"
+    if edit.names:
+        return join_names(edit.names, MAX_NAMES)
+    return f"a tensor created at {edit.file}:{edit.line}" if edit.file else "a tensor of unknown origin"
 
 
 def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:

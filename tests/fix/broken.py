@@ -52,6 +52,20 @@ BROKEN = {
         net("if width:\n    self.t = torch.ones(4)\nelse:\n    self.t = None"),
         ('    self.register_buffer("t", torch.ones(4), persistent=False)\n',),
     ),
+    "two-branches": Broken(
+        net("if width > 2:\n    self.t = torch.ones(width)\nelse:\n    self.t = torch.zeros(width)"),
+        (
+            "            self.t = torch.zeros(width)\n        self.register_buffer(",
+            'self.register_buffer("t", self.__dict__.pop("t"), persistent=False)',
+        ),
+    ),
+    "module-list-in-branches": Broken(
+        net("if width > 2:\n    self.m = [nn.Linear(4, 4)]\nelse:\n    self.m = [nn.Linear(2, 2)]"),
+        ("        self.m = nn.ModuleList(self.m)\n",),
+    ),
+    "added-to-a-list": Broken(
+        net("self.m = []\nfor _ in range(2):\n    self.m += [nn.Linear(4, 4)]"), ("self.m = nn.ModuleList(self.m)\n",)
+    ),
     "chained": Broken(
         net("self.t = t = torch.ones(4)\nself.n = t.numel()"),
         ('self.register_buffer("t", torch.ones(4), persistent=False)\n        t = self.t',),

@@ -28,7 +28,7 @@ VALUE = "_statecli_value"
 class Assigned(msgspec.Struct, frozen=True):
     """An assignment of an attribute, the statement around it, and the method or class that contains the statement."""
 
-    node: cst.Assign | cst.AnnAssign
+    node: cst.Assign | cst.AnnAssign | cst.AugAssign
     line: cst.SimpleStatementLine | cst.SimpleStatementSuite
     method: cst.FunctionDef | None
     owner: cst.ClassDef
@@ -42,9 +42,10 @@ class Assigned(msgspec.Struct, frozen=True):
 
 def find_assigned(source: Source, name: str, line: int) -> Assigned:
     """Return the assignment of the attribute on a line. Raises NoEdit for anything but a plain assignment."""
-    nodes: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
-    for node in nodes:
-        if node.value is None or not any(_names(target, name) for target in list_targets(node)):
+    plain: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
+    for node in (*plain, *source.find(cst.AugAssign, line)):
+        targets = [node.target] if isinstance(node, cst.AugAssign) else list_targets(node)
+        if node.value is None or not any(_names(target, name) for target in targets):
             continue
         parent = source.get_parent(node)
         if isinstance(parent, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):

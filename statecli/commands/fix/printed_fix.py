@@ -84,7 +84,10 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
     if any(not comment.startswith(_KNOWN_COMMENTS) for comment in fix.comments):
         raise NoEdit("the fix needs a decision")
-    changes = _put_code(source, fix, assigned)
+    if _has_other_branch(source, assigned, attribute) and not any(map(_is_placement, fix.comments)):
+        changes = _register_at_end(source, fix, assigned, attribute, value_text)
+    else:
+        changes = _put_code(source, fix, assigned)
     if fix.has_comment("# first delete the class attribute"):
         changes = join_changes(changes, _delete_class_attribute(assigned.owner, attribute))
     if fix.has_comment("# and read each as getattr"):
@@ -108,6 +111,34 @@ def get_value_text(source: Source, assigned: Assigned) -> str:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno == line and node.value is not None:
             return ast.get_source_segment(code, node.value) or ""
     return ""
+
+
+def _is_placement(comment: str) -> bool:
+    return comment.startswith(("# at the end of ", "# after ", "# delete "))
+
+
+def _has_other_branch(source: Source, assigned: Assigned, name: str) -> bool:
+    """Return True if the method has another assignment of the attribute, as in `else:`, of more than None."""
+    if assigned.method is None:
+        return False
+    others = [
+        node
+        for node in init_edits.list_assignments(source, assigned.owner, name)
+        if node is not assigned.node and source.find_around(node, cst.FunctionDef) is assigned.method
+    ]
+    values = [source.format(value) for node in others if (value := getattr(node, "value", None)) is not None]
+    return any(value not in ("None", "[]", "{}", "list()", "dict()") for value in values)
+
+
+def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: str, value_text: str) -> Changes:
+    """Return the change that registers the attribute at the end of the method, whichever branch assigned it."""
+    instance = get_instance_name(assigned.method) if assigned.method is not None else "self"
+    is_container = re.search(r"\.(Module|Parameter)(List|Dict)\(", fix.code) is not None
+    value = f"{instance}.{name}" if is_container else f'{instance}.__dict__.pop("{name}")'
+    present = VALUE if VALUE in fix.code else value_text
+    if fix.code.count(present) != 1:
+        raise NoEdit(f"{name} is assigned in several branches")
+    return init_edits.append_to_init(source, assigned.owner, assigned.method, fix.code.replace(present, value))
 
 
 def _put_code(source: Source, fix: PrintedFix, assigned: Assigned) -> Changes:
