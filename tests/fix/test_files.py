@@ -170,7 +170,7 @@ def test_without_libcst_one_line_says_what_to_install(desk, statecli, monkeypatc
     result = statecli("fix", "net.py:Net")
     assert (result.code, result.err) == (
         2,
-        "statecli: statecli fix needs the package libcst: pip install 'statecli[fix]'\n",
+        "statecli: statecli fix needs the package libcst: pip install 'torch-statecli[fix]'\n",
     )
 
 

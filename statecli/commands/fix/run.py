@@ -13,6 +13,7 @@ import msgspec
 from statecli.commands.fix.project_copy import find_project
 from statecli.commands.fix.result import Fixes
 from statecli.commands.verify import run as verify_run
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.progress import report_stage
 from statecli.live.build import import_torch
@@ -21,7 +22,7 @@ from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.targets import load
 
-_NEEDS_LIBCST = "statecli fix needs the package libcst: pip install 'statecli[fix]'"
+_NEEDS_LIBCST = f"statecli fix needs the package libcst: {install_extra('fix')}"
 
 
 class Request(msgspec.Struct, frozen=True):
