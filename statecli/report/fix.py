@@ -59,7 +59,8 @@ def describe_verdict(fixes: Fixes) -> str:
         )
     if remaining:
         parts.append(f"{plural(remaining, 'defect')} without a proved edit")
-    return "; ".join(parts) or "nothing to fix"
+    nothing = "nothing found to fix; not all proofs have a result" if fixes.inconclusive else "nothing to fix"
+    return "; ".join(parts) or nothing
 
 
 def format_patch(file: ChangedFile) -> Iterator[str]:

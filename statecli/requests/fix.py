@@ -43,4 +43,5 @@ def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInput
     caller.check_files([file.path for file in fixes.files])
     report = build_fix_report(fixes, options.target, View(unfold=options.all, verbose=options.verbose))
     files = [OutputFile(file.path, (file.after,)) for file in fixes.files] if fixes.written else []
-    return Outcome(fixes, report, findings_first=True, files=files)
+    failures = [f"{options.target}: {line}" for line in fixes.inconclusive]
+    return Outcome(fixes, report, failures=failures, findings_first=True, files=files)

@@ -274,3 +274,19 @@ def test_a_model_that_ends_the_process_changes_nothing(desk, statecli):
     result = statecli("fix", "net.py:Net", "--input", "2x4")
     assert (desk / "net.py").read_text() == text
     assert result.code in (1, 2)
+
+
+def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
+    """An input of a wrong shape is status 2, with the path of the user's file and the shape to type."""
+    (desk / "net.py").write_text(UNUSED)
+    result = statecli("fix", "net.py:Net", "--input", "2x3")
+    assert result.code == 2
+    assert "nothing found to fix; not all proofs have a result" in result.out
+    assert "net.py:Net: inconclusive: step (" in result.err
+    assert "(net.py:12); the first layer takes 4 values in the last dimension: --input 2x4" in result.err
+    assert "statecli-fix-" not in result.err + result.out
+    document = statecli("fix", "net.py:Net", "--input", "2x3", "-f", "json").json
+    assert [line.partition(" (")[0] for line in document["inconclusive"]] == [
+        "inconclusive: step",
+        "inconclusive: forward",
+    ]

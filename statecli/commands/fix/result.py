@@ -64,6 +64,7 @@ class Fixes(msgspec.Struct, frozen=True):
         files: The files with kept edits.
         written: True if the files are to be written.
         not_checked: Proofs that were not tried, because there is no input.
+        inconclusive: A line for the proofs that were tried and have no result, by reason.
         notes: Facts about the files, a line each.
     """
 
@@ -72,4 +73,5 @@ class Fixes(msgspec.Struct, frozen=True):
     files: tuple[ChangedFile, ...] = ()
     written: bool = False
     not_checked: tuple[str, ...] = ()
+    inconclusive: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

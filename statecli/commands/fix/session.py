@@ -175,7 +175,8 @@ class Session:
         )
         checks = self.first.verification.checks
         skipped = tuple(check.check.value for check in checks if check.verdict is Verdict.SKIPPED)
-        notes = (*_describe_unchecked(checks), *(git_status.describe_changes(file) for file in files))
+        hide = self.first.copy.hide
+        notes = (*_describe_unchecked(checks, Verdict.SKIPPED), *(git_status.describe_changes(file) for file in files))
         edits = sorted(self.edits.values(), key=lambda edit: (edit.file, edit.line))
         return Fixes(
             self.first.verification.state,
@@ -183,19 +184,19 @@ class Session:
             files,
             write and bool(files),
             skipped,
-            tuple(filter(None, notes)),
+            tuple(map(hide, _describe_unchecked(checks, Verdict.INCONCLUSIVE))),
+            tuple(map(hide, filter(None, notes))),
         )
 
 
-def _describe_unchecked(checks: Sequence[Check]) -> Iterator[str]:
+def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
     """Yield a line for the proofs without a result, by reason: fix cannot repair what these proofs would find."""
-    proofs: dict[tuple[Verdict, str | None], list[str]] = {}
+    proofs: dict[str | None, list[str]] = {}
     for check in checks:
-        if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE):
-            proofs.setdefault((check.verdict, check.reason), []).append(check.check.value)
-    for (verdict, reason), names in proofs.items():
-        word = "skipped" if verdict is Verdict.SKIPPED else "inconclusive"
-        yield f"{word}: {', '.join(names)}" + (f" ({reason})" if reason else "")
+        if check.verdict is verdict:
+            proofs.setdefault(check.reason, []).append(check.check.value)
+    for reason, names in proofs.items():
+        yield f"{verdict.value}: {', '.join(names)}" + (f" ({reason})" if reason else "")
 
 
 def _read_file(project: Project, path: str) -> bytes:

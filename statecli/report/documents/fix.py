@@ -15,7 +15,8 @@ class FixDocument(msgspec.Struct, frozen=True):
     """`statecli fix -f json`.
 
     `edits` has a record for each defect: a kept edit, or the reason why there is none. `patch` is the unified diff of
-    all kept edits; `written` says whether `files` have them. `skipped` are the proofs that were not tried.
+    all kept edits; `written` says whether `files` have them. `skipped` are the proofs that were not tried, and
+    `inconclusive` has a line for those without a result.
     """
 
     schema: str
@@ -26,6 +27,7 @@ class FixDocument(msgspec.Struct, frozen=True):
     edits: tuple[Edit, ...]
     patch: str
     skipped: tuple[str, ...]
+    inconclusive: tuple[str, ...]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     verdict: str
@@ -44,6 +46,7 @@ def build_fix_document(
         fixes.edits,
         "".join(f"{line}\n" for line in patch),
         fixes.not_checked,
+        fixes.inconclusive,
         fixes.notes,
         findings,
         verdict,
