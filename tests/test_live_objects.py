@@ -209,3 +209,12 @@ def test_unusual_objects_are_compared_as_their_files(before, tmp_path):
     assert rows(live) == rows(files)
     assert len(live.broken) == len(files.broken)
     assert [scalar.key for scalar in live.scalars] == [scalar.key for scalar in files.scalars]
+
+
+def test_results_call_an_object_in_memory_so(tmp_path):
+    """Not by the format of the file that its values are read from; a checkpoint on disk keeps its format."""
+    model = torch.nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    assert "in memory, 2 tensors" in str(statecli.inspect(model.state_dict()))
+    assert "torch-zip, 2 tensors, 36 B → in memory, 2 tensors" in str(statecli.diff(tmp_path / "a.pt", model))
+    assert "in memory, 2 tensors" in str(statecli.audit(model))

@@ -25,6 +25,8 @@ from statecli.targets.location import make_relative_name
 _Value = TypeVar("_Value")
 
 #: File system in memory on Linux.
+#: The format of an object in memory, as results name it.
+_FORMAT = "in memory"
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - each file is in a new folder of its own, of mode 0700
 #: Bytes that the file may have besides the tensors: names, records of the archive.
 _OVERHEAD_BYTES = 64 << 20
@@ -174,6 +176,8 @@ def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
         return value
     pairs = {field: (old := getattr(value, field), _replace_texts(old, names)) for field in value.__struct_fields__}
     changed = {field: new for field, (old, new) in pairs.items() if new is not old}
+    if "target" in changed and "format" in pairs:
+        changed["format"] = _FORMAT
     return replace(value, **changed) if changed else value
 
 
