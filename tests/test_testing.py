@@ -186,3 +186,18 @@ def test_the_entry_point_names_the_plugin():
     """What makes the fixture known where the package is installed."""
     text = (ROOT / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\nstatecli = "statecli.api.pytest_plugin"\n' in text
+
+
+def test_models_are_tested_without_a_test_file(tmp_path):
+    """`pytest --statecli` and the key `statecli_models`: a test for each model, which fails with its table."""
+    (tmp_path / "net.py").write_text((ROOT / "sample_models" / "net.py").read_text())
+    (tmp_path / "net_fixed.py").write_text((ROOT / "sample_models" / "net_fixed.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nstatecli_models = net_fixed.py:Net\n")
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    options = ["--statecli", "net.py:Net", "--statecli", "nett.py:Net", "--statecli-input", "4x3"]
+    done = subprocess.run([*line, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 failed, 1 passed" in done.stdout
+    assert "error[unregistered-tensor]: table" in done.stdout
+    assert "nett.py: no such file; did you mean net.py?" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "pytest_plugin.py" not in done.stdout

@@ -1,10 +1,15 @@
-"""The pytest plugin: the fixture `assert_state_follows`, without imports until a test uses the fixture."""
+"""The pytest plugin: the fixture `assert_state_follows` and the option `--statecli`, without imports until used.
+
+`pytest --statecli net.py:Net --statecli-input 2x3` adds a test of this class, as a test with the fixture would be.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from statecli.core.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,3 +28,52 @@ def assert_state_follows() -> Callable[..., Verification]:
         return testing.assert_state_follows(model, **options)
 
     return verify_model
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of statecli."""
+    group = parser.getgroup("statecli", "state of PyTorch models")
+    group.addoption(
+        "--statecli",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="also test that the state of a model class follows the model: file.py:Class or package.module:Class "
+        "(repeatable)",
+    )
+    group.addoption(
+        "--statecli-input",
+        metavar="SHAPE",
+        help="call forward of each model of --statecli with a tensor of this shape, such as 2x3",
+    )
+    parser.addini("statecli_models", "model classes to test as with --statecli, a line each", type="linelist")
+
+
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add a test for each model of the option and of the configuration."""
+    specs = dict.fromkeys([*config.getini("statecli_models"), *config.getoption("--statecli")])
+    items += [ModelItem.from_parent(session, name=f"statecli {spec}", spec=spec) for spec in specs]
+
+
+class ModelItem(pytest.Item):
+    """The test of one model class."""
+
+    def __init__(self, *, spec: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.spec = spec
+
+    def runtest(self) -> None:
+        """Run the proofs of `statecli verify`. Raises AssertionError with the table, StateError without a model."""
+        from statecli import testing
+
+        testing.assert_state_follows(self.spec, inputs=self.config.getoption("--statecli-input"))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the table, or the line of an error, without a traceback through statecli."""
+        if isinstance(excinfo.value, (AssertionError, StateError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Return where the test is, for the summary."""
+        return self.config.rootpath, None, self.name

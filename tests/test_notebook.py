@@ -1,0 +1,64 @@
+"""The cells of docs/how-to/notebooks-and-training.md in a real Jupyter kernel, run by nbclient."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "notebooks-and-training.md"
+#: Cells after those of the page -> what their HTML contains.
+RESULTS = {
+    "statecli.diff(before, model)": "<table",
+    "statecli.inspect(model)": "<table",
+    "statecli.audit(model)": "1 audited: clean",
+    "statecli.lock(model)": "statecli.lock/1",
+    "statecli.inspect({'<b>bold</b>': torch.ones(1)})": "&lt;b&gt;bold&lt;/b&gt;",
+}
+
+
+def run_cells(folder):
+    """The outputs of the cells by their source. The kernel is this interpreter, whatever kernels are installed."""
+    spec = folder / "jupyter" / "kernels" / "here"
+    spec.mkdir(parents=True)
+    argv = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
+    (spec / "kernel.json").write_text(f'{{"argv": {argv}, "display_name": "here", "language": "python"}}')
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    sources = [*(block.strip() for block in blocks[:3]), *RESULTS, "statecli.inspect('missing.pt')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        client = nbclient.NotebookClient(
+            notebook, kernel_name="here", timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+        )
+        client.execute()
+    return {source: cell["outputs"] for source, cell in zip(sources, notebook.cells, strict=True)}
+
+
+def find_output(cells, source):
+    """The data of the only output of a cell that shows a result."""
+    (output,) = (one for one in cells[source] if one["output_type"] == "execute_result")
+    return output["data"]
+
+
+def test_cells_show_results(tmp_path):
+    """Each cell of the page runs; results are HTML and text, names are inert, and an error is that of statecli."""
+    cells = run_cells(tmp_path)
+    failed = [source for source, outputs in cells.items() for one in outputs if one["output_type"] == "error"]
+    assert failed == ["statecli.inspect('missing.pt')"]
+    (error,) = (one for one in cells["statecli.inspect('missing.pt')"] if one["output_type"] == "error")
+    assert error["ename"] == "UnreadableError"
+    assert error["evalue"] == "missing.pt: cannot be opened: no such file or directory"
+    for source, text in RESULTS.items():
+        data = find_output(cells, source)
+        assert text in data["text/html"]
+        assert data["text/plain"]
+    assert "<b>bold</b>" not in find_output(cells, "statecli.inspect({'<b>bold</b>': torch.ones(1)})")["text/html"]
