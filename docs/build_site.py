@@ -25,6 +25,7 @@ HOW_TOS = (
     "follow-a-run",
     "lock-a-release",
     "test-with-pytest",
+    "own-rules",
     "notebooks-and-training",
     "ci",
     "git",

@@ -162,6 +162,7 @@ def _sample_files() -> Path:
     atexit_remove(folder)
     for name in ("net.py", "net_fixed.py", "finetune.py", "tied.py"):
         shutil.copy(ROOT / "sample_models" / name, folder / name)
+    shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", folder / "acme_rules.py")
     finetune = _load_sample("finetune")
     finetune["main"](str(folder))
     _load_sample("bad_checkpoints")["main"](str(folder / "checkpoints"))
@@ -222,6 +223,11 @@ def source(path: str) -> None:
     first = ast.parse(text).body[0]
     body = "\n".join(text.splitlines()[first.end_lineno :]).strip()
     print(f"```python\n{body}\n```")
+
+
+def file(path: str, language: str) -> None:
+    """Print a file of the repository as a block."""
+    print(f"```{language}\n{(ROOT / path).read_text('utf-8').strip()}\n```")
 
 
 def inputs() -> None:

@@ -313,6 +313,7 @@ def audit(
     model: str | None = None,
     select: "Iterable[str] | None" = (),
     ignore: "Iterable[str] | None" = (),
+    plugins: "Iterable[str] | None" = (),
     fail_on: "Severity | SeverityName | None" = None,
     values: bool | None = None,
     lock: "str | os.PathLike[str] | None" = None,
@@ -333,6 +334,7 @@ def audit(
         model: Spec of a class; each checkpoint must fit the class. "auto": the class that config.json names.
         select: Rules or rule groups to run, and no other ones.
         ignore: Rules or rule groups that do not run.
+        plugins: Modules or Python files with further rules. They are imported.
         fail_on: Lowest severity in `Audit.failing`: "note", "warning" or "error"; None for the configured one.
         values: True reads the values of all tensors, False of none; None only of small local files.
         lock: Lock file; the targets are checked against it.

@@ -48,7 +48,10 @@ def command() -> None:
 def names_model_code(words: Sequence[str]) -> bool:
     """Return True if the words may name code of the user, or set a time limit. May be True for other words too."""
     return any(
-        ":" in word.partition("://")[0] or word == "auto" or word.endswith("=auto") or word.startswith("--timeout")
+        ":" in word.partition("://")[0]
+        or word == "auto"
+        or word.endswith("=auto")
+        or word.startswith(("--timeout", "--plugin"))
         for word in words
     )
 

@@ -77,6 +77,12 @@ def test_stats_import_numpy_and_not_torch(files):
     assert imported("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])
 
 
+def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
+    """Neither what imports a plugin nor what finds installed packages."""
+    heavy = ("statecli.commands.audit.import_plugin", "statecli.commands.audit.plugin_trust", "importlib.metadata")
+    assert imported("audit", files / "a.safetensors", "--no-config", "-f", "json", heavy=heavy) == (0, [])
+
+
 def test_help_and_version_import_nothing_heavy():
     """Asking how it works costs nothing."""
     assert imported_by_each([("--version",), ("inspect", "--help")]) == [(0, []), (0, [])]

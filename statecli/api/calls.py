@@ -232,9 +232,9 @@ def lock(targets: Any, **arguments: Any) -> Lock:
     return replace(result, targets=tuple(sorted(result.targets, key=lambda target: str(target.target))))
 
 
-def audit(targets: Any, against: Any = None, values: bool | None = None, **arguments: Any) -> Audit:
+def audit(targets: Any, against: Any = None, values: bool | None = None, plugins: Any = (), **arguments: Any) -> Audit:
     """See `statecli.audit`."""
-    arguments |= {"against": against, "values": values is True, "no_values": values is False}
+    arguments |= {"against": against, "values": values is True, "no_values": values is False, "plugin": plugins}
     result: Audit = _run_on_targets(AuditOptions, targets, arguments)
     return result
 

@@ -67,3 +67,9 @@ class Rule(msgspec.Struct, frozen=True):
         """Return a finding of this rule. `severity` is that of this case, `configured` that of the user."""
         decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
+
+
+class PluginRule(Rule, frozen=True):
+    """An entry of a rule of an organisation: `plugin` is the module or file that the user named."""
+
+    plugin: str

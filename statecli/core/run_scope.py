@@ -22,13 +22,15 @@ class Configuration(msgspec.Struct, frozen=True):
     """Configuration of a run: its file (None for the defaults) and the checks weakened by the file.
 
     `disabled` are the rules switched off by the file, `weakened` its other entries that let more pass, one line each
-    (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file.
+    (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file. `plugins` are the
+    modules with rules of an organisation, from the file and from the command line.
     """
 
     file: str | None = None
     disabled: tuple[str, ...] = ()
     weakened: tuple[str, ...] = ()
     no_config: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 def merge_not_checked(entries: Iterable[NotChecked]) -> tuple[NotChecked, ...]:

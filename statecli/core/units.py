@@ -94,7 +94,12 @@ def describe_not_checked(entries: Sequence[NotChecked], limit: int = 8) -> str:
 
 
 def describe_configuration(configuration: Configuration) -> str:
-    """Return `configuration statecli.toml: disables 2 rules (nan, inf), fail-on = error`; "" without a file."""
+    """Return `configuration statecli.toml: disables 2 rules (nan, inf), fail-on = error; plugin acme.rules`."""
+    plugins = f"plugin{'s' * (len(configuration.plugins) > 1)} {', '.join(configuration.plugins)}"
+    return "; ".join(filter(None, (_describe_file(configuration), plugins if configuration.plugins else "")))
+
+
+def _describe_file(configuration: Configuration) -> str:
     if configuration.file is None:
         return "no configuration (--no-config)" if configuration.no_config else ""
     parts = [f"disables {plural(len(configuration.disabled), 'rule')} ({join_names(configuration.disabled, 5)})"]

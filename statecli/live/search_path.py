@@ -58,3 +58,20 @@ def use_installed_only(*folders: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = [*before, *(entry for entry in sys.path if entry not in kept)]
+
+
+@contextmanager
+def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
+    """Import installed packages first, then from entries dropped from the path and from `folder`.
+
+    For a module that the user typed: a file of the current folder does not take the place of an installed module.
+    """
+    with use_installed_only():
+        kept = list(sys.path)
+        sys.path.extend(_dropped)
+        with suppress(OSError):  # the current folder may have been removed
+            sys.path.append(os.path.abspath(folder))
+        try:
+            yield
+        finally:
+            sys.path[:] = kept

@@ -32,7 +32,14 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
     parent = supervisor.get_connection() if supervisor else None
     if parent is not None:
         parent.name_model(spec.text)
-    with _restore_process(), _use_search_path(spec), _redirect_prints(), _forbid_exit():
+    with _use_search_path(spec), protect_streams():
+        yield
+
+
+@contextmanager
+def protect_streams() -> Iterator[None]:
+    """Restore the process after code of the user, as `protect_process` does; the search path stays as it is."""
+    with _restore_process(), _redirect_prints(), _forbid_exit():
         yield
 
 

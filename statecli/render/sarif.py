@@ -58,7 +58,7 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
         "shortDescription": {"text": rule.summary},
         "fullDescription": {"text": full_description.strip() or rule.summary},
         "help": {"text": rule.explanation or rule.summary, "markdown": rule.explanation or rule.summary},
-        "helpUri": rule_url(rule.name),
+        **({"helpUri": rule_url(rule.name)} if rule.plugin is None else {}),
         "defaultConfiguration": {"level": rule.severity.value},
     }
     return {**described, "properties": {"tags": [rule.about]}} if rule.about else described

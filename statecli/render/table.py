@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import format_origin
 from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Line, Page, Problem, Report, count_shown_effects, is_code
@@ -365,6 +366,13 @@ class _PageWriter:
         for note in self.report.notes:
             self.write_wrapped(note.message, "dim", " " * 6, "note: ")
 
+    def _name_rule(self, name: str) -> str:
+        """Return the arguments of `statecli rules` for a rule."""
+        configuration = self.report.configuration
+        rules = self.report.rules() if configuration is not None and configuration.plugins else ()
+        plugin = next((rule.plugin for rule in rules if rule.name == name), None)
+        return name if plugin is None else f"{name} --plugin {quote_for_shell(plugin)}"
+
     def write_result(self) -> None:
         """Write the numbers of problems, or the verdict of rows, and the exit status, if the page has a verdict."""
         status = self.options.exit_status
@@ -373,7 +381,9 @@ class _PageWriter:
         result = format_result(self.report, self.page, status)
         self.write_line(("", ""))
         if self.page.problems:
-            self.write_wrapped(f"explain a rule: statecli rules {self.page.problems[0].rule}", "dim", "")
+            self.write_wrapped(
+                f"explain a rule: statecli rules {self._name_rule(self.page.problems[0].rule)}", "dim", ""
+            )
         self.write_wrapped(result, "bold", "")
 
     def write_scope(self) -> None:

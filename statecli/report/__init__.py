@@ -262,7 +262,8 @@ class Spread(msgspec.Struct, frozen=True):
 class RuleText(msgspec.Struct, frozen=True):
     """Rule for outputs: a line, and the whole explanation for outputs with room.
 
-    `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule.
+    `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule. `plugin`
+    is the plugin of a rule of an organisation.
     """
 
     name: str
@@ -271,6 +272,7 @@ class RuleText(msgspec.Struct, frozen=True):
     explanation: str = ""
     about: str = ""
     commands: tuple[str, ...] = ()
+    plugin: str | None = None
 
 
 class Outcome(str, Enum):

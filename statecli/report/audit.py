@@ -13,6 +13,7 @@ from statecli import report
 from statecli.commands.audit.result import Audit
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
+from statecli.core.rule import Rule
 from statecli.core.units import (
     describe_configuration,
     describe_not_checked,
@@ -84,7 +85,7 @@ def build_audit_report(
         problems=group_problems,
         has_several_targets=len(audit.targets) > 1,
         rules=lambda: rule_texts.list_audit_rule_texts(
-            audit.ran, (*audit.findings, *_list_accepted(audit), *group_problems())
+            audit.ran, (*audit.findings, *_list_accepted(audit), *group_problems()), audit.plugin_rules
         ),
         cases=lambda: (
             *_build_cases(audit),
@@ -133,7 +134,7 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
             outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
         by_rule: dict[str, list[Problem]] = {rule: [] for rule in target.ran}
-        for problem in group_findings(target.findings, target.unregistered):
+        for problem in group_findings(target.findings, target.unregistered, audit.plugin_rules):
             by_rule.setdefault(problem.rule, []).append(problem)
         accepted: dict[str, list[str]] = {}
         for entry in target.accepted:
@@ -199,7 +200,7 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconcl
         *(_list_skipped_rules(audit) if view.verbose else ()),
     ]
     is_single = len(audit.targets) == 1
-    groups = () if is_single else _group_by_target(audit.targets, view)
+    groups = () if is_single else _group_by_target(audit.targets, view, audit.plugin_rules)
     return Page(
         subtitle=_format_subtitle(audit),
         columns=(report.Column("finding"),),
@@ -229,7 +230,7 @@ def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Proble
     selected = set(map(id, findings))
     for target in audit.targets:
         own = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
-        problems += group_findings(own, target.unregistered)
+        problems += group_findings(own, target.unregistered, audit.plugin_rules)
     return tuple(problems)
 
 
@@ -244,7 +245,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
 # For people: the problems of a single target, else a group for each target.
 
 
-def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Group]:
+def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: Sequence[Rule]) -> Iterator[Group]:
     """Yield a group for each target; targets with equal findings are one group, at the first target."""
     alike: dict[tuple[object, ...], list[TargetResult]] = {}
     for n, target in enumerate(targets):
@@ -255,7 +256,8 @@ def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Gr
         if content:
             alike.setdefault((content, n) if view.unfold else (content,), []).append(target)
     for same_targets in alike.values():
-        problems = group_findings(_sort_findings(same_targets[0].findings), same_targets[0].unregistered)
+        findings, rows = _sort_findings(same_targets[0].findings), same_targets[0].unregistered
+        problems = group_findings(findings, rows, plugin_rules)
         heading, summary = same_targets[0].target, format_severities(problems)
         if len(same_targets) > 1:
             others = join_names(

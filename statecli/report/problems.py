@@ -30,6 +30,7 @@ from statecli.core.registration_rules import (
     UNREGISTERED_PARAMETER,
     UNREGISTERED_TENSOR,
 )
+from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import is_trainable
 from statecli.core.units import format_shape, join_names, plural
@@ -82,10 +83,13 @@ _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 MAX_NAMES = 3
 
 
-def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ()) -> tuple[Problem, ...]:
+def group_findings(
+    findings: Iterable[Finding], rows: Sequence[TensorInfo] = (), plugin_rules: Sequence[Rule] = ()
+) -> tuple[Problem, ...]:
     """Return the problems, worst first, else in the order of the findings.
 
     `rows` are tensors of a model: findings of its unregistered tensors share a cause if made by the same source line.
+    `plugin_rules` are rules of findings that are not in the dictionary.
     """
     causes: dict[str, object] = {}
     rows_by_cause: dict[object, list[TensorInfo]] = {}
@@ -111,7 +115,7 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
         elif any(finding.rule in _IMPORT_RULES for finding in group):
             problems.append(_build_import_problem(group))
         else:
-            problems.append(_build_problem(group))
+            problems.append(_build_problem(group, plugin_rules))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
 
 
@@ -433,7 +437,7 @@ def _join_source(lines: Sequence[str]) -> str:
 # --- everything else -------------------------------------------------------------------------------------------------
 
 
-def _build_problem(findings: Sequence[Finding]) -> Problem:
+def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = ()) -> Problem:
     first = findings[0]
     place, help = _split_help(first)
     origin = place or first.origin or None
@@ -464,9 +468,9 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
         return msgspec.structs.replace(problem, message=title, effects=effects)
     from statecli.rules import DICTIONARY  # listing a checkpoint without findings does not import the rules
 
-    return msgspec.structs.replace(
-        problem, message=_summarize(DICTIONARY[first.rule].summary, len(findings)), effects=effects
-    )
+    known = DICTIONARY | {rule.name: rule for rule in plugin_rules}
+    summary = known[first.rule].summary if first.rule in known else first.rule
+    return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)), effects=effects)
 
 
 #: Verbs with which the text about one tensor begins, after the line of its assignment.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from statecli.core.finding import Finding
-from statecli.core.rule import Rule
+from statecli.core.rule import PluginRule, Rule
 from statecli.report import Problem, RuleText
 
 
@@ -22,15 +22,18 @@ def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ..
 
 def describe_rule(rule: Rule) -> RuleText:
     """Return all parts of a rule shown in outputs."""
-    return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands)
+    plugin = rule.plugin if isinstance(rule, PluginRule) else None
+    return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, plugin)
 
 
-def list_audit_rule_texts(ran: Iterable[str], findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
+def list_audit_rule_texts(
+    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[PluginRule] = ()
+) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     from statecli.rules import RULES
 
     findings = tuple(findings)
     shown = set(ran) | {finding.rule for finding in findings}
-    audit_rules = tuple(describe_rule(rule) for rule in RULES if rule.name in shown)
+    audit_rules = tuple(describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in shown)
     names = {rule.name for rule in audit_rules}
     return (*audit_rules, *list_rule_texts(finding for finding in findings if finding.rule not in names))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from statecli.core.documentation import rule_url
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.rule import FORMER_NAMES
+from statecli.core.rule import FORMER_NAMES, Rule
 from statecli.core.units import plural
 from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
 from statecli.report.documents.rules import build_rules_document
@@ -21,23 +21,20 @@ MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
 MAX_TEXT_WIDTH = 100
 
 
-def list_rules() -> tuple[RuleText, ...]:
-    """Return the rules of all commands, first the rules of `audit`, in running order."""
-    return tuple(map(describe_rule, DICTIONARY.values()))
+def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
+    """Return the rules of all commands, first the rules of `audit`, in running order; then the rules of plugins."""
+    return tuple(map(describe_rule, (*DICTIONARY.values(), *plugin_rules)))
 
 
-def list_group(name: str) -> tuple[RuleText, ...]:
-    """Return the rules of the group of this name; () if no group has it."""
-    return tuple(rule for rule in list_rules() if rule.about == name)
-
-
-def explain_rule(name: str) -> RuleText:
+def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
-    if name not in DICTIONARY:
-        near = get_close_matches(name.lower(), DICTIONARY, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "run statecli rules for the list"
+    known = {rule.name: rule for rule in rules}
+    if name not in known:
+        near = get_close_matches(name.lower(), known, n=3)
+        listed = f"run statecli rules for the list, with {option('--plugin', 'MODULE')} for the rules of a plugin"
+        hint = f"did you mean {', '.join(near)}?" if near else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")
-    return describe_rule(DICTIONARY[name])
+    return known[name]
 
 
 def describe_former_name(name: str) -> str | None:
@@ -86,13 +83,14 @@ def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 def format_explanation(rule: RuleText, width: int) -> str:
     """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out.
 
-    The last line is the address of the rule's page.
+    The last line is the address of the rule's page, which a rule of a plugin does not have.
     """
     width = max(20, min(width, MAX_TEXT_WIDTH))
     first, *rest = rule.explanation.split("\n\n")
     heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
     parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]
-    return "\n\n".join((heading, *parts, rule_url(rule.name))) + "\n"
+    page = [rule_url(rule.name)] if rule.plugin is None else []
+    return "\n\n".join((heading, *parts, *page)) + "\n"
 
 
 def _fill(text: str, width: int, indent: str) -> str:

@@ -68,7 +68,8 @@ def list_accepted(
     causes = list(_name_causes(remaining, state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
     audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
-    known = baseline.join_baselines((options.baseline, baseline.find_existing_file(options.write_baseline)))
+    paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
+    known = baseline.join_baselines(paths, plugin_rules=None)
     files: tuple[OutputFile, ...] = ()
     if options.write_baseline is not None:
         known = baseline.build_baseline(audit, known, options.reason or "", unfiltered=False)

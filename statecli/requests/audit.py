@@ -17,7 +17,6 @@ from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
-from statecli.rules import RULES
 from statecli.storage import files
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import Status
@@ -81,11 +80,11 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         targets=options.targets,
         model=options.model,
         against=options.against,
-        select=config.expand_rules(options.select or configured.select, option("--select")),
-        ignore=config.expand_rules((*configured.ignore, *options.ignore), option("--ignore")),
+        select=config.expand_rules(options.select or configured.select, option("--select"), loaded.rules),
+        ignore=config.expand_rules((*configured.ignore, *options.ignore), option("--ignore"), loaded.rules),
         per_target_ignore=configured.per_target_ignore,
         config_folder=loaded.folder,
-        severity=config.map_to_rules(configured.severity.items(), "severity"),
+        severity=config.map_to_rules(configured.severity.items(), "severity", loaded.rules),
         fail_on=options.fail_on or configured.fail_on,
         policy=configured.policy,
         init_device=options.init_device,
@@ -100,6 +99,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         allow_empty=options.allow_empty,
         as_found=options.as_found,
         configuration=describe_configuration(options, loaded),
+        plugins=loaded.plugins,
     )
     required_rules.check_required_rules(
         request, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], loaded
@@ -158,22 +158,26 @@ def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
 def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | None:
     check_reason(options.write_baseline, options.reason)
     paths = (options.baseline or loaded.config.baseline, baseline.find_existing_file(options.write_baseline))
-    left_out = config.PICKLE_RULES if loaded.is_judged and options.baseline is None else frozenset()
-    return baseline.join_baselines(paths, left_out)
+    left_out = loaded.protected_rules if loaded.is_judged and options.baseline is None else frozenset()
+    plugin_rules = [rule.name for plugin in loaded.plugins for rule in plugin.rules]
+    return baseline.join_baselines(paths, left_out, plugin_rules)
 
 
 def load_config(options: AuditOptions) -> LoadedConfig:
     """Return the configuration of `--config`, or of the nearest file; a file of an audited download is not trusted."""
-    loaded = config.load_config(options.config, no_config=options.no_config)
+    loaded = config.load_config(
+        options.config, no_config=options.no_config, plugins=options.plugin, targets=options.targets
+    )
     return loaded if options.config is not None else config.distrust_judged_config(loaded, options.targets)
 
 
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
     """Return the file of the configuration and its lenient settings, unless an option overrides them."""
     configured = loaded.config
-    selected = config.expand_rules(configured.select, "select") if configured.select and not options.select else ()
-    ignored = config.expand_rules(configured.ignore, "ignore")
-    names = [rule.name for rule in RULES]
+    is_selected = bool(configured.select) and not options.select
+    selected = config.expand_rules(configured.select, "select", loaded.rules) if is_selected else ()
+    ignored = config.expand_rules(configured.ignore, "ignore", loaded.rules)
+    names = [rule.name for rule in loaded.rules]
     disabled = [name for name in names if (selected and name not in selected) or name in ignored]
     severities = [(name, level) for name, level in configured.severity.items() if level is not Severity.ERROR]
     weakened = [f"severity.{name} = {level.value}" for name, level in severities]
@@ -185,12 +189,13 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
         weakened.append("values = false")
     if loaded.is_judged:
         weakened.append(
-            "cannot weaken rules about pickles, because this file is in the audited folder and may come from the "
-            "author of the pickles: to allow it, give --config"
+            "cannot weaken rules about pickles or rules of plugins, because this file is in the audited folder and may "
+            "come from the author of the pickles: to allow it, give --config"
         )
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")
-    return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config)
+    plugins = tuple(plugin.name for plugin in loaded.plugins)
+    return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config, plugins)
 
 
 def list_settings(loaded: LoadedConfig) -> list[tuple[str, object, str]]:

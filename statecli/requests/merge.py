@@ -219,18 +219,25 @@ def _list_names(options: Options) -> list[str]:
 def _check_code(options: Options, allowed: Sequence[str]) -> None:
     """Raise UsageError for code of the parts without permission by `--code`: a file must not run code."""
     names = _list_names(options)
+    plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
+    _refuse_code(plugins.difference(allowed))
     if isinstance(options, AuditOptions):
         from statecli.requests import audit
 
         names.append(audit.load_config(options).config.policy.reference or "")
     specs = {text for text in names if text and load.find_class_spec(text) is not None}
     specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
-    for text in sorted(specs.difference(allowed)):
+    _refuse_code(specs.difference(allowed))
+    for text in allowed:
+        if text not in specs | plugins:
+            why = "the parts name neither a class nor a plugin of this name"
+            raise UsageError(f"{option('--code', text)}: {why}; leave the option out")
+
+
+def _refuse_code(names: Collection[str]) -> None:
+    for text in sorted(names):
         code = option("--code", text, quoted=True)
         raise UsageError(f"{text}: merging these parts would import and run this code; to allow this, give {code}")
-    for text in allowed:
-        if text not in specs:
-            raise UsageError(f"{option('--code', text)}: the parts do not name this class; leave the option out")
 
 
 def _check_urls(options: Options, typed: Sequence[str]) -> None:

@@ -308,6 +308,12 @@ Config = Annotated[
     ),
 ]
 NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
+Plugins = Annotated[
+    tuple[str, ...],
+    Option(
+        ("--plugin",), "Add the rules of MODULE, a module or a Python file (repeatable).", "MODULE", argument="plugins"
+    ),
+]
 Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
 
 
@@ -650,6 +656,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[str, ...], Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE")
     ] = ()
     ignore: Annotated[tuple[str, ...], Option(("--ignore",), "Skip this rule or rule group (repeatable).", "RULE")] = ()
+    plugin: Plugins = ()
     fail_on: Annotated[
         Severity | None,
         Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one. [default: warning]"),
@@ -870,6 +877,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[str | None, Target("RULE", "A rule to explain, or a group such as pickles to list.")] = None
+    plugin: Plugins = ()
     output_format: ListFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO

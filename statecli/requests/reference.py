@@ -5,6 +5,9 @@ The first two build a report, so that they have every output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from statecli.core.rule import PluginRule
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Outcome
 
@@ -13,14 +16,24 @@ def run_rules(options: RulesOptions) -> Outcome:
     """List the rules, or those of a group, or explain a rule."""
     from statecli.report import rules
 
-    if options.name is None or (group := rules.list_group(options.name)):
-        texts = rules.list_rules() if options.name is None else group
-        return Outcome(texts, rules.build_rules_report(texts))
-    texts = (rules.explain_rule(options.name),)
+    known = rules.list_rules(_list_plugin_rules(options.plugin))
+    listed = known if options.name is None else tuple(rule for rule in known if rule.about == options.name)
+    if options.name is None or listed:
+        return Outcome(listed, rules.build_rules_report(listed))
+    texts = (rules.explain_rule(options.name, known),)
     former = rules.describe_former_name(options.name)
     if options.output_format in (None, ListOutput.TABLE, ListOutput.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
     return Outcome(texts, rules.build_rules_report(texts), warning=former)
+
+
+def _list_plugin_rules(names: Sequence[str]) -> tuple[PluginRule, ...]:
+    """Return the rules of typed plugins."""
+    if not names:
+        return ()
+    from statecli.commands.audit import import_plugin, plugins
+
+    return plugins.list_entries(import_plugin.import_plugins(plugins.PluginRequest(tuple(names))))
 
 
 def run_config(options: ConfigOptions) -> Outcome:

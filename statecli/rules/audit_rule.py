@@ -44,25 +44,37 @@ Find = Callable[["Subject"], Iterator[Issue]]
 
 
 class AuditRule(Rule, frozen=True):
-    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`."""
+    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`.
+
+    `plugin` is the module that a rule of an organisation comes from; None for a rule of statecli.
+    """
 
     find: Find
     needs: tuple[Need, ...] = ()
+    plugin: str | None = None
 
     def why_not(self, subject: Subject) -> str | None:
         """Return why the rule cannot judge this subject; None if it can."""
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
 
-_LABELS = re.compile(r"\n\n(?:Why|Example|Fix): ")
+_EXPLANATION = re.compile(r"(.+?)\n\nWhy: (.+?)\n\nExample: (.+?)\n\nFix: (.+)", re.DOTALL)
 
 
 def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
-    """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation."""
+    """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
+
+    The docstring has a summary and three paragraphs that begin with `Why: `, `Example: ` and `Fix: `, in this order.
+    Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
+    """
 
     def build(find: Find) -> AuditRule:
         name, group = find.__name__.strip("_").replace("_", "-"), find.__module__.rpartition(".")[2]
-        summary, why, example, fix = _LABELS.split(inspect.cleandoc(find.__doc__ or ""))
+        explanation = _EXPLANATION.fullmatch(inspect.cleandoc(find.__doc__ or ""))
+        if explanation is None:
+            form = "a summary, and then paragraphs that begin with 'Why: ', 'Example: ' and 'Fix: '"
+            raise ValueError(f"the docstring of {find.__name__} must have {form}")
+        summary, why, example, fix = explanation.groups()
         return AuditRule(name, group, ("audit",), severity, summary, why, example, fix, find, needs)
 
     return build

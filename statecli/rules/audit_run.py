@@ -17,8 +17,9 @@ INTERNAL_ERROR = Rule(
     Severity.ERROR,
     summary="A rule stopped with an internal error, so its findings are unknown.",
     why="the target was not checked by this rule, so the audit must not pass. No baseline accepts this finding.",
-    example="a bug in statecli that a checkpoint of an unusual form triggers.",
-    fix="report the message as an issue of statecli; until then, leave the rule out with `--ignore RULE`.",
+    example="a bug in statecli or in a plugin that a checkpoint of an unusual form triggers.",
+    fix="report the message as an issue of statecli, or to the author of the plugin that the message names; until "
+    "then, leave the rule out with `--ignore RULE`.",
 )
 NOT_JUDGED = _note(
     "not-judged",

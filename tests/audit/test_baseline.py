@@ -168,7 +168,8 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert "'case-colision' of a.pt, but this rule does not exist; did you mean case-collision?" in result.err
     path.write_text(path.read_text().replace('"case-colision"', '"zzzz"', 1))
-    assert repository("--baseline", "b.json").err.endswith("this rule does not exist; remove the entry\n")
+    advice = "remove the entry, or give the plugin of the rule with --plugin"
+    assert repository("--baseline", "b.json").err.endswith(f"this rule does not exist; {advice}\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")

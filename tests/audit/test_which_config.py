@@ -114,7 +114,13 @@ def test_json_lists_the_disabled_rules(statecli, project):
     """Each by its name."""
     Path("statecli.toml").write_text('ignore = ["nan", "inf"]\n')
     found = statecli("audit", "a.pt", "-f", "json").json["configuration"]
-    assert found == {"file": "statecli.toml", "disabled": ["nan", "inf"], "weakened": [], "no_config": False}
+    assert found == {
+        "file": "statecli.toml",
+        "disabled": ["nan", "inf"],
+        "weakened": [],
+        "no_config": False,
+        "plugins": [],
+    }
 
 
 def test_select_on_the_line_replaces_that_of_the_configuration(statecli, project):

@@ -627,7 +627,7 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     )
     assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
     said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
-    assert said == "--code x.py:Y: the parts do not name this class; leave the option out"
+    assert said == "--code x.py:Y: the parts name neither a class nor a plugin of this name; leave the option out"
 
 
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------

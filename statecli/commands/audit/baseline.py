@@ -121,8 +121,12 @@ def _build_entry(finding: Finding, name: str, reason: str) -> Entry:
     return Entry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
 
 
-def read_baseline(path: str) -> Baseline:
-    """Read a baseline file. Raises UnreadableError if the file is missing, MalformedError if it is not a baseline."""
+def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Baseline:
+    """Read a baseline file. Raises UnreadableError if the file is missing, MalformedError if it is not a baseline.
+
+    `plugin_rules` are rules besides those of statecli; None for a command without plugins, where an entry of an unknown
+    rule accepts nothing and may be for an audit.
+    """
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
         again = "delete the file and write a new one with --write-baseline FILE --reason TEXT"
@@ -139,10 +143,11 @@ def read_baseline(path: str) -> Baseline:
     except msgspec.ValidationError as error:
         raise MalformedError(f"{path}: is not a valid baseline: {error}; write the baseline again") from error
     for entry in baseline.findings:
-        if entry.rule not in DICTIONARY:
-            suggestion = config.suggest_names(entry.rule, list(DICTIONARY))
+        if plugin_rules is not None and entry.rule not in DICTIONARY and entry.rule not in plugin_rules:
+            suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
-            raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; remove the entry'}")
+            advice = suggestion or "; remove the entry, or give the plugin of the rule with --plugin"
+            raise MalformedError(f"{path}: accepts {accepted}{advice}")
         if not entry.reason.strip():
             raise MalformedError(
                 f"{path}: accepts {entry.rule} of {entry.target} without a reason; add a reason to this entry of the "
@@ -157,15 +162,17 @@ def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baselin
     return replace(baseline, findings=tuple(sorted(entries, key=_make_sort_key)))
 
 
-def join_baselines(paths: Iterable[str | None], left_out: Collection[str] = ()) -> Baseline | None:
+def join_baselines(
+    paths: Iterable[str | None], left_out: Collection[str] = (), plugin_rules: Collection[str] | None = ()
+) -> Baseline | None:
     """Return the entries of the given files, with the first reason for each; None if no file is given.
 
-    Entries of the rules `left_out` are not returned.
+    Entries of the rules `left_out` are not returned. `plugin_rules`: see `read_baseline`.
     """
     entries: dict[_Key, Entry] = {}
     given = [path for path in paths if path is not None]
     for path in given:
-        for entry in read_baseline(path).findings:
+        for entry in read_baseline(path, plugin_rules).findings:
             entries.setdefault(_make_entry_key(entry), entry)
     kept = tuple(entry for entry in entries.values() if entry.rule not in left_out)
     return Baseline(SCHEMA, kept) if given else None

@@ -10,32 +10,33 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from statecli.commands.audit.judged_folder import is_judged_with
+from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 from statecli.rules import RULES
+from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
-from statecli.targets.location import find_path, find_repository_root, has_repository
+from statecli.targets.location import find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
 #: The group of rules about code and memory: a folder may not excuse its own.
-_PICKLES = "pickles"
+_PICKLES, _TRAILING_BYTES = "pickles", "trailing-bytes"
 #: The rules that a judged configuration cannot weaken. Bytes after the data are read by a second load of the same file.
-PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES) | {"trailing-bytes"}
+PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES) | {_TRAILING_BYTES}
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
-#: Links that are followed to one file: Linux follows 40.
-_MAX_LINKS = 64
 
 T = TypeVar("T")
 
@@ -54,10 +55,12 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     """The configuration. Keys are as in the file, with dashes.
 
-    `select`, `ignore` and `severity` name rules or rule groups. `per_target_ignore` maps globs of targets, relative to
-    the file's folder. `lock`, `baseline` and `policy.reference` are paths.
+    `plugins` names modules with further rules. `select`, `ignore` and `severity` name rules or rule groups.
+    `per_target_ignore` maps globs of targets, relative to the file's folder. `lock`, `baseline` and `policy.reference`
+    are paths.
     """
 
+    plugins: tuple[str, ...] = ()
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     per_target_ignore: dict[str, IgnoreEntry] = {}
@@ -70,10 +73,24 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
-    """A configuration, and the path of its file; None if there is no file."""
+    """A configuration, the path of its file (None if there is no file), and the plugins of the audit.
+
+    `plugins` are those of the configuration and those of the command line.
+    """
 
     config: Config = Config()
     path: str | None = None
+    plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def rules(self) -> tuple[AuditRule, ...]:
+        """The rules of statecli, and those of the plugins."""
+        return join_rules(self.plugins)
+
+    @property
+    def protected_rules(self) -> frozenset[str]:
+        """The rules that a judged configuration cannot weaken: about pickles, and of plugins."""
+        return PICKLE_RULES | {rule.name for plugin in self.plugins for rule in plugin.rules}
 
     def source(self, *keys: str) -> str:
         """Return the file of a key, or `default`."""
@@ -93,92 +110,86 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     is_judged: bool = False
 
 
-def load_config(path: str | None = None, start: str = ".", *, no_config: bool = False) -> LoadedConfig:
+def load_config(
+    path: str | None = None,
+    start: str = ".",
+    *,
+    no_config: bool = False,
+    plugins: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> LoadedConfig:
     """Return the configuration in `path`, else the nearest configuration from `start` up to the repository's root.
 
-    Without any file, and with `no_config`, return the defaults. Raises UnreadableError for a file that is not TOML,
-    UsageError for an invalid key, rule or value.
+    Without any file, and with `no_config`, return the defaults. The modules `plugins` are imported, and the modules
+    that the configuration names, if they may be imported: see `plugin_trust`. Raises UnreadableError for a file that is
+    not TOML, UsageError for an invalid key, rule or value, and for a plugin that cannot be used.
     """
+    request = PluginRequest(tuple(plugins), tuple(targets))
     if no_config:
         if path is not None:
             both = f"{option('--config', path)} and {option('--no-config')}"
             raise UsageError(f"{both} contradict each other; leave one of them out")
-        return LoadedConfig()
+        return LoadedConfig(plugins=_load_plugins(request))
     if path is not None:
         if files.is_remote(path):
             raise UsageError(f"{option('--config', path)}: is a URL; copy the configuration to a local file")
         table = _read_table(path)
         if table is None:
             raise UsageError(f"{option('--config', path)}: does not have a table [tool.statecli]; name another file")
-        return _parse_table(table, path)
+        return _parse_table(table, path, request)
     for config_path in map(os.path.relpath, _iter_config_files(start)):
         table = _read_table(config_path)
         if table is not None:
-            return _parse_table(table, config_path)
-    return LoadedConfig()
+            return _parse_table(table, config_path, replace(request, is_judged=_is_judged(config_path, targets)))
+    return LoadedConfig(plugins=_load_plugins(request))
 
 
-def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration, without settings for fewer pickle checks if from an audited folder without repository.
+def _load_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
+    if not request.typed and not request.configured:
+        return ()
+    from statecli.commands.audit import import_plugin  # most audits have no plugins
+
+    return import_plugin.import_plugins(request)
+
+
+def _is_judged(path: str, targets: Iterable[str]) -> bool:
+    """Return whether the configuration may be from the author of a target.
 
     The author of a download also wrote its configuration. A repository is taken for the user's own.
     """
-    folder = os.path.realpath(os.path.dirname(loaded.path or "") or os.curdir)
-    if loaded.path is None or has_repository(folder) or not any(_is_judged_with(folder, text) for text in targets):
+    folder = os.path.realpath(os.path.dirname(path) or os.curdir)
+    return not has_repository(folder) and any(is_judged_with(folder, text) for text in targets)
+
+
+def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
+    """Return the configuration; if it is judged, without settings that weaken the rules of pickles and of plugins."""
+    if loaded.path is None or not _is_judged(loaded.path, targets):
         return loaded
-    config = loaded.config
-    is_complete = not config.select or set(expand_rules(config.select, "select")) >= PICKLE_RULES
+    config, protected = loaded.config, loaded.protected_rules
+    is_complete = not config.select or set(expand_rules(config.select, "select", loaded.rules)) >= protected
+    groups = {rule.group for rule in loaded.rules if rule.name in protected and rule.name != _TRAILING_BYTES}
     trusted = replace(
         config,
-        select=config.select if is_complete else (*config.select, *sorted(PICKLE_RULES)),
-        ignore=_remove_pickle_rules(config.ignore),
+        select=config.select if is_complete else (*config.select, *sorted(protected)),
+        ignore=_remove_protected_rules(config.ignore, loaded),
         severity={
             name: level
             for name, level in config.severity.items()
-            if level is Severity.ERROR or name not in {_PICKLES, *PICKLE_RULES}
+            if level is Severity.ERROR or name not in {*groups, *protected}
         },
         per_target_ignore={
             glob: replace(entry, rules=rules)
             for glob, entry in config.per_target_ignore.items()
-            if (rules := _remove_pickle_rules(entry.rules))
+            if (rules := _remove_protected_rules(entry.rules, loaded))
         },
         fail_on=Severity.WARNING if config.fail_on is Severity.ERROR else config.fail_on,
     )
     return replace(loaded, config=trusted, is_judged=trusted != config or config.baseline is not None)
 
 
-def _remove_pickle_rules(names: tuple[str, ...]) -> tuple[str, ...]:
-    rules = expand_rules(names, "ignore")
-    return tuple(rule for rule in rules if rule not in PICKLE_RULES) if PICKLE_RULES & set(rules) else names
-
-
-def _is_judged_with(folder: str, target: str) -> bool:
-    """Return whether the folder is a target, or lies above or below a target, with or without links on the way."""
-    path = find_path(target)
-    if path is None or files.is_remote(path):
-        return False
-    if not os.path.lexists(path):  # a glob, of which the steps before its first wildcard are known
-        path = re.split(r"[^/\\]*[*?\[]", path, maxsplit=1)[0]
-    folders = list(_iter_resolved(path or os.curdir))
-    return folder in folders or os.path.join(folder, "").startswith(os.path.join(folders[-1], ""))
-
-
-def _iter_resolved(path: str) -> Iterator[str]:
-    """Yield each file and folder on the system's way to the path: also links, and their destinations."""
-    drive, rest = os.path.splitdrive(os.path.join(os.getcwd(), path))
-    here = drive + os.sep
-    steps = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
-    links = 0
-    while steps:
-        step = steps.pop()
-        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, step) if step != os.curdir else here
-        yield here
-        if os.path.islink(here) and links < _MAX_LINKS:
-            links += 1
-            leads = os.readlink(here)
-            steps.extend(leads.split(os.sep)[::-1])
-            here = drive + os.sep if os.path.isabs(leads) else os.path.dirname(here)
-            yield here
+def _remove_protected_rules(names: tuple[str, ...], loaded: LoadedConfig) -> tuple[str, ...]:
+    rules, protected = expand_rules(names, "ignore", loaded.rules), loaded.protected_rules
+    return tuple(rule for rule in rules if rule not in protected) if protected & set(rules) else names
 
 
 def _iter_config_files(start: str) -> Iterable[str]:
@@ -237,10 +248,11 @@ def _mask_secrets(value: Any) -> Any:
     return files.remove_secrets(files.mask_urls(value)) if isinstance(value, str) else value
 
 
-def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
+def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) -> LoadedConfig:
     table = _mask_secrets(table)
     _check_keys(table, Config, path, "")
-    normalized = {key: _wrap_text(value) if key in ("select", "ignore") else value for key, value in table.items()}
+    lists = ("plugins", "select", "ignore")
+    normalized = {key: _wrap_text(value) if key in lists else value for key, value in table.items()}
     if isinstance(policy := table.get("policy"), dict):
         _check_keys(policy, Policy, path, "policy.")
         normalized["policy"] = _normalize_policy(policy, path)
@@ -251,7 +263,9 @@ def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
                 name: _convert(_normalize_entry(entry), kind, f"{key}.{name}", path) for name, entry in inner.items()
             }
     config = _convert(normalized, Config, "", path)
-    _check_rules((*config.select, *config.ignore, *config.severity, *_list_ignored_rules(config)), path)
+    plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
+    rules = (*config.select, *config.ignore, *config.severity, *_list_ignored_rules(config))
+    _check_rules(rules, path, join_rules(plugins))
     _check_dtypes(config.policy.dtype, path)
     for key, target_path in (
         ("lock", config.lock),
@@ -265,7 +279,8 @@ def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
             raise UsageError(
                 f"{path}: per-target-ignore.{glob}: reason is empty; write why these findings are accepted"
             )
-    return LoadedConfig(_resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
+    resolved = _resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else "")
+    return LoadedConfig(resolved, path, plugins, table)
 
 
 #: Names of msgspec for the types of a TOML file -> names that users know.
@@ -307,9 +322,9 @@ def _list_ignored_rules(config: Config) -> Iterable[str]:
     return (name for entry in config.per_target_ignore.values() for name in entry.rules)
 
 
-def _check_rules(names: Iterable[str], path: str) -> None:
+def _check_rules(names: Iterable[str], path: str, known: Collection[Rule]) -> None:
     for name in names:
-        expand_rules((name,), path)
+        expand_rules((name,), path, known)
 
 
 def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RULES) -> tuple[str, ...]:
@@ -329,11 +344,11 @@ def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RUL
     return tuple(rules)
 
 
-def map_to_rules(settings: Iterable[tuple[str, T]], where: str) -> dict[str, T]:
+def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule] = RULES) -> dict[str, T]:
     """Return the settings by rule: a rule's own setting wins over its group's, a later setting over an earlier one."""
-    groups = {rule.group for rule in RULES}
+    groups = {rule.group for rule in known}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
-    return {rule: value for name, value in own_last for rule in expand_rules((name,), where)}
+    return {rule: value for name, value in own_last for rule in expand_rules((name,), where, known)}
 
 
 def suggest_names(word: str, candidates: Iterable[str]) -> str:

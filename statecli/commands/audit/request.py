@@ -8,11 +8,11 @@ import msgspec
 
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import IgnoreEntry
+from statecli.commands.audit.plugins import Plugin, join_rules
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.finding import Severity
 from statecli.core.run_scope import Configuration
 from statecli.core.selection import Selection
-from statecli.rules import RULES
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
 
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
     `per_target_ignore` accepts findings of rules by globs of targets, relative to `config_folder`; `severity` replaces
     a rule's own. With `allow_empty`, an unmatched glob is skipped, not failed. With `as_found`, a named file is
     replaced by the target of a walk over its folder. `values` True reads values of any size, False reads none, None
-    reads up to the limits of `values_budget`.
+    reads up to the limits of `values_budget`. `plugins` have further rules.
     """
 
     targets: tuple[str, ...]
@@ -49,11 +49,17 @@ class Request(msgspec.Struct, frozen=True):
     allow_empty: bool = False
     as_found: bool = False
     configuration: Configuration = Configuration()
+    plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def known_rules(self) -> tuple[AuditRule, ...]:
+        """The rules of statecli, and those of the plugins."""
+        return join_rules(self.plugins)
 
     @property
     def rules(self) -> tuple[AuditRule, ...]:
         """The selected rules."""
-        chosen = (rule for rule in RULES if not self.select or rule.name in self.select)
+        chosen = (rule for rule in self.known_rules if not self.select or rule.name in self.select)
         return tuple(rule for rule in chosen if rule.name not in self.ignore)
 
     @property

@@ -11,6 +11,8 @@ from statecli.commands.audit.config import LoadedConfig
 from statecli.commands.audit.request import Request
 from statecli.core.errors import UsageError, option
 from statecli.core.units import join_names
+from statecli.rules.audit_rule import Need
+from statecli.rules.subject import needs_class_or_reference, needs_module, needs_values
 
 #: Policy key -> the rules that use it, or their groups.
 RULES_BY_POLICY_KEY: Mapping[str, tuple[str, ...]] = {
@@ -33,6 +35,14 @@ RULES_BY_OPTION: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Option -> the needs of a plugin's rules that use it.
+NEEDS_BY_OPTION: Mapping[str, tuple[Need, ...]] = {
+    "against": (needs_class_or_reference,),
+    "model": (needs_class_or_reference, needs_module),
+    "values": (needs_values,),
+}
+
+
 def check_required_rules(request: Request, given: Collection[str], loaded: LoadedConfig) -> None:
     """Raise UsageError if no rule is selected, or if no selected rule uses an option in `given`.
 
@@ -42,14 +52,14 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
         filters = f"{option('--select')} and {option('--ignore')}"
         raise UsageError(f"no rule is selected: {filters} or the configuration exclude all rules; select at least one")
     for key, rules in RULES_BY_OPTION.items():
-        if key in given and not _is_any_selected(rules, request):
+        if key in given and not _is_used(key, request):
             raise UsageError(
                 f"{option(f'--{key}')}: {_describe_unselected(rules)}; select the rule or leave the option out"
             )
     configured = replace(
         request,
-        select=config.expand_rules(loaded.config.select, ""),
-        ignore=config.expand_rules(loaded.config.ignore, ""),
+        select=config.expand_rules(loaded.config.select, "", loaded.rules),
+        ignore=config.expand_rules(loaded.config.ignore, "", loaded.rules),
     )
     if loaded.config.lock and "lock" not in given and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
         raise UsageError(
@@ -62,7 +72,7 @@ def describe_unused(request: Request) -> Iterator[str]:
     """Yield a line for each configured or requested setting that no selected rule uses."""
     requested = {"lock": request.lock is not None, "values": request.values}
     for key in (key for key, is_requested in requested.items() if is_requested):
-        if not _is_any_selected(RULES_BY_OPTION[key], request):
+        if not _is_used(key, request):
             yield f"{key}: {_describe_unselected(RULES_BY_OPTION[key])}"
     for key in list_policy_keys(request):
         # With --frozen-only these globs select the part of the lock.
@@ -74,6 +84,13 @@ def list_policy_keys(request: Request) -> list[str]:
     """Return the keys set in the policy."""
     keys = zip(request.policy.__struct_encode_fields__, request.policy.__struct_fields__, strict=True)
     return [key for key, field in keys if getattr(request.policy, field) not in (None, ())]
+
+
+def _is_used(key: str, request: Request) -> bool:
+    """Return whether a selected rule uses an option: a rule of statecli by its name, of a plugin by what it needs."""
+    plugin_needs = {need for rule in request.rules if rule.plugin is not None for need in rule.needs}
+    is_needed = not plugin_needs.isdisjoint(NEEDS_BY_OPTION.get(key, ()))
+    return is_needed or _is_any_selected(RULES_BY_OPTION[key], request)
 
 
 def _is_any_selected(rules: Collection[str], request: Request) -> bool:

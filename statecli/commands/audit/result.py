@@ -8,6 +8,7 @@ import msgspec
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.result_views import ResultViews
+from statecli.core.rule import PluginRule
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
 from statecli.targets.target_result import Skipped, Status, TargetResult
 
@@ -24,6 +25,8 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     configuration: Configuration = Configuration()
     #: Number of rules that the configuration, --select and --ignore disable.
     disabled_rules: int = 0
+    #: The rules of the plugins.
+    plugin_rules: tuple[PluginRule, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:

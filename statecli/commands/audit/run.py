@@ -15,6 +15,7 @@ from statecli.commands.audit.config import map_to_rules
 from statecli.commands.audit.dtype_texts import check_dtype_texts
 from statecli.commands.audit.extra_states import scan_extra_states
 from statecli.commands.audit.generator_states import check_generator_states
+from statecli.commands.audit.plugins import list_entries
 from statecli.commands.audit.references import Side
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
@@ -31,7 +32,7 @@ from statecli.core.selection import matches_any, select
 from statecli.file_scan.adjacent_modules import ModuleFinder
 from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
-from statecli.rules import RULES, audit_run
+from statecli.rules import audit_run
 from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
@@ -59,10 +60,15 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
         targets.append(run.audit_target(target) if isinstance(target, str) else target)
     for target in (*run.report_missing(targets), *run.audit_pipelines(targets)):
         targets = [*(earlier for earlier in targets if earlier.target != target.target), target]
-    disabled = len(RULES) - len(request.rules)
+    disabled = len(request.known_rules) - len(request.rules)
     targets = [run.mark_compared(result) for result in targets]
     result = Audit(
-        tuple(targets), request.fail_on, run.explain_unused_reference(targets), request.configuration, disabled
+        tuple(targets),
+        request.fail_on,
+        run.explain_unused_reference(targets),
+        request.configuration,
+        disabled,
+        list_entries(request.plugins),
     )
     return (
         result
@@ -430,7 +436,8 @@ def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
     entries = [
         entry for glob, entry in request.per_target_ignore.items() if matches_target(name, glob, request.config_folder)
     ]
-    reasons = map_to_rules(((rule, entry.reason) for entry in entries for rule in entry.rules), "per-target-ignore")
+    settings = ((rule, entry.reason) for entry in entries for rule in entry.rules)
+    reasons = map_to_rules(settings, "per-target-ignore", request.known_rules)
     contents = {content for entry in entries for content in entry.contents}
     accepted = tuple(
         Accepted(finding, reasons[finding.rule])
@@ -456,7 +463,11 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
     findings_by_rule: dict[AuditRule, list[Finding]] = {}
     skipped = []
     for rule in rules:
-        reason = rule.why_not(subject)
+        try:
+            reason = rule.why_not(subject)
+        except Exception as error:  # noqa: BLE001  # no error lets an audit pass
+            findings_by_rule[rule] = [_build_internal_error(rule, error, subject)]
+            continue
         if reason is not None:
             skipped.append(Skipped(rule.name, reason, subject.target))
         else:
@@ -516,8 +527,15 @@ def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> I
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001  # no error lets an audit pass
-        message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report this bug)"
-        yield audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
+        yield _build_internal_error(rule, error, subject)
+
+
+def _build_internal_error(rule: AuditRule, error: Exception, subject: Subject) -> Finding:
+    report = "please report this bug"
+    if rule.plugin is not None:
+        report = f"please report this bug to the author of the plugin {rule.plugin}"
+    message = f"rule {rule.name} failed: {type(error).__name__}: {error} ({report})"
+    return audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
 
 
 def _build_finding(rule: AuditRule, issue: Issue, target: str, configured: Severity | None) -> Finding:

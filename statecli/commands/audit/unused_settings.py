@@ -83,7 +83,7 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
         for pattern, ignored in request.per_target_ignore.items():
             if not matches_target(name, pattern, request.config_folder):
                 continue
-            accepted = config.expand_rules(ignored.rules, "per-target-ignore")
+            accepted = config.expand_rules(ignored.rules, "per-target-ignore", request.known_rules)
             contents = {
                 finding.content: finding.rule
                 for finding in target.findings

@@ -1,0 +1,194 @@
+"""Import plugins, and check their rules: a rule with a mistake must not run as a rule that passes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from statecli.commands.audit import plugin_trust
+from statecli.commands.audit.plugins import Plugin, PluginRequest
+from statecli.core.errors import StateError, UsageError, option
+from statecli.core.finding import Severity
+from statecli.core.rule import FORMER_NAMES
+from statecli.live import search_path
+from statecli.live.user_code import protect_streams
+from statecli.rules import DICTIONARY
+from statecli.rules.audit_rule import AuditRule, Find, Issue
+from statecli.rules.subject import Subject
+
+_RULE_NAME = re.compile(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
+#: First words of the names of statecli's own rules, and the names of their groups: no prefix of a plugin.
+_OWN_WORDS = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_NAMES.values())) | frozenset(
+    rule.group for rule in DICTIONARY.values()
+)
+_file_numbers = itertools.count()
+#: Held while code of a plugin runs, because the streams of the process are replaced then: threads take turns.
+_STREAMS = threading.RLock()
+
+
+def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
+    """Import each plugin once, those of the configuration first. Raises UsageError for a plugin that cannot be used.
+
+    A name that is also typed is trusted as a typed name.
+    """
+    configured = [name for name in dict.fromkeys(request.configured) if name not in request.typed]
+    # Every name is checked before any code runs.
+    for name in configured:
+        plugin_trust.check_configured(name, request)
+    for name in request.typed:
+        if not plugin_trust.is_file(name):
+            plugin_trust.check_typed(name, request.targets)
+    plugins = [_import_configured(name, request.config_path) for name in configured]
+    plugins += [_import_typed(name) for name in dict.fromkeys(request.typed)]
+    _check_unique(plugins)
+    return tuple(plugins)
+
+
+def _import_configured(name: str, config_path: str) -> Plugin:
+    where = f"{config_path}: plugins: {name!r}"
+    module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), where)
+    return _build_plugin(name, module, where)
+
+
+def _import_typed(name: str) -> Plugin:
+    where = option("--plugin", name)
+    if not plugin_trust.is_file(name):
+        module = _import(lambda: importlib.import_module(name), search_path.use_folder_last(), where)
+        return _build_plugin(name, module, where)
+    if not os.path.isfile(name):
+        raise UsageError(f"{where}: no such file; check the path")
+    module = _import(lambda: _import_file(name), search_path.use_folder_last(os.path.dirname(name)), where)
+    return _build_plugin(name, module, where)
+
+
+def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], where: str) -> ModuleType:
+    """Run the code of a module. Raises UsageError for whatever the code raises."""
+    try:
+        with _STREAMS, path, protect_streams():
+            return run()
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{where}: cannot be imported: {_describe_error(error)}") from error
+
+
+def _import_file(path: str) -> ModuleType:
+    # A name of its own, so that the file takes the place of no module.
+    name = f"_statecli_plugin_{next(_file_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
+    if spec is None or spec.loader is None:
+        raise ImportError("Python cannot import this file as a module")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the error in one line, with the place in the code of the plugin."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames or frames[-1].filename.startswith("<frozen"):
+        return text
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+# --- the rules of a plugin --------------------------------------------------------------------------------------------
+
+
+def _build_plugin(name: str, module: ModuleType, where: str) -> Plugin:
+    """Return the plugin with its rules in the group that is called by their prefix. Raises UsageError."""
+    rules: Any = getattr(module, "RULES", None)
+    if not isinstance(rules, (tuple, list)) or not rules:
+        raise UsageError(f"{where}: has no rules; write RULES = (rule, …) in the module, with at least one rule")
+    for rule in rules:
+        if not isinstance(rule, AuditRule):
+            raise UsageError(f"{where}: RULES contains {rule!r:.60}, which is not a rule; decorate it with @rule(…)")
+        problem = _find_problem(rule)
+        if problem is not None:
+            raise UsageError(f"{where}: rule {rule.name!r}: {problem}")
+    prefixes = list(dict.fromkeys(_get_prefix(rule) for rule in rules))
+    if len(prefixes) > 1:
+        raise UsageError(f"{where}: its rules begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all")
+    return Plugin(name, tuple(_adopt(rule, name) for rule in rules))
+
+
+def _find_problem(rule: AuditRule) -> str | None:
+    """Return what is wrong with a rule; None for a rule that can run."""
+    match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
+    if match is None:
+        return "must be named by a prefix of your organisation and lower-case words, such as acme-missing-license"
+    if match["prefix"] in _OWN_WORDS:
+        return f"the prefix {match['prefix']}- belongs to statecli; use a prefix of your organisation, such as acme-"
+    if not isinstance(rule.severity, Severity):
+        return f"its severity is {rule.severity!r:.60}; use Severity.NOTE, Severity.WARNING or Severity.ERROR"
+    if not all(isinstance(text, str) and text for text in (rule.summary, rule.why, rule.example, rule.fix)):
+        return "its summary, why, example and fix must be texts"
+    if not callable(rule.find) or not isinstance(rule.needs, tuple) or not all(map(callable, rule.needs)):
+        return "its function and its needs must be functions of a Subject"
+    return None
+
+
+def _get_prefix(rule: AuditRule) -> str:
+    return rule.name.partition("-")[0]
+
+
+def _adopt(rule: AuditRule, plugin: str) -> AuditRule:
+    return replace(rule, group=_get_prefix(rule), commands=("audit",), find=_protect(rule.find), plugin=plugin)
+
+
+def _check_unique(plugins: list[Plugin]) -> None:
+    owners: dict[str, str] = {}
+    for plugin in plugins:
+        for rule in plugin.rules:
+            if rule.name in owners:
+                both = f"{owners[rule.name]} and {plugin.name}" if owners[rule.name] != plugin.name else plugin.name
+                raise UsageError(f"rule {rule.name!r} is defined twice, in {both}; rename one of the two rules")
+            owners[rule.name] = plugin.name
+
+
+def _protect(find: Find) -> Find:
+    """Return the function of a rule, so that its prints go to standard error and each of its issues is checked.
+
+    What the function raises is raised after the issues that it yielded before. `sys.exit` and errors of statecli are
+    raised as RuntimeError, because they have a meaning for the whole run.
+    """
+
+    def find_issues(subject: Subject) -> Iterator[Issue]:
+        issues, failure = _list_issues(find, subject)
+        yield from issues
+        if isinstance(failure, (StateError, SystemExit)):
+            raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
+        if failure is not None:
+            raise failure
+
+    return find_issues
+
+
+def _list_issues(find: Find, subject: Subject) -> tuple[list[Issue], BaseException | None]:
+    issues: list[Issue] = []
+    try:
+        with _STREAMS, protect_streams():
+            for issue in find(subject):
+                _check_issue(issue)
+                issues.append(issue)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the caller reports it: no error lets an audit pass
+        return issues, error
+    return issues, None
+
+
+def _check_issue(issue: object) -> None:
+    """Raise TypeError or ValidationError for anything but an Issue with fields of the right types."""
+    if not isinstance(issue, Issue) or not issue.message:
+        raise TypeError(f"it yielded {issue!r:.60}, which is not an Issue with a message")
+    msgspec.convert(msgspec.to_builtins(issue), Issue)

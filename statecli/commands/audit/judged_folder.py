@@ -1,0 +1,74 @@
+"""Folders that are judged: a target, and the folders above and below it. Their author may be that of the target."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from statecli.storage import files
+from statecli.targets.location import find_path
+
+#: Links that are followed to one file: Linux follows 40.
+_MAX_LINKS = 64
+
+
+def is_judged_with(folder: str, target: str) -> bool:
+    """Return whether the folder is a target, or lies above or below a target, with or without links on the way."""
+    start = _find_start(target)
+    return start is not None and _is_on_way(folder, list(_iter_resolved(start)))
+
+
+def is_at_target(folder: str, target: str) -> bool:
+    """Return whether `is_judged_with`, but not for the folder in which `../target` was typed."""
+    start = _find_start(target)
+    if start is None:
+        return False
+    paths = dict.fromkeys((os.path.abspath(start), os.path.realpath(start)))
+    return any(_is_on_way(folder, list(_iter_resolved(path))) for path in paths)
+
+
+def contains_folder(target: str, folder: str) -> bool:
+    """Return whether the folder, without links, lies below the target."""
+    start = _find_start(target)
+    return start is not None and is_below(folder, os.path.realpath(start))
+
+
+def _find_start(target: str) -> str | None:
+    """Return the path of a target, of a glob the folder before its first wildcard.
+
+    Returns None for a URL and for a class of a module.
+    """
+    path = find_path(target)
+    if path is None or files.is_remote(path):
+        return None
+    if not os.path.lexists(path):
+        path = re.split(r"[^/\\]*[*?\[]", path, maxsplit=1)[0]
+    return path or os.curdir
+
+
+def _is_on_way(folder: str, steps: list[str]) -> bool:
+    return folder in steps or is_below(folder, steps[-1])
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Return whether an absolute path lies in an absolute folder, at any depth."""
+    return path.startswith(os.path.join(folder, ""))
+
+
+def _iter_resolved(path: str) -> Iterator[str]:
+    """Yield each file and folder on the system's way to the path: also links, and their destinations."""
+    drive, rest = os.path.splitdrive(os.path.join(os.getcwd(), path))
+    here = drive + os.sep
+    steps = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
+    links = 0
+    while steps:
+        step = steps.pop()
+        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, step) if step != os.curdir else here
+        yield here
+        if os.path.islink(here) and links < _MAX_LINKS:
+            links += 1
+            leads = os.readlink(here)
+            steps.extend(leads.split(os.sep)[::-1])
+            here = drive + os.sep if os.path.isabs(leads) else os.path.dirname(here)
+            yield here

@@ -1,0 +1,182 @@
+"""Decide whether a named plugin may be imported, without importing anything.
+
+A configuration may come with a checkout that is judged. So a module that a configuration names must be installed: a
+package in site-packages of the running Python declares the module as an entry point of the group `statecli.rules`, and
+its files lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder
+declare nothing, because whoever wrote the checkout may have written a `*.dist-info` folder too.
+
+The user vouches for a typed name. But a name is not a place: a download may contain a module with the name of the
+user's package. So installed modules come before modules of the current folder, and a module at a target is refused
+also here. A typed file (`./rules.py`) is a place, and is imported wherever the file lies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+
+from statecli.commands.audit.judged_folder import contains_folder, is_at_target, is_below
+from statecli.commands.audit.plugins import PluginRequest
+from statecli.core.errors import UsageError, option
+from statecli.live import search_path
+from statecli.targets.location import find_repository_root
+
+#: The group of entry points by which an installed package declares the modules with its rules.
+ENTRY_POINT_GROUP = "statecli.rules"
+
+_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_file(name: str) -> bool:
+    """Return whether a typed plugin is a file, and not the name of a module."""
+    return name.endswith(".py")
+
+
+def check_typed(name: str, targets: Sequence[str]) -> None:
+    """Raise UsageError unless the typed module may be imported."""
+    where = option("--plugin", name)
+    _check_name(name, where, f"write a module such as acme.rules, or a file such as {option('--plugin', './rules.py')}")
+    with search_path.use_folder_last():
+        files = _find_files(name, where)
+    for file in files:
+        target = _find_judged_target(file, targets)
+        if target is not None:
+            raise UsageError(
+                f"{where}: Python would import {_shorten(file)}, which may come from the author of {target}; to import "
+                f"this file, give {option('--plugin', _shorten(files[-1]))}"
+            )
+
+
+def check_configured(name: str, request: PluginRequest) -> None:
+    """Raise UsageError unless the module named by the configuration is installed, and not part of what is judged."""
+    where = f"{request.config_path}: plugins: {name!r}"
+    _check_name(name, where, "write a module of an installed package, such as acme.rules")
+    advice = f"give {option('--plugin', name)}"
+    if request.is_judged:
+        raise UsageError(
+            f"{where}: is not imported, because the author of the checkpoints may have written this configuration; "
+            f"{advice}, or give {option('--config', request.config_path)}"
+        )
+    if not _is_declared(name):
+        why = f"no package in site-packages declares it as an entry point of the group {ENTRY_POINT_GROUP}"
+        raise UsageError(f"{where}: is not imported, because {why}; install the package, or {advice}")
+    with search_path.use_installed_only():
+        files = _find_files(name, where)
+    for file in files:
+        if _find_site_folder(file) is None and _is_in_checkout(file):
+            why = f"{_shorten(file)} lies in the current folder or its repository"
+            raise UsageError(f"{where}: is not imported, because {why}; install the package as a wheel, or {advice}")
+        target = _find_judged_target(file, request.targets)
+        if target is not None:
+            why = f"{_shorten(file)} may come from the author of {target}"
+            raise UsageError(f"{where}: is not imported, because {why}; install the package elsewhere")
+
+
+def _check_name(name: str, where: str, advice: str) -> None:
+    if _DOTTED_NAME.fullmatch(name) is None:
+        raise UsageError(f"{where}: is not the name of a module; {advice}")
+
+
+# --- what is installed ------------------------------------------------------------------------------------------------
+
+
+def _list_site_folders() -> list[str]:
+    """Return the folders into which pip installs packages for this Python, and for this user."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return list(dict.fromkeys(map(os.path.realpath, folders)))
+
+
+def _is_declared(name: str) -> bool:
+    installed = metadata.distributions(path=_list_site_folders())
+    return any(
+        entry.group == ENTRY_POINT_GROUP and entry.value.partition(":")[0].strip() == name
+        for distribution in installed
+        for entry in distribution.entry_points
+    )
+
+
+# --- which files Python would run -------------------------------------------------------------------------------------
+
+
+def _find_files(name: str, where: str) -> list[str]:
+    """Return the files that `import name` runs: `__init__.py` of each parent, and the module; none is run here."""
+    files: list[str] = []
+    folders: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        full_name = ".".join(parts[:count])
+        found = None if count > 1 and folders is None else _find_spec(full_name, folders)
+        if found is None:
+            raise UsageError(f"{where}: no module is called {full_name}; check the spelling, or install its package")
+        if found.has_location and found.origin is not None:
+            files.append(found.origin)
+        # A copy: the path of a namespace package looks up its parent, which is not imported.
+        folders = None if found.submodule_search_locations is None else _list_locations(found)
+    return files
+
+
+def _find_spec(full_name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    imported: ModuleSpec | None = getattr(sys.modules.get(full_name), "__spec__", None)
+    if imported is not None:
+        return imported
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        found: ModuleSpec | None = find(full_name, folders, None) if find is not None else None
+        if found is not None:
+            return found
+    return None
+
+
+def _list_locations(found: ModuleSpec) -> list[str]:
+    locations = found.submodule_search_locations
+    with suppress(KeyError):  # a namespace package inside a package that is not imported
+        return list(locations or ())
+    return list(getattr(locations, "_path", ()))
+
+
+# --- what is judged ---------------------------------------------------------------------------------------------------
+
+
+def _is_in_checkout(file: str) -> bool:
+    with suppress(OSError):  # the current folder has been removed
+        root = os.path.realpath(find_repository_root(os.path.realpath(os.curdir)))
+        return any(is_below(path, root) for path in (os.path.realpath(file), os.path.abspath(file)))
+    return False
+
+
+def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
+    """Return the target that lies in the folder of the file, above it or below it; None if no target does.
+
+    A target that contains site-packages does not count: every package of this Python would.
+    """
+    folders = [os.path.dirname(path) for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file)))]
+    home = _find_site_folder(file)
+    for target in targets:
+        holds_site_packages = home is not None and contains_folder(target, home)
+        if not holds_site_packages and any(is_at_target(folder, target) for folder in folders):
+            return target
+    return None
+
+
+def _find_site_folder(file: str) -> str | None:
+    """Return the folder of site-packages that contains the file, without links; None if none does."""
+    path = os.path.realpath(file)
+    return next((folder for folder in _list_site_folders() if is_below(path, folder)), None)
+
+
+def _shorten(file: str) -> str:
+    """Return the path from the current folder for a file in it, with `./`; any other path unchanged."""
+    with suppress(OSError, ValueError):
+        relative = os.path.relpath(file)
+        if not relative.startswith(os.pardir):
+            return os.path.join(os.curdir, relative)
+    return file

@@ -1,0 +1,54 @@
+"""Plugins of an audit: modules with rules of an organisation, next to the rules of statecli.
+
+A plugin is a value of one run, and no registry: two calls of the Python API do not share plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from statecli.core.rule import PluginRule, Rule
+from statecli.rules import RULES
+from statecli.rules.audit_rule import AuditRule
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    """A module with rules: the name that the user typed or configured, and the rules in the order of the module."""
+
+    name: str
+    rules: tuple[AuditRule, ...]
+
+
+class PluginRequest(msgspec.Struct, frozen=True):
+    """Names of the plugins of a run, and what decides whether a name is trusted.
+
+    Attributes:
+        typed: Modules and files that the user typed.
+        targets: The targets of the run: nothing of them is imported.
+        configured: Modules that the configuration names.
+        config_path: The file of the configuration.
+        is_judged: Whether the configuration may be from the author of a target.
+    """
+
+    typed: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    configured: tuple[str, ...] = ()
+    config_path: str = ""
+    is_judged: bool = False
+
+
+def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
+    """Return the rules of statecli, and then the rules of the plugins."""
+    return (*RULES, *(rule for plugin in plugins for rule in plugin.rules))
+
+
+def list_entries(plugins: Iterable[Plugin]) -> tuple[PluginRule, ...]:
+    """Return the rules of the plugins as entries like those of the dictionary of findings, which are plain data."""
+    return tuple(_build_entry(rule, plugin.name) for plugin in plugins for rule in plugin.rules)
+
+
+def _build_entry(rule: Rule, plugin: str) -> PluginRule:
+    texts = (rule.summary, rule.why, rule.example, rule.fix)
+    return PluginRule(rule.name, rule.group, rule.commands, rule.severity, *texts, plugin)

@@ -1,0 +1,527 @@
+"""Plugins: rules of an organisation, imported only from where the user or an installation vouches for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import statecli as api
+from statecli import plugin
+from statecli.commands.audit import config, plugin_trust
+from statecli.core.errors import UsageError
+from statecli.requests import audit as requests_audit
+from statecli.requests.options import AuditOptions
+from statecli.rules import DICTIONARY, RULES
+
+ROOT = Path(__file__).parent.parent.parent
+HEAD = "from statecli.plugin import *\n"
+RULE = '''
+@rule(Severity.ERROR)
+def {name}(subject):
+    """A summary.
+
+    Why: a reason.
+
+    Example: a case.
+
+    Fix: a remedy.
+    """
+    {body}
+'''
+
+
+def write_plugin(path, *rules, text=HEAD, listed=None):
+    """A module with these rules, each a name and a body; and a mark in the file that is written when it is imported."""
+    text += "".join(RULE.format(name=name, body=body) for name, body in rules)
+    listed = listed if listed is not None else "".join(f"{name}, " for name, _ in rules)
+    mark = path.with_suffix(".ran")
+    path.write_text(f"open({str(mark)!r}, 'w').close()\n{text}\nRULES = ({listed})\n", "utf-8")
+    return mark
+
+
+ISSUE = ("acme_always", "yield Issue('found')")
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """An own repository with a plugin `acme_rules_here.py` as the current folder, and a checkpoint outside of it."""
+    (tmp_path / "here" / ".git").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    save_file({"fc.weight": torch.ones(3)}, tmp_path / "models" / "a.safetensors")
+    monkeypatch.chdir(tmp_path / "here")
+    for name in [name for name in sys.modules if name.startswith("acme")]:
+        monkeypatch.delitem(sys.modules, name)
+    before = list(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules).difference(before):
+        if name.startswith("acme"):
+            del sys.modules[name]
+
+
+def audit(*plugins, target="../models/a.safetensors", **arguments):
+    return api.audit(target, plugins=plugins, **arguments)
+
+
+def names(result):
+    return [finding.rule for finding in result.findings]
+
+
+# --- a typed plugin ---------------------------------------------------------------------------------------------------
+
+
+def test_a_typed_module_is_imported_from_the_current_folder(desk):
+    """The rules run after those of statecli, and the configuration of the result names the module."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    result = audit("acme_here")
+    assert names(result) == ["acme-always"]
+    assert result.ran[-1] == "acme-always"
+    assert result.configuration.plugins == ("acme_here",)
+
+
+def test_a_call_does_not_keep_the_plugins_of_an_earlier_call(desk):
+    """Neither the rules of statecli nor the next audit have the rule of the plugin."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    before = RULES, dict(DICTIONARY)
+    assert names(audit("acme_here")) == ["acme-always"]
+    assert names(audit()) == []
+    with pytest.raises(UsageError, match="unknown rule 'acme-always'"):
+        audit(select=["acme-always"])
+    assert before == (RULES, DICTIONARY)
+
+
+def test_calls_in_threads_have_their_own_plugins(desk):
+    """Two audits at once, each with another plugin."""
+    for letter in "ab":
+        write_plugin(Path(f"acme_{letter}.py"), (f"acme_{letter}_rule", "yield Issue('found')"))
+    path = str(desk / "models" / "a.safetensors")
+    loaded = [config.load_config(plugins=(f"acme_{letter}",), no_config=True, targets=(path,)) for letter in "ab"]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda one: [rule.name for rule in one.rules[len(RULES) :]], loaded))
+    assert found == [["acme-a-rule"], ["acme-b-rule"]]
+
+
+def test_audits_in_threads_leave_the_streams_alone(desk):
+    """Rules print at the same time, and each restores standard output."""
+    body = "import time; print('noise', file=sys.stderr); time.sleep(0.01); yield Issue('found')"
+    write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "import sys\n")
+    before = os.fstat(1).st_ino, sys.stdout
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: names(audit("acme_here", jobs=1)), range(16)))
+    assert results == [["acme-always"]] * 16
+    assert (os.fstat(1).st_ino, sys.stdout) == before
+
+
+def test_an_installed_module_comes_before_a_file_of_the_current_folder(desk, monkeypatch):
+    """A download does not take the place of the user's package by its name."""
+    installed = desk / "installed"
+    installed.mkdir()
+    write_plugin(installed / "acme_twice.py", ISSUE)
+    mark = write_plugin(Path("acme_twice.py"), ("acme_hostile", "yield Issue('found')"))
+    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path, str(installed)])
+    assert names(audit("acme_twice")) == ["acme-always"]
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("target", [".", "*.safetensors", "a.safetensors", "sub/b.safetensors"])
+def test_a_typed_module_at_a_target_is_refused(desk, target):
+    """In the folder of the target, above it and below it; the line names the file to type instead, which works."""
+    mark = write_plugin(Path("acme_here.py"), ISSUE)
+    Path("sub").mkdir()
+    for path in ("a.safetensors", "sub/b.safetensors"):
+        save_file({"fc.weight": torch.ones(3)}, path)
+    with pytest.raises(UsageError, match=r"to import this file, give plugins='\./acme_here\.py'"):
+        audit("acme_here", target=target)
+    assert not mark.exists()
+    assert set(names(audit("./acme_here.py", target=target))) == {"acme-always"}
+
+
+def test_the_package_around_a_refused_module_does_not_run(desk):
+    """The decision is made from files alone."""
+    Path("acme_pkg").mkdir()
+    mark = write_plugin(Path("acme_pkg/__init__.py"))
+    write_plugin(Path("acme_pkg/rules.py"), ISSUE)
+    with pytest.raises(UsageError, match=r"Python would import \./acme_pkg/__init__\.py"):
+        audit("acme_pkg.rules", target=".")
+    assert not mark.exists()
+    assert names(audit("acme_pkg.rules")) == ["acme-always"]
+    assert mark.exists()
+
+
+def test_a_link_does_not_hide_that_a_module_lies_at_a_target(desk):
+    """A folder of the search path that is a link into the target."""
+    mark = write_plugin(desk / "models" / "acme_linked.py", ISSUE)
+    os.symlink(desk / "models", "acme_folder")
+    with pytest.raises(UsageError, match="may come from the author of"):
+        audit("acme_folder.acme_linked")
+    assert not mark.exists()
+
+
+def test_a_plugin_file_sees_the_modules_next_to_it(desk):
+    """As a script does, but installed modules come first."""
+    Path("acme_names.py").write_text("MESSAGE = 'from a sibling'\n")
+    Path("json.py").write_text("raise RuntimeError('shadowed')\n")
+    text = "import json\nfrom acme_names import MESSAGE\n" + HEAD
+    write_plugin(Path("rules.py"), ("acme_always", "yield Issue(MESSAGE)"), text=text)
+    assert [finding.message for finding in audit("./rules.py").findings] == ["from a sibling"]
+
+
+# --- a plugin that a configuration names ------------------------------------------------------------------------------
+
+
+def configure(text='plugins = ["acme_here"]\n'):
+    Path("statecli.toml").write_text(text)
+
+
+def refusal(**arguments):
+    with pytest.raises(UsageError) as caught:
+        audit(**arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_configured_module_must_be_installed(desk, monkeypatch):
+    """A file of the checkout is not, also if PYTHONPATH leads there and a dist-info folder declares it."""
+    mark = write_plugin(Path("acme_here.py"), ISSUE)
+    info = Path("acme_here-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-here\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[statecli.rules]\nacme = acme_here\n")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.syspath_prepend(os.getcwd())
+    configure()
+    said = refusal()
+    assert said.startswith("statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages")
+    assert said.endswith("install the package, or give plugins='acme_here'")
+    assert not mark.exists()
+    assert names(audit("acme_here")) == ["acme-always"]
+
+
+def declare(monkeypatch, *modules):
+    """Behave as if installed packages declared these modules."""
+    monkeypatch.setattr(plugin_trust, "_is_declared", lambda name: name in modules)
+
+
+def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
+    """As after `pip install --editable .` in the checkout: a pull request changes its code."""
+    mark = write_plugin(Path("acme_here.py"), ISSUE)
+    Path("sub").mkdir()
+    monkeypatch.syspath_prepend(os.getcwd())
+    monkeypatch.chdir("sub")
+    declare(monkeypatch, "acme_here")
+    configure()
+    assert "lies in the current folder or its repository" in refusal(target="../../models/a.safetensors")
+    assert not mark.exists()
+
+
+def test_a_declared_module_at_a_target_is_refused(desk, monkeypatch):
+    """Also outside of the current folder."""
+    mark = write_plugin(desk / "models" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(desk / "models")
+    declare(monkeypatch, "acme_here")
+    configure()
+    assert "may come from the author of ../models/a.safetensors" in refusal()
+    assert not mark.exists()
+
+
+def test_a_declared_module_elsewhere_is_imported(desk, monkeypatch):
+    """The near miss of the refusals."""
+    (desk / "elsewhere").mkdir()
+    write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(desk / "elsewhere")
+    declare(monkeypatch, "acme_here")
+    configure()
+    result = audit()
+    assert (names(result), result.configuration.plugins) == (["acme-always"], ("acme_here",))
+
+
+def test_a_configuration_of_a_download_names_no_plugin(desk, monkeypatch):
+    """Even an installed one: what is judged makes nothing run."""
+    (desk / "elsewhere").mkdir()
+    mark = write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(desk / "elsewhere")
+    declare(monkeypatch, "acme_here")
+    monkeypatch.chdir(desk / "models")
+    configure()
+    assert "the author of the checkpoints may have written this configuration" in refusal(target=".")
+    assert not mark.exists()
+    assert names(audit(target=".", config="statecli.toml")) == ["acme-always"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'ignore = ["acme"]\n',
+        'ignore = ["acme-always"]\n',
+        'select = ["nan"]\n',
+        '[severity]\nacme = "note"\n',
+        '[per-target-ignore."*"]\nrules = ["acme-always"]\nreason = "x"\n',
+    ],
+)
+def test_a_configuration_of_a_download_switches_no_rule_of_a_plugin_off(desk, monkeypatch, text):
+    """The rules of a plugin are as those of pickles."""
+    write_plugin(desk / "acme_above.py", ISSUE)
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.chdir(desk / "models")
+    configure(text)
+    result = audit(str(desk / "acme_above.py"), target="a.safetensors")
+    assert [finding.rule for finding in result.failing] == ["acme-always"]
+    monkeypatch.chdir(desk / "here")
+    configure(text)
+    assert not audit(str(desk / "acme_above.py")).failing  # the user's own configuration may
+
+
+@pytest.mark.parametrize("name", ["acme-rules", "./rules.py", "", "acme..rules", "a b"])
+def test_a_configured_name_is_a_name_of_a_module(desk, name):
+    """Not a file, and nothing that Python could not import."""
+    configure(f'plugins = ["{name}"]\n')
+    assert "is not the name of a module" in refusal()
+
+
+# --- mistakes in a plugin ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no rules; write RULES"),
+        ("RULES = ()", "has no rules"),
+        ("RULES = 5", "has no rules"),
+        ("RULES = (print,)", "which is not a rule"),
+        ("import acme_missing_module", "cannot be imported: ModuleNotFoundError"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit"),
+        ("import os; os._exit(0)", "cannot be imported: SystemExit"),
+        ("def broken(:", "cannot be imported: SyntaxError"),
+        (
+            f"{HEAD}@rule(Severity.ERROR)\ndef acme_x(subject):\n    'text'",
+            "the docstring of acme_x must have a summary",
+        ),
+        (HEAD + RULE.format(name="acme", body="yield") + "RULES = (acme,)", "must be named by a prefix"),
+        (HEAD + RULE.format(name="nan_like", body="yield") + "RULES = (nan_like,)", "belongs to statecli"),
+        (HEAD + RULE.format(name="pickles_x", body="yield") + "RULES = (pickles_x,)", "belongs to statecli"),
+        (HEAD + RULE.format(name="acme_x", body="yield") + "RULES = (acme_x, acme_x)", "is defined twice"),
+        (
+            HEAD + RULE.format(name="acme_x", body="yield").replace("Severity.ERROR", "'error'") + "RULES = (acme_x,)",
+            "use Severity.NOTE",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, desk, text, said):
+    """Status 2, in a child process and without a traceback."""
+    Path("rules.py").write_text(text)
+    found = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
+    assert (found.code, found.out) == (2, "")
+    assert said in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_two_plugins_with_one_name_of_a_rule_are_an_error(desk):
+    """The line names both modules."""
+    for name in ("acme_a", "acme_b"):
+        write_plugin(Path(f"{name}.py"), ISSUE)
+    with pytest.raises(UsageError, match="'acme-always' is defined twice, in acme_a and acme_b"):
+        audit("acme_a", "acme_b")
+
+
+def test_rules_of_one_plugin_have_one_prefix(desk):
+    """The prefix is the group of the rules."""
+    write_plugin(Path("acme_here.py"), ISSUE, ("beta_rule", "yield"))
+    with pytest.raises(UsageError, match="begin with acme- and beta-"):
+        audit("acme_here")
+
+
+def test_a_missing_module_is_an_error_in_one_line(desk):
+    """Also a module of a package that is there, and of a module that is no package."""
+    for name in ("acme_nowhere", "json.acme", "math.acme"):
+        with pytest.raises(UsageError, match="no module is called"):
+            audit(name)
+    with pytest.raises(UsageError, match="no such file"):
+        audit("./nowhere.py")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import os; os._exit(0)", "SystemExit: 0"),
+        ("from statecli import UsageError; raise UsageError('x')", "UsageError: x"),
+        ("return None", "TypeError: "),
+        ("return ['text']", "TypeError: it yielded 'text', which is not an Issue with a message"),
+        ("return [Issue('')]", "which is not an Issue with a message"),
+        ("return [Issue(5)]", "Expected `str`, got `int`"),
+        ("return [Issue('x', severity='fatal')]", "Invalid enum value"),
+    ],
+)
+def test_a_rule_that_fails_is_an_internal_error(desk, body, said):
+    """And never a pass; the rules after it run."""
+    write_plugin(Path("acme_here.py"), ("acme_bad", body), ISSUE)
+    result = audit("acme_here")
+    assert names(result) == ["internal-error", "acme-always"]
+    assert said in result.findings[0].message
+    assert result.findings[0].message.endswith("(please report this bug to the author of the plugin acme_here)")
+
+
+def test_a_need_that_fails_is_an_internal_error(desk):
+    """The rule has not been skipped for a reason."""
+    text = HEAD + "def need(subject):\n    return 1 / 0\n"
+    write_plugin(Path("acme_here.py"), ISSUE, text=text)
+    path = Path("acme_here.py")
+    path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, need)"))
+    assert names(audit("acme_here")) == ["internal-error"]
+
+
+def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
+    """JSON stays JSON."""
+    body = "print('noise'); import os; os.write(1, b'noise'); yield Issue('found')"
+    write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "print('noise')\n")
+    found = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", "json")
+    assert [one["rule"] for one in json.loads(found.out)["findings"]] == ["acme-always"]
+
+
+# --- the rules of a plugin are rules ----------------------------------------------------------------------------------
+
+THREE = ("acme_always", "yield from (Issue(f'{t.fqn}: is bad {t.fqn}', t.fqn) for t in subject.state.tensors)")
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "markdown", "html", "junit", "sarif", "csv"])
+def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
+    """Also several findings of a rule, under its summary."""
+    save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, desk / "models" / "a.safetensors")
+    write_plugin(Path("acme_here.py"), THREE)
+    found = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", output)
+    assert (found.code, found.err) == (1, found.err)
+    assert "acme-always" in found.out
+    assert "reference/rules/acme" not in found.out
+
+
+def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
+    """Without an address in the documentation of statecli."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    listed = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
+    assert [one["name"] for one in json.loads(listed.out)["rules"]] == ["acme-always"]
+    explained = statecli("rules", "acme-always", "--plugin", "./acme_here.py")
+    assert "Why: a reason." in explained.out
+    assert "https://" not in explained.out
+    assert "with --plugin MODULE for the rules of a plugin" in statecli("rules", "acme-always").err
+
+
+def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(desk):
+    """By rule and by prefix."""
+    write_plugin(Path("acme_here.py"), ISSUE, ("acme_other", "yield Issue('found')"))
+    configure('select = ["acme"]\nignore = ["acme-other"]\n[severity]\nacme = "note"\n')
+    result = audit("acme_here")
+    assert result.ran == ("acme-always",)
+    assert [finding.severity.value for finding in result.findings] == ["note"]
+    assert "unknown rule 'acme'" in refusal()
+
+
+def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, desk):
+    """An audit without the plugin refuses the file; `inspect` has no plugins, and reads the file."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
+    assert statecli(*line, "--write-baseline", "known.json", "--reason", "as it was").code == 0
+    assert statecli(*line, "--baseline", "known.json").code == 0
+    without = statecli("audit", "../models/a.safetensors", "--baseline", "known.json")
+    assert (without.code, without.err.count("\n")) == (2, 1)
+    assert "give the plugin of the rule with --plugin" in without.err
+    assert statecli("inspect", "../models/a.safetensors", "--baseline", "known.json").code == 0
+
+
+VALUES = ("acme_high", "yield from (Issue(f'{f.high:g}') for f in subject.values)")
+
+
+@pytest.fixture
+def high(desk):
+    """A plugin that needs values."""
+    write_plugin(Path("acme_here.py"), VALUES)
+    path = Path("acme_here.py")
+    path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, needs_values)"))
+    return desk
+
+
+@pytest.mark.parametrize("executor", [None, "threads"])
+def test_executors_do_the_work_for_rules_of_plugins(high, executor):
+    """Rules run in the process of the command: a worker reads values, and needs no plugin."""
+    with ThreadPoolExecutor(2) as pool:
+        result = audit("acme_here", select=["acme"], executor=pool if executor else None, values=True)
+    assert [finding.message for finding in result.findings] == ["1"]
+
+
+def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high):
+    """The parts are files, and files run no code."""
+    line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "--select", "acme", "--values")
+    for n in (1, 2):
+        assert statecli(*line, "--shard", f"{n}/2", "-o", f"part{n}.jsonl").code == 0
+    Path("acme_here.ran").unlink()
+    refused = statecli("merge", "part1.jsonl", "part2.jsonl")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "to allow this, give --code './acme_here.py'" in refused.err
+    assert not Path("acme_here.ran").exists()
+    merged = statecli("merge", "part1.jsonl", "part2.jsonl", "--code", "./acme_here.py", "-f", "json")
+    assert merged.code == 1
+    assert merged.out == statecli(*line, "-f", "json").out
+
+
+# --- an installed plugin ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The Python of an environment in which pip has installed the sample package, and which sees this statecli."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    python = folder / ".venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    (site,) = (folder / ".venv").rglob("site-packages")
+    ours = [sysconfig.get_path("purelib"), str(ROOT)]
+    (site / "ours.pth").write_text("".join(f"{path}\n" for path in ours))
+    sample = tmp_path_factory.mktemp("sample") / "sample_plugin"
+    shutil.copytree(ROOT / "sample_plugin", sample)
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, "--no-index", "-q", sample], check=True)
+    return python
+
+
+@pytest.mark.parametrize("target", ["a.safetensors", ".", "*.safetensors"])
+def test_an_installed_sample_package_runs_by_the_configuration(environment, target):
+    """Also where the audited folder contains the environment, and a module with the same name."""
+    folder = environment.parent.parent.parent
+    save_file({"fc.weight": torch.full((3,), 5000.0)}, folder / "a.safetensors")
+    (folder / ".git").mkdir(exist_ok=True)
+    (folder / "statecli.toml").write_text('plugins = ["acme_rules"]\nselect = ["acme"]\n')
+    mark = write_plugin(folder / "acme_rules.py", ISSUE)
+    line = [environment, "-m", "statecli", "audit", target, "-f", "json"]
+    found = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    assert found.returncode == 1, found.stderr
+    document = json.loads(found.stdout)
+    assert [one["rule"] for one in document["findings"]] == ["acme-missing-owner", "acme-large-weight"]
+    assert document["configuration"]["plugins"] == ["acme_rules"]
+    assert not mark.exists()
+
+
+def test_the_request_of_an_audit_has_the_plugins(desk):
+    """For `explain` and the documents, which build a request without running it."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    options = AuditOptions(targets=("../models/a.safetensors",), plugin=("acme_here",))
+    request = requests_audit.build_request(options)
+    assert [plugin.name for plugin in request.plugins] == ["acme_here"]
+    assert request.rules[-1].name == "acme-always"
+
+
+def test_the_page_for_authors_lists_every_name(desk):
+    """Each name of `statecli.plugin`, and no other one."""
+    page = (ROOT / "docs" / "how-to" / "own-rules.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(plugin.__all__)
+    assert all(getattr(plugin, name, None) is not None for name in listed)
