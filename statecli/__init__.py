@@ -376,7 +376,7 @@ def merge(
 
     Args:
         parts: The files of all parts in any order, or a glob.
-        code: Classes that the parts name and that may be imported and built.
+        code: Classes and plugins that the parts name and that may be imported.
         url: Full URLs, with their passwords or signatures, of the checkpoints that the parts read.
         copies: Accept parts made from separate copies of the files; check only the sizes and samples of the copies.
         jobs: Number of processes for the rest of the work, as in `diff`.

@@ -839,7 +839,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--code",),
-            "Allow merge to import and build this model class, which the parts name (repeatable).",
+            "Allow merge to run this model class or plugin, which the parts name (repeatable).",
             "SPEC",
             Group.DISTRIBUTION,
         ),

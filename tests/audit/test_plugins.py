@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,36 @@ def test_a_plugin_file_sees_the_modules_next_to_it(desk):
     assert [finding.message for finding in audit("./rules.py").findings] == ["from a sibling"]
 
 
+def test_plugin_files_have_their_own_siblings(desk):
+    """Two plugins, each with another module of one name next to it."""
+    text = "from acme_names import MESSAGE\n" + HEAD
+    for letter in "ab":
+        Path(letter).mkdir()
+        Path(letter, "acme_names.py").write_text(f"MESSAGE = {letter!r}\n")
+        write_plugin(Path(letter, "rules.py"), (f"acme_{letter}", "yield Issue(MESSAGE)"), text=text)
+    found = audit("a/rules.py", "b/rules.py")
+    assert [finding.message for finding in found.findings] == ["a", "b"]
+    assert "acme_names" not in sys.modules
+
+
+def test_a_namespace_package_in_a_package_is_found_without_running_it(desk):
+    """Folders without `__init__.py`, of which Python looks up the parent."""
+    Path("acme_pkg/inner/deep").mkdir(parents=True)
+    mark = write_plugin(Path("acme_pkg/__init__.py"))
+    write_plugin(Path("acme_pkg/inner/deep/rules.py"), ISSUE)
+    with pytest.raises(UsageError, match="Python would import"):
+        audit("acme_pkg.inner.deep.rules", target=".")
+    assert not mark.exists()
+    assert names(audit("acme_pkg.inner.deep.rules")) == ["acme-always"]
+
+
+def test_a_result_can_be_pickled(desk):
+    """A result has the texts of the rules, and none of their functions."""
+    write_plugin(Path("acme_here.py"), ISSUE)
+    result = audit("acme_here")
+    assert pickle.loads(pickle.dumps(result)) == result
+
+
 # --- a plugin that a configuration names ------------------------------------------------------------------------------
 
 
@@ -205,6 +237,34 @@ def test_a_configured_module_must_be_installed(desk, monkeypatch):
     assert said.endswith("install the package, or give plugins='acme_here'")
     assert not mark.exists()
     assert names(audit("acme_here")) == ["acme-always"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_declared"),
+    [
+        ("[statecli.rules]\nacme = acme_here\n", True),
+        ("[statecli.rules]\nacme = acme_here:RULES\n", True),
+        ("[statecli.rules]\nacme = acme_here.rules\n", False),
+        ("[statecli.rules]\nacme_here = other\n", False),
+        ("[pytest11]\nacme = acme_here\n", False),
+        ("", False),
+    ],
+)
+def test_an_installed_package_declares_a_module_by_an_entry_point(desk, monkeypatch, entry, is_declared):
+    """By the value of the entry, in the group of statecli; nothing is imported."""
+    info = desk / "site" / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry)
+    mark = write_plugin(desk / "site" / "acme_here.py", ISSUE)
+    monkeypatch.setattr(plugin_trust, "_list_site_folders", lambda: [str(desk / "site")])
+    monkeypatch.syspath_prepend(desk / "site")
+    configure()
+    if is_declared:
+        assert names(audit()) == ["acme-always"]
+    else:
+        assert "no package in site-packages declares it" in refusal()
+    assert mark.exists() == is_declared
 
 
 def declare(monkeypatch, *modules):
@@ -480,6 +540,8 @@ def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high)
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """The Python of an environment in which pip has installed the sample package, and which sees this statecli."""
+    if find_spec("pip") is None or find_spec("setuptools") is None:
+        pytest.skip("needs pip and setuptools")
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     python = folder / ".venv" / ("Scripts" if os.name == "nt" else "bin") / "python"

@@ -89,9 +89,22 @@ def _import_file(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
     if spec is None or spec.loader is None:
         raise ImportError("Python cannot import this file as a module")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        _forget_siblings(set(sys.modules) - before - {name}, os.path.dirname(os.path.abspath(path)))
     return module
+
+
+def _forget_siblings(names: set[str], folder: str) -> None:
+    """Take modules of the folder out of `sys.modules`, because another plugin may have other modules of these names."""
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and os.path.abspath(file).startswith(os.path.join(folder, "")):
+            del sys.modules[name]
 
 
 def _describe_error(error: BaseException) -> str:

@@ -119,8 +119,9 @@ def _find_files(name: str, where: str) -> list[str]:
             raise UsageError(f"{where}: no module is called {full_name}; check the spelling, or install its package")
         if found.has_location and found.origin is not None:
             files.append(found.origin)
-        # A copy: the path of a namespace package looks up its parent, which is not imported.
-        folders = None if found.submodule_search_locations is None else _list_locations(found)
+        # The path of an imported package may have changed since it was found.
+        locations = getattr(sys.modules.get(full_name), "__path__", found.submodule_search_locations)
+        folders = None if locations is None else list(locations)
     return files
 
 
@@ -130,17 +131,21 @@ def _find_spec(full_name: str, folders: Sequence[str] | None) -> ModuleSpec | No
         return imported
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        found: ModuleSpec | None = find(full_name, folders, None) if find is not None else None
+        try:
+            found: ModuleSpec | None = find(full_name, folders, None) if find is not None else None
+        except KeyError:  # Python looks up the parent of a namespace package, and the parent is not imported
+            return _build_namespace_spec(full_name, folders or ())
         if found is not None:
             return found
     return None
 
 
-def _list_locations(found: ModuleSpec) -> list[str]:
-    locations = found.submodule_search_locations
-    with suppress(KeyError):  # a namespace package inside a package that is not imported
-        return list(locations or ())
-    return list(getattr(locations, "_path", ()))
+def _build_namespace_spec(full_name: str, folders: Sequence[str]) -> ModuleSpec:
+    """Return the package of the folders with the last name that have no `__init__.py`."""
+    paths = (os.path.join(folder, full_name.rpartition(".")[2]) for folder in folders)
+    spec = ModuleSpec(full_name, None, is_package=True)
+    spec.submodule_search_locations = [path for path in paths if os.path.isdir(path)]
+    return spec
 
 
 # --- what is judged ---------------------------------------------------------------------------------------------------
