@@ -22,6 +22,7 @@ import statecli as api
 from statecli import plugin
 from statecli.commands.audit import config, plugin_trust
 from statecli.core.errors import UsageError
+from statecli.core.output import Output
 from statecli.requests import audit as requests_audit
 from statecli.requests.options import AuditOptions
 from statecli.rules import DICTIONARY, RULES
@@ -117,11 +118,11 @@ def test_audits_in_threads_leave_the_streams_alone(desk):
     """Rules print at the same time, and each restores standard output."""
     body = "import time; print('noise', file=sys.stderr); time.sleep(0.01); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "import sys\n")
-    before = os.fstat(1).st_ino, sys.stdout
+    before = os.fstat(1).st_ino, sys.stdout, list(sys.path)
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: names(audit("acme_here", jobs=1)), range(16)))
     assert results == [["acme-always"]] * 16
-    assert (os.fstat(1).st_ino, sys.stdout) == before
+    assert (os.fstat(1).st_ino, sys.stdout, sys.path) == before
 
 
 def test_an_installed_module_comes_before_a_file_of_the_current_folder(desk, monkeypatch):
@@ -455,7 +456,7 @@ def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
 THREE = ("acme_always", "yield from (Issue(f'{t.fqn}: is bad {t.fqn}', t.fqn) for t in subject.state.tensors)")
 
 
-@pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "markdown", "html", "junit", "sarif", "csv"])
+@pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
     """Also several findings of a rule, under its summary."""
     save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, desk / "models" / "a.safetensors")

@@ -35,8 +35,9 @@ _OWN_WORDS = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_
     rule.group for rule in DICTIONARY.values()
 )
 _file_numbers = itertools.count()
-#: Held while code of a plugin runs, because the streams of the process are replaced then: threads take turns.
-_STREAMS = threading.RLock()
+#: Held while plugins are imported and while their rules run, because the search path and the streams of the process are
+#: replaced then: threads take turns.
+_PROCESS_LOCK = threading.RLock()
 
 
 def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
@@ -45,14 +46,15 @@ def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
     A name that is also typed is trusted as a typed name.
     """
     configured = [name for name in dict.fromkeys(request.configured) if name not in request.typed]
-    # Every name is checked before any code runs.
-    for name in configured:
-        plugin_trust.check_configured(name, request)
-    for name in request.typed:
-        if not plugin_trust.is_file(name):
-            plugin_trust.check_typed(name, request.targets)
-    plugins = [_import_configured(name, request.config_path) for name in configured]
-    plugins += [_import_typed(name) for name in dict.fromkeys(request.typed)]
+    with _PROCESS_LOCK:
+        # Every name is checked before any code runs.
+        for name in configured:
+            plugin_trust.check_configured(name, request)
+        for name in request.typed:
+            if not plugin_trust.is_file(name):
+                plugin_trust.check_typed(name, request.targets)
+        plugins = [_import_configured(name, request.config_path) for name in configured]
+        plugins += [_import_typed(name) for name in dict.fromkeys(request.typed)]
     _check_unique(plugins)
     return tuple(plugins)
 
@@ -77,7 +79,7 @@ def _import_typed(name: str) -> Plugin:
 def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], where: str) -> ModuleType:
     """Run the code of a module. Raises UsageError for whatever the code raises."""
     try:
-        with _STREAMS, path, protect_streams():
+        with path, protect_streams():
             return run()
     except (Exception, SystemExit) as error:
         raise UsageError(f"{where}: cannot be imported: {_describe_error(error)}") from error
@@ -191,7 +193,7 @@ def _protect(find: Find) -> Find:
 def _list_issues(find: Find, subject: Subject) -> tuple[list[Issue], BaseException | None]:
     issues: list[Issue] = []
     try:
-        with _STREAMS, protect_streams():
+        with _PROCESS_LOCK, protect_streams():
             for issue in find(subject):
                 _check_issue(issue)
                 issues.append(issue)
