@@ -280,6 +280,6 @@ _VALUES: dict[str, Callable[[str], Candidates]] = {
 _FILES = frozenset(
     (
         *("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "FILE", "FILE.PY:MAKE", "PART", "RUN"),
-        *("LOCAL", "REMOTE", "ARGUMENT", "MODULE"),
+        *("LOCAL", "REMOTE", "ARGUMENT", "MODULE", "DIR"),
     )
 )
