@@ -287,3 +287,45 @@ def test_lightning_with_a_hook_that_drops_a_tensor(tmp_path):
     findings = train_with_lightning(tmp_path, on_save_checkpoint=drop).check.findings
     assert findings
     assert all(line.startswith("net.head.bias: missing in ") for line in findings)
+
+
+def run_accelerator(tmp_path, make_optimizer, freeze=(), change=lambda model: None):
+    """Two steps with accelerate's own Accelerator, and a save; the findings."""
+    accelerate = pytest.importorskip("accelerate")
+    from statecli.callbacks.accelerate import StatecliTracker
+
+    model = build()
+    for name in freeze:
+        model.get_submodule(name).requires_grad_(False)
+    optimizer = make_optimizer(model)
+    tracker = StatecliTracker(model, optimizer)
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    prepared, prepared_optimizer = accelerator.prepare(model, optimizer)
+    accelerator.init_trackers("run", config={"lr": 0.1})
+    for step in range(2):
+        accelerator.backward(error(prepared(torch.randn(4, 3))))
+        prepared_optimizer.step()
+        prepared_optimizer.zero_grad()
+        accelerator.log({"loss": 1.0}, step=step)
+    accelerator.save_state(str(tmp_path / "saved"))
+    change(model)
+    tracker.check_saved(tmp_path / "saved")
+    accelerator.end_training()
+    accelerator.free_memory()
+    return tracker.check.findings
+
+
+def test_accelerate_reports_nothing_for_a_sound_training(tmp_path):
+    """The tracker hears of each step from the optimizer, and the saved file holds the model."""
+    assert run_accelerator(tmp_path, lambda model: torch.optim.AdamW(model.parameters(), 0.1)) == []
+
+
+def test_accelerate_names_what_was_not_trained_and_not_saved(tmp_path):
+    """A module that the optimizer lacks, and a tensor that the file does not hold."""
+
+    def make_optimizer(model):
+        return torch.optim.AdamW([p for name, p in model.named_parameters() if not name.startswith("adapter")], 0.1)
+
+    found = run_accelerator(tmp_path, make_optimizer, change=lambda model: model.head.bias.data.add_(1))
+    assert found[0] == "adapter.* got no update: not in the optimizer"
+    assert found[1:] == [f"head.bias: in {tmp_path}/saved/model.safetensors not as in the model"]

@@ -1,1 +1,1 @@
-"""Callbacks for training loops: Lightning and transformers. Each is imported by its own module."""
+"""Callbacks for training loops: Lightning, transformers and accelerate. Each is imported by its own module."""

@@ -1,0 +1,91 @@
+"""Tracker for the Accelerator of accelerate.
+
+from statecli.callbacks.accelerate import StatecliTracker
+
+tracker = StatecliTracker(model, optimizer)
+accelerator = Accelerator(log_with=tracker)
+model, optimizer = accelerator.prepare(model, optimizer)
+accelerator.init_trackers("run")
+…
+accelerator.save_state("checkpoint-500")
+tracker.check_saved("checkpoint-500")
+accelerator.end_training()
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from accelerate.tracking import GeneralTracker
+
+from statecli.callbacks.training_check import TrainingCheck
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+#: Files of a folder of `Accelerator.save_state` that hold the first model, the preferred one first.
+_MODEL_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # accelerate has no types for mypy
+    """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
+
+    The tracker compares the model after the first optimizer step with a snapshot before it, as the callbacks of
+    transformers and Lightning do. It logs no values.
+
+    Args:
+        model: The model, not wrapped: before `prepare`, or `accelerator.unwrap_model(model)`.
+        optimizers: The optimizers of torch, before `prepare`.
+        fail: Raise AssertionError for a finding, which ends the training; False warns.
+
+    Attributes:
+        check: `check.findings` has the lines that were reported.
+    """
+
+    name = "statecli"
+    requires_logging_directory = False
+
+    def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer, fail: bool = False) -> None:
+        super().__init__()
+        self.check = TrainingCheck(fail=fail)
+        self.model = model
+        self._optimizers = optimizers
+
+    @property
+    def tracker(self) -> TrainingCheck:
+        """The checks."""
+        return self.check
+
+    def start(self) -> None:
+        """Take the snapshot; `Accelerator.init_trackers` calls this once."""
+        self.check.start(self.model)
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self.check.record_rates(self._optimizers))
+        if self._optimizers:
+            self._optimizers[-1].register_step_post_hook(lambda *_: self.check.finish_step(self.model))
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Ignore the hyperparameters."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **more: Any) -> None:
+        """Ignore the values."""
+
+    def finish(self) -> None:
+        """Report what no step has changed; `Accelerator.end_training` calls this."""
+        self.check.finish(self.model)
+
+    def check_saved(self, folder: str | os.PathLike[str]) -> None:
+        """Compare the model with the file in a folder of `Accelerator.save_state`, which was just saved."""
+        paths = (os.path.join(folder, name) for name in _MODEL_FILES)
+        path = next(filter(os.path.isfile, paths), None)
+        if path is None:
+            self.check.report([f"the saved files are not checked: {folder} has no file of the whole model"])
+        else:
+            self.check.check_file(path, self.model)
