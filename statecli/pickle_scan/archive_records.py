@@ -60,7 +60,7 @@ _COMPILED = "data/aotinductor"
 _COMPILED_CONSTANTS = "data/constants"
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
 _MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
-_SCRIPT = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
+_SCRIPT = re.compile(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
 #: What torch.export.load unpickles before it looks at a configuration.
 _ALL_TENSORS = re.compile(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
 #: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.

@@ -286,7 +286,10 @@ def test_names_of_attributes_and_parameters_are_no_other_names():
     assert [one.name for one in script_code.find_calls(b"    g(torch=torch)\n", Steps())] == ["*"]
 
 
-@pytest.mark.parametrize("name", ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py", ".data/ts_code/a/b/code/c.py"],
+)
 def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
     """Also compressed, and where torch.package has it; a Python file beside is none."""
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
