@@ -75,7 +75,8 @@ def _describe_missing_folder(path: str) -> str:
     folder, missing = os.path.dirname(path), ""
     while folder and not os.path.isdir(folder):
         folder, missing = os.path.dirname(folder), folder
-    return f"the folder {missing} does not exist" if missing else ""
+    # Something like `me:password@host` is a URL without its scheme.
+    return f"the folder {missing} does not exist" if missing and "@" not in missing else ""
 
 
 def suggest_repository(path: str) -> str:
