@@ -221,6 +221,9 @@ def _describe_resize(change: Change, done: Transformation) -> str:
         f"{_count_indexes(n, abs(after[n] - before[n]))} {'added' if after[n] > before[n] else 'removed'}"
         for n in changed
     ]
+    if done.place is not None:
+        where = "before" if after[axis] > before[axis] else "from"
+        texts = [f"{texts[0]} {where} {_name_index(axis)} {done.place}{' on' if where == 'from' else ''}"]
     common = min(before[axis], after[axis])
     counted = _count_indexes(axis, common, "common ")
     if not done.exceptions:

@@ -176,6 +176,48 @@ def test_added_rows_and_a_wrong_old_row(diff, axis, wrong):
         assert done.first_rows == (() if wrong is None else (wrong,))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 40),
+    extra=st.integers(1, 9),
+    place=st.integers(0, 39),
+    axis=st.integers(0, 2),
+    wrong=st.integers(-1, 39),
+    is_removed=st.booleans(),
+)
+def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, place, axis, wrong, is_removed):
+    """Wherever it is, also next to a wrong row; every element has a value of its own, so the place is the only one."""
+    place, wrong = place % count, wrong % count if wrong >= 0 and count > 2 else None
+    shape = [3, 4, 5]
+    shape[axis] = count + extra
+    long = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    kept = [*range(place), *range(place + extra, count + extra)]
+    short = long.index_select(axis, torch.tensor(kept)).clone()
+    before, after = (long, short.clone()) if is_removed else (short, long.clone())
+    if wrong is not None:  # `after` has another value in a common row
+        row = wrong if is_removed else kept[wrong]
+        after.select(axis, row)[0, 0] = -1.0
+    path = tmp_path_factory.mktemp("rows")
+    torch.save({"w": before}, path / "before.pt")
+    torch.save({"w": after}, path / "after.pt")
+    (change,) = compare_targets(Request(str(path / "before.pt"), str(path / "after.pt"))).changes
+    done = change.transformation
+    assert (done.kind, done.axis, done.rows, done.exceptions) == (KIND.RESIZED, axis, *([int(wrong is not None)] * 2))
+    if wrong is None:
+        assert done.place == place
+    elif done.first_rows != ((kept[wrong] if is_removed else wrong),):  # a wrong row at the place may be on either side
+        assert abs(wrong - place) <= 1
+    assert done.elements == short.numel()
+
+
+def test_rows_added_in_two_places_are_no_single_place(diff):
+    """The larger part is where it is said to be, and the rest are exceptions."""
+    rows = torch.randn(100, 8)
+    after = torch.cat([torch.randn(10, 8), rows[:30], torch.randn(10, 8), rows[30:]])
+    done = changed(diff({"w": rows}, {"w": after}))["w"].transformation
+    assert (done.kind, done.place, done.rows) == (KIND.RESIZED, 0, 30)
+
+
 def test_unrelated_rows_are_no_resize(diff):
     torch.manual_seed(0)
     assert found(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}

@@ -102,6 +102,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
         axis: Of `resized`, the first dimension of another size.
+        place: Of `resized`, the index along `axis` before which indexes were added, or from which on they were removed;
+            None if this is the end.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
@@ -122,6 +124,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cosine: float | None = None
     rounding: Rounding | None = None
     axis: int | None = None
+    place: int | None = None
     blocks: tuple[int, ...] = ()
     is_transposed: bool = False
     rows: int = 0

@@ -12,6 +12,7 @@ from statecli.commands.diff.result import Change, Rounding, Status, Transformati
 from statecli.commands.diff.transformations.adapters import find_adapters
 from statecli.commands.diff.transformations.casts import find_casts
 from statecli.commands.diff.transformations.factors import find_factors, find_transposes
+from statecli.commands.diff.transformations.insertions import find_insertions
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.quantized import find_quantized
@@ -47,6 +48,11 @@ def find_transformations(
     for n, transformation in {**exact, **resizes, **quantized}.items():
         if explained[n].transformation is None:
             explained[n] = replace(explained[n], transformation=transformation)
+    resized = [n for n, change in enumerate(explained) if _is_open(change) or _is_inexact_resize(change)]
+    for n, insertion in find_insertions([changes[n] for n in resized], jobs=jobs).items():
+        done = explained[resized[n]].transformation
+        if done is None or insertion.exceptions < done.exceptions:
+            explained[resized[n]] = replace(explained[resized[n]], transformation=insertion)
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
@@ -70,6 +76,11 @@ def find_transformations(
 
 def _is_tentative(cast: Transformation) -> bool:
     return bool(cast.exceptions) or cast.rounding is Rounding.STOCHASTIC
+
+
+def _is_inexact_resize(change: Change) -> bool:
+    done = change.transformation
+    return done is not None and done.kind is TransformationKind.RESIZED and bool(done.exceptions)
 
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:

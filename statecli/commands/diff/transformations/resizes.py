@@ -31,14 +31,14 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
                 result.elements,
                 result.exceptions,
                 rounding=name_rounding(task.before.dtype, task.after.dtype),
-                axis=_find_axis(changes[n]),
+                axis=find_axis(changes[n]),
                 rows=result.rows,
                 first_rows=result.first_rows,
             )
     return resizes
 
 
-def _find_axis(change: Change) -> int | None:
+def find_axis(change: Change) -> int | None:
     """Return the first dimension of another size; None if the dimensions cannot be compared."""
     before, after = (side.shape if side and side.shape else () for side in (change.before, change.after))
     if len(before) != len(after):
@@ -47,7 +47,7 @@ def _find_axis(change: Change) -> int | None:
 
 
 def _build_task(change: Change) -> CheckTask | None:
-    if Field.SHAPE not in change.fields or (axis := _find_axis(change)) is None:
+    if Field.SHAPE not in change.fields or (axis := find_axis(change)) is None:
         return None
     before, after = get_data(change.before), get_data(change.after)
     if before is None or after is None or not can_copy(before.dtype, after.dtype):
