@@ -135,6 +135,7 @@ def check_metadata(built: Built) -> list[Result]:
         "zizmor: the release workflow": lambda: run(
             [program("zizmor"), "--offline", ROOT / ".github", ROOT / "action.yml"]
         ),
+        "links of the documents": lambda: run(["make", "--no-print-directory", "site"]),
         "tags of the wheels": lambda: check_tags(built),
     }
     return [attempt(name, check) for name, check in checks.items()]

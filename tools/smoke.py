@@ -105,6 +105,9 @@ def list_commands(has_numpy: bool, has_torch: bool) -> list[tuple[str, int, str]
         ("inspect", 2, "see statecli inspect --help"),
         ("inspekt a.pt", 2, "inspect"),
         ("inspect a.safetensors", 0, "layer.weight"),
+        # What the fast path leaves to Typer.
+        ("inspect a.safetensors -qf json", 0, "layer.weight"),
+        ("inspect -qh", 0, "--stats"),
         ("inspect a.safetensors --tree", 0, "layer"),
         ("inspect a.pt", 0, "weight"),
         ("inspect a.npz", 0, "x"),
