@@ -114,8 +114,9 @@ def _name_with_section(change: Change) -> Change:
     start = f"{change.section}." if change.section else ""
     done = change.transformation
     if done is not None:
-        names = (tuple(start + name for name in group) for group in (done.sources, done.differing))
-        sources, differing = names
+        origin = start if done.source_section is None else f"{done.source_section}." if done.source_section else ""
+        sources = tuple(origin + name for name in done.sources)
+        differing = tuple(origin + name for name in done.differing)
         done = replace(done, sources=sources, differing=differing)
     return replace(change, fqn=start + change.fqn, section="", transformation=done)
 

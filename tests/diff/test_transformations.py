@@ -218,6 +218,36 @@ def test_rows_added_in_two_places_are_no_single_place(diff):
     assert (done.kind, done.place, done.rows) == (KIND.RESIZED, 0, 30)
 
 
+def test_a_section_copied_over_another(tmp_path):
+    """The averaged weights take the place of the model's: each tensor says so, but for one that is not equal."""
+    model = {f"layers.{n}.{leaf}": torch.randn(8, 8) for n in range(3) for leaf in ("q", "k")}
+    average = {name: tensor + 0.05 * torch.randn(8, 8) for name, tensor in model.items()}
+    copied = {name: tensor.clone() for name, tensor in average.items()}
+    copied["layers.1.q"][3, 3] += 1
+    torch.save({"model": model, "ema": average}, tmp_path / "a.pt")
+    torch.save({"model": copied, "ema": average}, tmp_path / "b.pt")
+    changes = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))).changes
+    moved = {change.fqn: change.transformation for change in changes if change.transformation is not None}
+    assert moved.keys() == model.keys() - {"layers.1.q"}
+    for name, done in moved.items():
+        assert (done.kind, done.sources, done.source_section) == (KIND.MOVED, (name,), "ema")
+
+
+def test_tensors_copied_below_another_name(diff):
+    """The same in a flat checkpoint, where the first part of the name differs; both directions are a swap."""
+    parts = {f"{part}.layers.{n}.q": torch.randn(8, 8) for part in ("model", "ema") for n in range(3)}
+    close = {name: parts[name.replace("ema.", "model.")] + 0.05 * torch.randn(8, 8) for name in parts}
+    before = {name: close[name] if name.startswith("ema.") else parts[name] for name in parts}
+    turned = {
+        name: before[name.replace("model.", "x.").replace("ema.", "model.").replace("x.", "ema.")] for name in parts
+    }
+    copied = {name: before[f"ema.{name.partition('.')[2]}"].clone() for name in parts}
+    assert found(diff(before, copied)) == {
+        f"model.layers.{n}.q": (KIND.MOVED, 0, (f"ema.layers.{n}.q",)) for n in range(3)
+    }
+    assert kinds(diff(before, {name: tensor.clone() for name, tensor in turned.items()})) == {KIND.SWAPPED}
+
+
 def test_unrelated_rows_are_no_resize(diff):
     torch.manual_seed(0)
     assert found(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}

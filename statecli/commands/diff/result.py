@@ -91,6 +91,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
             after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized` and
             `dequantized`, the weight and the tensors other than the codes.
+        source_section: Section of the sources before; None if it is the section of the tensor.
         differing: Of the sources, those with exceptions.
         factor: Of `scaled`, after is factor × before; of `adapter` and `merged`, the scale of the update, None if
             unknown.
@@ -115,6 +116,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     elements: int
     exceptions: int = 0
     sources: tuple[str, ...] = ()
+    source_section: str | None = None
     differing: tuple[str, ...] = ()
     factor: float | None = None
     fitting_factor: float | None = None

@@ -59,7 +59,8 @@ def find_moves(
     source_of = _confirm(changes, candidates, jobs)
     if source_of:
         source_of |= _confirm(changes, follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
-    return _build_moves(changes, source_of)
+    source_of |= _confirm(changes, _follow_names(changes, everything, source_of), jobs)
+    return _build_moves(changes, source_of, sections)
 
 
 def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
@@ -97,6 +98,37 @@ def follow_layers(
             if place is not None:
                 candidates[n] = place
     return candidates
+
+
+def _follow_names(
+    changes: Sequence[Change],
+    everything: Sequence[Change],
+    source_of: Mapping[int, TensorInfo],
+) -> dict[int, TensorInfo]:
+    """Return, for each tensor that is left, one of the same name in another section, or below another first part.
+
+    An averaged copy (`ema`) differs little from the model, so their cosine is no evidence that one replaced the other.
+    """
+    sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
+    for row in (change.before for change in everything if change.before is not None):
+        for name in _list_names(row):
+            sources.setdefault((name, row.shape, row.dtype), []).append(row)
+    candidates: dict[int, TensorInfo] = {}
+    for n, change in enumerate(changes):
+        after, own = change.after, change.before
+        if n in source_of or after is None or own is None or change.values is None or not change.values.changed:
+            continue
+        rows = (row for name in _list_names(after) for row in sources.get((name, after.shape, after.dtype), ()))
+        source = next((row for row in rows if row is not own), None)
+        if source is not None and get_data(after) is not None and get_data(source) is not None:
+            candidates[n] = source
+    return candidates
+
+
+def _list_names(row: TensorInfo) -> tuple[str, ...]:
+    """Return the name, and a pattern of the name with any first part."""
+    _, dot, rest = row.fqn.partition(".")
+    return (row.fqn, f"*.{rest}") if dot else (row.fqn,)
 
 
 #: Rows of a side before, or after, of one shape.
@@ -174,7 +206,9 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
     return CheckTask(pair.after.fqn, Operation.COPY, *sides)
 
 
-def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo]) -> dict[int, Transformation]:
+def _build_moves(
+    changes: Sequence[Change], source_of: Mapping[int, TensorInfo], sections: Mapping[str, str]
+) -> dict[int, Transformation]:
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
     for n, source in source_of.items():
@@ -184,5 +218,9 @@ def _build_moves(changes: Sequence[Change], source_of: Mapping[int, TensorInfo])
         )
         after = changes[n].after
         rounding = name_rounding(source.dtype, after.dtype) if after is not None else None
-        moves[n] = Transformation(kind, source.elements, sources=(source.fqn,), rounding=rounding)
+        is_here = sections.get(source.section, source.section) == changes[n].section
+        section = None if is_here else source.section
+        moves[n] = Transformation(
+            kind, source.elements, sources=(source.fqn,), source_section=section, rounding=rounding
+        )
     return moves
