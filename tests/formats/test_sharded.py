@@ -541,7 +541,8 @@ def test_a_shard_is_named_once(target, folder, inspect):
 def test_a_shard_that_leads_nowhere(folder, spared):
     """A dangling link, a cache whose blob was removed, is named by its path."""
     spoilt(folder, ONE).symlink_to("../../blobs/gone")
-    what = "model.a: its shard cannot be opened: no such file or directory"
+    lost = "the link leads to ../../blobs/gone, which is missing in the cache; download the repository again"
+    what = f"model.a: its shard cannot be opened: {lost}"
     assert spared(folder, "model.b") == f"statecli: {folder / ONE}: {what}"
 
 

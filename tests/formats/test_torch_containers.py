@@ -109,7 +109,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
         (lambda path: os.mkfifo(path), "is a named pipe, not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "is reached by a link through /dev"),
         (lambda path: path.symlink_to(path), "cannot be opened: too many levels of symbolic links"),
-        (lambda path: path.symlink_to("gone"), "cannot be opened: no such file or directory"),
+        (lambda path: path.symlink_to("gone"), "cannot be opened: the link leads to gone, which does not exist"),
         (lambda path: path.touch(), "is an empty file"),
     ],
 )
