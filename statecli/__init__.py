@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from statecli.values.digest_algorithm import Algorithm
 
     # The values of the enumerations, so that a type checker finds a misspelt word.
-    CheckName = Literal["move", "cast", "save", "copy", "step", "forward", "materialize", "export", "compile", "shard"]
+    CheckName = Literal[
+        "move", "cast", "save", "copy", "step", "forward", "materialize", "export", "compile", "shard", "resume"
+    ]
     KindName = Literal["parameter", "buffer", "unregistered", "optimizer", "other"]
     FieldName = Literal["dtype", "shape", "kind", "requires_grad", "device", "tying", "values"]
     SeverityName = Literal["note", "warning", "error"]
@@ -418,10 +420,10 @@ def verify(
     Args:
         model: An nn.Module, or a spec such as "file.py:Class".
         checks: Proofs to run: "move", "cast", "save", "copy", "step", "forward", "materialize", "export",
-            "compile" or "shard". () or None: all but the last four.
+            "compile", "shard" or "resume". () or None: all but the last five.
         device: Device to move to: "fake-cuda" (needs no GPU; the default without one), "meta", "cpu" or "cuda:0".
         dtype: Dtype to cast to.
-        optimizer: Optimizer of the training step: "sgd" (the default), "adamw", or a class such as torch.optim.Adam.
+        optimizer: Optimizer of the training: "sgd" (default of "step"), "adamw" (default of "resume"), or a class.
         inputs: Arguments of forward. A tensor; a tuple or list of positional arguments; a dict of keyword arguments;
             (args, kwargs); a function that returns one of these. Or texts DTYPE:SHAPE<BOUND with the shape in
             elements: "2x3", ("2x3", "ids=int64:2x16<30522"), {"x": "2x3"}. None: the inputs that the model carries

@@ -156,7 +156,7 @@ def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
         ([NET, "--check", "moves"], "move"),
         ([NET, "--check", "cast", "--device", "meta"], "--check leaves out forward and move"),
         ([NET, "--check", "move", "--dtype", "float16"], "--check leaves out cast"),
-        ([NET, "--check", "move", "--optimizer", "adam"], "--check leaves out step"),
+        ([NET, "--check", "move", "--optimizer", "adam"], "--check leaves out resume and step"),
         ([NET, "--input", "2x3", "--input-from", "a.py:make"], "contradict each other"),
         ([NET, "-i", "nothing"], "none of its 3 tensors matches"),
         (["sample_models/net.py:Nett"], "Nett"),

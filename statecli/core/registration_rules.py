@@ -54,6 +54,8 @@ UNREGISTERED_MODULE = Rule(
 EXPORTED = "exported as a constant"
 #: Begins the remark of a finding about a tensor that a wrapper for several ranks does not synchronize.
 LEFT_OUT = "left out by"
+#: Begins the remark of a finding about a tensor without which a resumed training goes on differently.
+NOT_RESUMED = "begins again when a training is resumed"
 #: Of a tensor that no checkpoint holds, and its fix for a buffer.
 RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
 PERSISTENT = "register the buffer with persistent=True"

@@ -26,6 +26,7 @@ from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD, UNTIED_BY_MOVE
 from statecli.core.registration_rules import (
     EXPORTED,
     LEFT_OUT,
+    NOT_RESUMED,
     UNREGISTERED_MODULE,
     UNREGISTERED_PARAMETER,
     UNREGISTERED_TENSOR,
@@ -354,7 +355,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
     own = {MODULE, PARAMETER, TENSOR}
     effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
     if any(finding.rule in own for finding in findings):
-        for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT):
+        for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT, NOT_RESUMED):
             remarks = (finding.message.partition(f"; {start}") for finding in findings if finding.rule in own)
             effects |= {f"{start}{reason}": None for _, remark, reason in remarks if remark}
         device = next((row.device for row in rows if row.device), None)

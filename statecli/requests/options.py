@@ -581,7 +581,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[Name, ...],
         Option(
             ("--check",),
-            "Run only this test, called a proof (repeatable). [default: all but materialize, export, compile, shard]",
+            "Run only this test, called a proof (repeatable). [default: move, cast, save, copy, step, forward]",
             "PROOF",
             argument="checks",
         ),
@@ -609,7 +609,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Any,
         Option(
             ("--optimizer",),
-            "Train with this optimizer of torch.optim in the proof step, such as adamw. [default: sgd]",
+            "Train with this optimizer of torch.optim, such as adamw. [default: sgd in step, adamw in resume]",
             "NAME",
             type=str,
             suggestions=("sgd", "adam", "adamw"),

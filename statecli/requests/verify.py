@@ -16,7 +16,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 _DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
 #: Options, each with the proofs that use the value.
-_PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step"}}
+_PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step", "resume"}}
 
 
 def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature

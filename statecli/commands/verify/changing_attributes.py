@@ -21,7 +21,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 
 #: Types whose values are compared.
-_ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
+ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
 #: Objects that hold no values of a model, or are compared by other means.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
 #: Steps from an attribute to a compared value.
@@ -29,7 +29,7 @@ _MAX_DEPTH = 4
 #: Entries of a container that are compared. A longer container, such as a vocabulary, changes its length.
 _MAX_ENTRIES = 1_000
 #: Attributes that torch gives each module.
-_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def iter_attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], object
     """Yield module path and name, and the value, of each plain attribute of the registered modules."""
     for path, part in module.named_modules():
         for name, value in tuple(vars(part).items()):
-            if name not in _OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
+            if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
                 yield (path, name), value
 
 
@@ -110,7 +110,7 @@ def _copy_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
 
 def _encode(value: object, depth: int) -> object:
     """Return plain data that differ if the numbers or the sizes of containers in `value` differ."""
-    if type(value) in _ATOM_TYPES:
+    if type(value) in ATOM_TYPES:
         return repr(value)  # NaN equals itself
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:
         return type(value).__name__
@@ -120,7 +120,7 @@ def _encode(value: object, depth: int) -> object:
     if isinstance(value, (list, tuple, deque)):
         return (type(value).__name__, len(value), [_encode(entry, depth - 1) for entry in _limit(value)])
     if isinstance(value, (set, frozenset)):
-        return ("set", len(value), sorted(repr(entry) for entry in _limit(value) if type(entry) in _ATOM_TYPES))
+        return ("set", len(value), sorted(repr(entry) for entry in _limit(value) if type(entry) in ATOM_TYPES))
     state = getattr(value, "__dict__", None)
     if type(state) is dict:
         return (type(value).__name__, _encode(state, depth - 1))

@@ -18,9 +18,11 @@ class Name(str, Enum):
     EXPORT = "export"
     COMPILE = "compile"
     SHARD = "shard"
+    RESUME = "resume"
 
 
-#: Proofs that run only on request: few programs build a model on meta, capture its graph, or run on several GPUs.
-ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD)
+#: Proofs that run only on request: few programs build a model on meta, capture its graph, run on several GPUs, or
+#: are interrupted.
+ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)
 #: Proofs that run unless proofs are requested by name.
 DEFAULT_PROOFS = tuple(name for name in Name if name not in ON_REQUEST)

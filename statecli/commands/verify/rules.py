@@ -372,6 +372,20 @@ NOT_SHARDABLE = _rule(
     fix="register a parameter with one dimension, `nn.Parameter(torch.ones(1))`, and contiguous memory.",
 )
 
+# --- resume -----------------------------------------------------------------------------------------------------------
+
+LOST_BY_RESUMING = _rule(
+    "lost-by-resuming",
+    "resume",
+    summary="A resumed training lacks a value of the class.",
+    why="""`state_dict()` does not contain the value, so it begins again after a load. The resumed training computes
+other results than a training without an interruption. The finding is a warning for a number or a list on which no
+output depends in these steps, such as a counter for the log.""",
+    example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`; an average with `persistent=False`.",
+    fix="""register a tensor as a buffer, and change it in place: `self.steps.add_(1)`; or return the value from
+`get_extra_state()` and put it back in `set_extra_state()`.""",
+)
+
 RULES = (
     *(LOST_BY_MOVE, CHANGED_BY_MOVE),
     *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
@@ -381,5 +395,5 @@ RULES = (
     *(NO_GRADIENT, ZERO_GRADIENT, NON_FINITE_GRADIENT, NOT_IN_OPTIMIZER, OVERWRITTEN_BY_FORWARD, NOT_UPDATED),
     *(FROZEN_UPDATED, DEVICE_MISMATCH),
     *(LOST_BY_MATERIALIZING, CHANGED_BY_MATERIALIZING, LEFT_ON_META, NOT_BUILT_ON_META),
-    *(CHANGING_ATTRIBUTE, KEPT_BY_COMPILE, NOT_SYNCHRONIZED, NOT_SHARDABLE),
+    *(CHANGING_ATTRIBUTE, KEPT_BY_COMPILE, NOT_SYNCHRONIZED, NOT_SHARDABLE, LOST_BY_RESUMING),
 )

@@ -131,6 +131,12 @@ def _prove_shard(subject: ModelUnderTest, _: Request) -> Check:
     return shard.prove(subject)
 
 
+def _prove_resume(subject: ModelUnderTest, request: Request) -> Check:
+    from statecli.commands.verify.proofs import resume
+
+    return resume.prove(subject, "adamw" if request.optimizer is None else request.optimizer)
+
+
 #: Every proof there is, in the order of `Name`.
 PROOFS: dict[Name, Proof] = {
     Name.MOVE: _prove_move,
@@ -143,6 +149,7 @@ PROOFS: dict[Name, Proof] = {
     Name.EXPORT: _prove_export,
     Name.COMPILE: _prove_compile,
     Name.SHARD: _prove_shard,
+    Name.RESUME: _prove_resume,
 }
 
 

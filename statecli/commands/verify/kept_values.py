@@ -1,0 +1,357 @@
+"""Every value that a model keeps, registered or not: read it for comparisons, copy it, put it into another instance.
+
+A slot is a name in a registered module: an attribute, a buffer, a parameter. Attributes of the user's classes and
+variables of their files are slots too, because a new process starts with those of the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from statecli.commands.verify import judging
+from statecli.commands.verify.changing_attributes import ATOM_TYPES, OWN_ATTRIBUTES
+from statecli.live import tensor_bits
+from statecli.live.installed_code import is_installed_file
+
+#: Objects that hold no values of a model.
+_OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_CONTAINER_TYPES = (list, tuple, deque, dict, set)
+#: Types of attributes of classes, and of variables of files, that are state rather than code.
+_SHARED_TYPES = (*ATOM_TYPES, *_CONTAINER_TYPES, torch.Tensor, torch.Generator, random.Random)
+#: Steps from an attribute to a compared value.
+_MAX_DEPTH = 8
+#: Values that are read in one attribute: more than a vocabulary has.
+_MAX_VALUES = 200_000
+
+
+class Slot(NamedTuple):
+    """A name in a model.
+
+    Attributes:
+        place: "module", "class" or "file": where the name is looked up.
+        path: Path of the module, or name of the class or of the file's module.
+        name: Name there.
+    """
+
+    place: str
+    path: str
+    name: str
+
+    @property
+    def fqn(self) -> str:
+        """Name of the slot from the model; `Net.name` in a class, `net.py:name` in a file."""
+        if self.place == "class":
+            return f"{self.path.rpartition(':')[2]}.{self.name}"
+        if self.place == "file":
+            return f"{os.path.basename(sys.modules[self.path].__file__ or '')}:{self.name}"
+        return f"{self.path}.{self.name}".lstrip(".")
+
+
+@dataclass(frozen=True, eq=False)
+class _TensorValue:
+    """Values of a tensor; None if they cannot be copied."""
+
+    values: torch.Tensor | None
+    requires_grad: bool
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _TensorValue):
+            return False
+        if self.values is None or other.values is None:
+            return True
+        return self.requires_grad == other.requires_grad and tensor_bits.is_same(self.values, other.values) is not False
+
+
+#: Path inside of a slot -> its value as plain data.
+Parts = Mapping[str, object]
+#: All that is compared of an instance.
+Values = Mapping[Slot, Parts]
+
+
+def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
+    """Return the paths of parts that only one slot has, or that differ, in order."""
+    first, second = first or {}, second or {}
+    paths = dict.fromkeys((*first, *second))
+    return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+def iter_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
+    """Yield each slot of the registered modules with its value, parameters and buffers last."""
+    for path, part in module.named_modules():
+        for name, value in tuple(vars(part).items()):
+            if name not in OWN_ATTRIBUTES and not isinstance(value, _OPAQUE_TYPES):
+                yield Slot("module", path, name), value
+    yield from _iter_shared_slots(module)
+    for path, part in module.named_modules():
+        for name, tensor in (*part._buffers.items(), *part._parameters.items()):
+            if tensor is not None:
+                yield Slot("module", path, name), tensor
+
+
+def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
+    """Yield attributes of the user's classes, and variables of their files."""
+    kinds = {kind: None for part in module.modules() for kind in type(part).__mro__}
+    files = {}
+    for kind in kinds:
+        file = sys.modules.get(kind.__module__)
+        filename = getattr(file, "__file__", None)
+        if file is None or filename is None or is_installed_file(filename):
+            continue
+        files[kind.__module__] = file
+        for name, value in tuple(vars(kind).items()):
+            if isinstance(value, _SHARED_TYPES) and not name.startswith("__"):
+                yield Slot("class", f"{kind.__module__}:{kind.__qualname__}", name), value
+    for module_name, file in files.items():
+        for name, value in tuple(vars(file).items()):
+            if isinstance(value, _SHARED_TYPES) and not name.startswith("__"):
+                yield Slot("file", module_name, name), value
+
+
+def read_values(module: nn.Module, *, without: Iterable[str] = ()) -> dict[Slot, Parts]:
+    """Read all slots, except for registered tensors with names in `without`."""
+    reader, left_out = _Reader(_list_registered(module)), frozenset(without)
+    values: dict[Slot, Parts] = {}
+    for slot, value in iter_slots(module):
+        if isinstance(value, torch.Tensor) and id(value) in reader.registered:
+            if slot.fqn not in left_out:
+                values[slot] = {"": reader.encode_tensor(value)}
+        else:
+            values[slot] = reader.read(value)
+    return values
+
+
+def read_object(value: object) -> Parts:
+    """Read the parts of any object, such as the state_dict of an optimizer."""
+    return _Reader({}).read(value)
+
+
+def _list_registered(module: nn.Module) -> dict[int, str]:
+    """Return the names of registered modules and tensors by id."""
+    named = (
+        *module.named_modules(remove_duplicate=False),
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {id(thing): name for name, thing in reversed(named)}
+
+
+@dataclass
+class _Reader:
+    """Turns objects into parts. `registered` are the names by id of modules and tensors that are not read."""
+
+    registered: Mapping[int, str]
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    _parts: dict[str, object] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+
+    def read(self, value: object) -> dict[str, object]:
+        self._parts, self._seen = {}, set()
+        self._add("", value, _MAX_DEPTH)
+        return self._parts
+
+    def encode_tensor(self, tensor: torch.Tensor) -> _TensorValue:
+        self.tensors.append(tensor)
+        return _TensorValue(judging.copy_values(tensor), tensor.requires_grad)
+
+    def _add(self, path: str, value: Any, depth: int) -> None:
+        if len(self._parts) > _MAX_VALUES:
+            return
+        if id(value) in self.registered:
+            self._parts[path] = f"<{self.registered[id(value)]}>"
+        elif isinstance(value, torch.Tensor):
+            self._parts[path] = self.encode_tensor(value)
+        elif (encoded := _encode_leaf(value)) is not None:
+            self._parts[path] = encoded
+        elif isinstance(value, _OPAQUE_TYPES) or depth == 0 or id(value) in self._seen:
+            self._parts[path] = f"<{type(value).__name__}>"
+        else:
+            self._seen.add(id(value))
+            self._add_children(path, value, depth - 1)
+
+    def _add_children(self, path: str, value: Any, depth: int) -> None:
+        if is_generator(value):  # of numpy
+            value = value.bit_generator.state if hasattr(value, "bit_generator") else {0: value.get_state()}
+        if isinstance(value, dict):
+            children = [(f"[{key!r}]", value[key]) for key in tuple(value)]
+        elif isinstance(value, (list, tuple, deque)):
+            children = [(f"[{at}]", entry) for at, entry in enumerate(tuple(value))]
+        elif isinstance(value, (set, frozenset)):
+            self._parts[path] = f"{{{', '.join(sorted(map(repr, value)))}}}"
+            return
+        elif isinstance(value, nn.Module):
+            names = {key: entry for key, entry in vars(value).items() if key not in OWN_ATTRIBUTES}
+            children = [
+                (f".{key}", entry)
+                for key, entry in {**names, **value._buffers, **value._parameters, **value._modules}.items()
+            ]
+        else:
+            state = getattr(value, "__dict__", None)
+            children = [(f".{key}", entry) for key, entry in state.items()] if type(state) is dict else []
+        if not children:
+            self._parts[path] = f"<{type(value).__name__}>"
+        for step, child in children:
+            self._add(f"{path}{step}", child, depth)
+
+
+def _encode_leaf(value: Any) -> object:
+    """Return a value without parts as plain data; None for a container or an unknown object."""
+    if type(value) in ATOM_TYPES:
+        return repr(value)  # NaN equals itself
+    if isinstance(value, torch.Generator):
+        return _TensorValue(value.get_state(), requires_grad=False)
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind == "numpy.ndarray":
+        return (str(value.dtype), value.shape, value.tobytes())
+    return repr(value) if kind == "itertools.count" or type(value).__module__ == "numpy" else None
+
+
+def is_generator(value: object) -> bool:
+    """Return True for a generator of random numbers, of torch, Python or numpy."""
+    return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopiedValues:
+    """Copies of slots. They refer to the registered modules and tensors of `source` itself.
+
+    `refused` are slots with an object that cannot be copied.
+    """
+
+    source: nn.Module
+    values: Mapping[Slot, object]
+    refused: frozenset[Slot]
+
+    def put_into(self, module: nn.Module, slots: Iterable[Slot]) -> None:
+        """Give another instance of the class the values of `slots`; a slot without a copy is removed there."""
+        memo = _map_registered(self.source, module)
+        for slot in slots:
+            if slot in self.values:
+                _set(module, slot, copy.deepcopy(self.values[slot], memo))
+            elif slot not in self.refused:
+                _remove(module, slot)
+
+
+def copy_slots(module: nn.Module) -> CopiedValues:
+    """Copy all slots that can be copied, except for registered tensors, of which the instance's own are kept."""
+    registered = _list_registered(module)
+    reader = _Reader(registered)
+    memo: dict[int, Any] = dict(_map_registered(module, module))
+    copies: dict[Slot, object] = {}
+    refused: set[Slot] = set()
+    for slot, value in iter_slots(module):
+        if isinstance(value, torch.Tensor) and id(value) in registered:
+            copies[slot] = value.detach().clone().requires_grad_(value.requires_grad)
+            continue
+        reader.tensors.clear()
+        reader.read(value)
+        # copy.deepcopy refuses the result of an operation.
+        memo |= {id(tensor): tensor.detach().clone() for tensor in reader.tensors if not tensor.is_leaf}
+        try:
+            copies[slot] = copy.deepcopy(value, memo)
+        except Exception:  # noqa: BLE001 - an object of anybody's
+            refused.add(slot)
+    return CopiedValues(module, copies, frozenset(refused))
+
+
+def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
+    """Map the ids of registered modules and tensors of `source` to those of `target`."""
+    names = {name: key for key, name in _list_registered(source).items()}
+    targets = (*target.named_modules(), *target.named_parameters(), *target.named_buffers())
+    return {names[name]: thing for name, thing in targets if name in names}
+
+
+def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:
+    """Return where the name of a slot is looked up; None without this module."""
+    if slot.place == "file":
+        return vars(sys.modules[slot.path])
+    if slot.place == "class":
+        kinds = (kind for part in module.modules() for kind in type(part).__mro__)
+        return next((kind for kind in kinds if f"{kind.__module__}:{kind.__qualname__}" == slot.path), None)
+    try:
+        part = module.get_submodule(slot.path)
+    except AttributeError:
+        return None
+    holders = (part._parameters, part._buffers, vars(part))
+    return next((holder for holder in holders if slot.name in holder), vars(part))
+
+
+def _set(module: nn.Module, slot: Slot, value: Any) -> None:
+    holder = _find_holder(module, slot)
+    if isinstance(holder, type):
+        setattr(holder, slot.name, value)
+    elif holder is not None:
+        present = holder.get(slot.name)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and _write(present, value):
+            return
+        holder[slot.name] = value
+
+
+def _write(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    """Write values in place, because the optimizer or another name may hold the tensor; return False if impossible."""
+    if not tensor.is_leaf or tensor.shape != values.shape or tensor.dtype != values.dtype:
+        return False
+    try:
+        with torch.no_grad():
+            tensor.copy_(values)
+        tensor.requires_grad_(values.requires_grad)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _remove(module: nn.Module, slot: Slot) -> None:
+    holder = _find_holder(module, slot)
+    if isinstance(holder, type):
+        if slot.name in vars(holder):
+            delattr(holder, slot.name)
+    elif holder is not None:
+        holder.pop(slot.name, None)
+
+
+@contextmanager
+def keep_shared_values(module: nn.Module) -> Iterator[None]:
+    """Restore attributes of the user's classes, and variables of their files, after the block."""
+    before = {}
+    for slot, value in _iter_shared_slots(module):
+        with suppress(Exception):
+            before[slot] = (value, copy.deepcopy(value), read_object(value))
+    try:
+        with judging.keep_class_attributes(module):
+            yield
+    finally:
+        present = dict(_iter_shared_slots(module))
+        for slot in present.keys() - before.keys():
+            _remove(module, slot)
+        for slot, (value, copied, parts) in before.items():
+            changed = slot not in present or list_differing_parts(parts, read_object(present[slot]))
+            if changed and not (present.get(slot) is value and _refill(value, copied)):
+                _set(module, slot, copied)
+
+
+def _refill(value: Any, copied: Any) -> bool:
+    """Give a list or dict its entries again, because other files may have imported it; return False for others."""
+    if type(value) not in (dict, list, set):
+        return False
+    value.clear()
+    value.extend(copied) if type(value) is list else value.update(copied)
+    return True

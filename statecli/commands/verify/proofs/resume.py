@@ -1,0 +1,259 @@
+"""Prove `resume`: train, save, build again, load, train on, and compare with the training without an interruption.
+
+A value of the class outside of the checkpoint begins again after the load. To find the cause of a difference, each such
+value alone is left as the load left it, and all others are put back: a value is lost if the training then differs. If
+the training differs although all are put back, the cause is out of sight, and nothing is proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from statecli.commands.verify import judging, kept_values, rules
+from statecli.commands.verify.kept_values import Parts, Slot, Values, list_differing_parts
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proofs.step import find_optimizer_class
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.commands.verify.resumed_training import (
+    STEPS,
+    STEPS_BEFORE,
+    Effect,
+    Record,
+    SavedTraining,
+    Trainer,
+    find_effect,
+)
+from statecli.core import registration_rules
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.units import plural
+
+HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
+#: Values of which each is left out once. More hardly have causes of their own.
+MAX_SLOTS = 16
+
+
+def prove(subject: ModelUnderTest, optimizer: str | type = "adamw") -> Check:
+    """Compare a resumed training with one that was never interrupted. Raises UsageError for an unknown optimizer."""
+    made_by = find_optimizer_class(optimizer)
+    skipped = judging.check_without_values(subject, Name.RESUME, HOW, "train")
+    if skipped is not None:
+        return skipped
+    if subject.inputs is None:
+        return Check(Name.RESUME, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+    return _Proof(subject, made_by).check()
+
+
+class _Proof:
+    def __init__(self, subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> None:
+        self._subject = subject
+        self._made_by = made_by
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._findings: list[Finding] = []
+        self._cells: dict[str, Cell] = {}
+
+    def check(self) -> Check:
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        columns = {"resumed": self._cells} if self._cells else {}
+        how = f"{HOW}, with {self._made_by.__name__}"
+        return judging.build_check(Name.RESUME, how, columns, self._findings, self._reasons)
+
+    def _run(self) -> None:
+        trainer = Trainer(self._subject, self._made_by)
+        training = trainer.train()
+        loaded, resumed = trainer.resume(training)
+        # A slot that the training has removed, such as a hook of the first call, is not state.
+        lost = [slot for slot in _list_differing(training.values, loaded) if slot in training.values]
+        recovered = find_effect(training.record, resumed) is None and not _list_differing(
+            training.record.values, resumed.values, lost
+        )
+        if not recovered:
+            self._find_causes(trainer, training, loaded, lost)
+        for row in self._subject.state.tensors:
+            if row.fqn in self._subject.state.recomputed:
+                self._cells[row.fqn] = judging.skip_cell(judging.RECOMPUTED_REASON)
+            elif not self._reasons:
+                self._cells.setdefault(row.fqn, Cell(Verdict.PASSED))
+
+    # --- causes --------------------------------------------------------------------------------------------------
+
+    def _find_causes(self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]) -> None:
+        _, complete = trainer.resume(training, lost)
+        if (effect := find_effect(training.record, complete)) is not None:
+            self._reasons.append(self._explain_unknown_cause(trainer, training, effect))
+            return
+        # Two trainings with equal values differ in the time of day, or in an object that cannot be read.
+        unstable = frozenset(_list_differing(training.record.values, complete.values))
+        lost = [slot for slot in lost if slot not in unstable]
+        for slot in lost[:MAX_SLOTS]:
+            _, without = trainer.resume(training, [other for other in lost if other is not slot])
+            self._judge(slot, training, loaded, without)
+        if len(lost) > MAX_SLOTS:
+            self._reasons.append(
+                f"{plural(len(lost) - MAX_SLOTS, 'more value')} that a load does not restore not tried"
+            )
+
+    def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: Effect) -> str:
+        if find_effect(training.record, trainer.train().record) is not None:
+            return (
+                "two trainings from one seed differ, so an interrupted training cannot be compared: look for the time, "
+                "threads, uuid, or a random generator with a seed of the system"
+            )
+        return (
+            f"after the load, {_describe_effect(effect)}, and no attribute of the model explains the difference: "
+            "look for an iterator or an object of a library written in C"
+        )
+
+    def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, without: Record) -> None:
+        """Report a value that alone was left as the load left it, if the training differs."""
+        effect = find_effect(training.record, without, without=(slot,))
+        remains = bool(list_differing_parts(training.record.values.get(slot), without.values.get(slot)))
+        is_saved = slot not in training.initial
+        is_changed = is_saved or bool(list_differing_parts(training.initial[slot], training.values.get(slot)))
+        if effect is None and (not (remains and is_changed) or _is_of_torch(slot, training)):
+            return
+        differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
+        consequence = _describe_effect(effect) if effect else "no output depends on it in these steps"
+        rows = self._list_rows(slot, differing)
+        if rows:
+            running = all(part in loaded.get(slot, {}) for part in differing)
+            severity = Severity.ERROR if effect or running else Severity.WARNING
+            for row in rows:
+                self._report_tensor(row, consequence, severity, is_changed=is_changed, is_saved=is_saved)
+            return
+        severity = Severity.ERROR if effect else Severity.WARNING
+        self._report_value(slot, training, loaded, differing, consequence, severity)
+
+    def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
+        """Return the rows of the differing tensors in a slot."""
+        if slot.place != "module":
+            return []
+        rows = self._subject.rows_by_fqn()
+        return [rows[f"{slot.fqn}{part}"] for part in differing if f"{slot.fqn}{part}" in rows]
+
+    # --- findings ------------------------------------------------------------------------------------------------
+
+    def _report_tensor(
+        self, row: TensorInfo, consequence: str, severity: Severity, *, is_changed: bool, is_saved: bool
+    ) -> None:
+        rule, help = rules.LOST_BY_RESUMING, None
+        if row.kind is Kind.UNREGISTERED:
+            rule = registration_rules.choose_rule(row)
+            what = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED}"
+            help = self._build_tensor_fix(row)
+        elif is_saved:
+            what, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
+        elif row.persistent is False:
+            why = "training changes it" if is_changed else "the constructor draws other values"
+            what, help = f"a buffer with persistent=False; {why}", registration_rules.PERSISTENT
+        else:
+            what = "not in state_dict()"
+        message = f"{row.fqn}: {what}: {consequence}"
+        self._findings.append(
+            judging.build_finding(self._subject, rule, message, row.fqn, help=help, severity=severity)
+        )
+        self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
+
+    def _build_tensor_fix(self, row: TensorInfo) -> str | None:
+        """Return the row's fix with a buffer in the checkpoint: the values at the save are not those of __init__."""
+        if row.fix is None or "persistent=False" not in row.fix:
+            return None
+        fix = row.fix.replace(", persistent=False", "")
+        return f"{row.origin.file}:{row.origin.line}: {fix}" if row.origin else fix
+
+    def _report_value(
+        self,
+        slot: Slot,
+        training: SavedTraining,
+        loaded: Values,
+        differing: list[str],
+        consequence: str,
+        severity: Severity,
+    ) -> None:
+        is_generator = kept_values.is_generator(training.copies.values.get(slot))
+        part = differing[0] if len(differing) == 1 and not is_generator else ""
+        name = f"{slot.fqn}{part}"
+        if is_generator:
+            loss = "the random generator begins again after build and load"
+        else:
+            loss = _describe_loss(slot, part, training.values, loaded)
+        message = f"{name}: {loss}; state_dict() does not contain it: {consequence}"
+        fixes = (self._build_fix(slot, part, training), self._format_line(slot, training))
+        help = "; ".join(filter(None, fixes))
+        self._findings.append(
+            judging.build_finding(self._subject, rules.LOST_BY_RESUMING, message, name, help=help, severity=severity)
+        )
+
+    def _build_fix(self, slot: Slot, part: str, training: SavedTraining) -> str:
+        """Return the line that registers a number, or the advice for another value."""
+        value = training.copies.values.get(slot)
+        if isinstance(value, torch.Generator):
+            return _EXTRA_STATE.format(f"self.{slot.name}.get_state()")
+        if slot.place != "module":
+            return "keep the value in a buffer of the model; other code of the process must not change it"
+        initial = training.initial.get(slot, {}).get("")
+        if type(value) in (bool, int, float):
+            start = initial if isinstance(initial, str) and initial != "None" else repr(value)
+            return f'self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
+        return _EXTRA_STATE.format(f"self.{slot.name}{part}")
+
+    def _format_line(self, slot: Slot, training: SavedTraining) -> str | None:
+        if slot.place != "module":
+            return None
+        module: Any = training.module.get_submodule(slot.path)
+        place = training.lines.locate(module, slot.name)
+        origin = training.lines.describe(place)
+        return f"assigned at {origin.file}:{origin.line}" if origin else None
+
+
+_EXTRA_STATE = "return {0} from get_extra_state(), and put it back in set_extra_state()"
+_LOAD_HELP = "look at the class's own load_state_dict, _load_from_state_dict and load hooks"
+
+
+def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
+    """Return True for a module of torch: `in_channels` of a lazy convolution is 0 after a load, and is not read."""
+    return slot.place == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith("torch.")
+
+
+def _list_differing(first: Values, second: Values, among: Collection[Slot] | None = None) -> list[Slot]:
+    slots = dict.fromkeys((*first, *second)) if among is None else among
+    return [slot for slot in slots if list_differing_parts(first.get(slot), second.get(slot))]
+
+
+def _describe_effect(effect: Effect) -> str:
+    if effect.kind == "output":
+        return f"step {effect.step} returns another output"
+    if effect.kind == "tensor":
+        return f"{effect.name} differs after step {effect.step}"
+    if effect.kind == "optimizer":
+        return f"the state of the optimizer differs after step {effect.step}"
+    if effect.kind == "random":
+        return f"other random numbers follow after step {effect.step}"
+    return f"after step {effect.step}, eval mode returns another output"
+
+
+#: Characters of a value that a message shows.
+_MAX_SHOWN = 40
+
+
+def _describe_loss(slot: Slot, part: str, saved: Values, loaded: Values) -> str:
+    """Say which value a resumed training has instead of which, if both are short."""
+    before, after = (_describe_value(values.get(slot, {}), part) for values in (saved, loaded))
+    if slot.place == "module" and before is not None and after is not None and before != after:
+        return f"{before} at the save, {after} after build and load"
+    return "other values after build and load"
+
+
+def _describe_value(parts: Parts, part: str) -> str | None:
+    """Return a short plain value as text, "missing" without one, and None for other values."""
+    if part not in parts:
+        return "missing" if not parts else None
+    value = parts[part]
+    return value if isinstance(value, str) and len(value) <= _MAX_SHOWN else None

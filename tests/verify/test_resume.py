@@ -1,0 +1,286 @@
+"""The proof `resume`: state of a class that a resumed training lacks."""
+
+from __future__ import annotations
+
+import textwrap
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import statecli
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+from statecli.core.finding import Severity
+
+from .proving import of_source, proved, rules
+from .test_export import net
+
+TENSOR, MODULE, LOST = "unregistered-tensor", "unregistered-module", "lost-by-resuming"
+COUNT = 'self.register_buffer("n", torch.zeros((), dtype=torch.int64))'
+FIRST = "if not self.ready:\n    self.mean.copy_(x.mean(0))\n"
+AVERAGE = "if self.training:\n    with torch.no_grad():\n        self.{0}.lerp_(x.mean(0), 0.1)\n"
+EXTRA = """
+def get_extra_state(self):
+    return {0}
+def set_extra_state(self, state):
+    {1}"""
+HELPER = """from types import SimpleNamespace
+self.fc = nn.Linear(3, 3)
+self.helper = SimpleNamespace(n=0)
+---
+def forward(self, x):
+    self.helper.n += 1
+    return self.fc(x) * self.helper.n
+{0}"""
+
+#: A class that fails, with the rule of each failed name, and a class of the same purpose that passes.
+ZOO = {
+    "a counter": (
+        net("self.n = 0", "self.n += 1\nreturn self.fc(x) * 0.9 ** self.n"),
+        {"n": LOST},
+        net(COUNT, "self.n.add_(1)\nreturn self.fc(x) * 0.9 ** self.n"),
+    ),
+    "a plain average": (
+        net("self.mean = torch.zeros(3)", AVERAGE.format("mean") + "return self.fc(x - self.mean)"),
+        {"mean": TENSOR},
+        net('self.register_buffer("mean", torch.zeros(3))', AVERAGE.format("mean") + "return self.fc(x - self.mean)"),
+    ),
+    "an average that nothing reads": (
+        net("self.mean = torch.zeros(3)", AVERAGE.format("mean") + "return self.fc(x)"),
+        {"mean": TENSOR},
+        net('self.register_buffer("mean", torch.zeros(3))', AVERAGE.format("mean") + "return self.fc(x)"),
+    ),
+    "a buffer outside of the checkpoint": (
+        net(
+            'self.register_buffer("mean", torch.zeros(3), persistent=False)',
+            AVERAGE.format("mean") + "return self.fc(x) - self.mean",
+        ),
+        {"mean": LOST},
+        net('self.register_buffer("mean", torch.arange(3.0), persistent=False)', "return self.fc(x) - self.mean"),
+    ),
+    "a generator": (
+        net("self.g = torch.Generator()", "return self.fc(x) + torch.rand(3, generator=self.g)"),
+        {"g": LOST},
+        net("self.g = torch.Generator()", "return self.fc(x) + torch.rand(3, generator=self.g)")
+        + EXTRA.format("self.g.get_state()", "self.g.set_state(state)"),
+    ),
+    "a generator of Python": (
+        net("import random\nself.g = random.Random(1)", "return self.fc(x) * self.g.random()"),
+        {"g": LOST},
+        net("import random", "import random\nreturn self.fc(x) * random.random()"),
+    ),
+    "a generator of numpy": (
+        net("import numpy\nself.g = numpy.random.default_rng(1)", "return self.fc(x) * self.g.random()"),
+        {"g": LOST},
+        net("import numpy", "import numpy\nreturn self.fc(x) * numpy.random.random()"),
+    ),
+    "an array": (
+        net("import numpy\nself.a = numpy.zeros(3)", "self.a += 1\nreturn self.fc(x) * self.a[0]"),
+        {"a": LOST},
+        net("import numpy\nself.a = numpy.zeros(3)", "self.a[:] = 1\nreturn self.fc(x) * self.a[0]"),
+    ),
+    "a cache that is never cleared": (
+        net("self.seen = []", "self.seen.append(x.mean())\nreturn self.fc(x) + sum(self.seen)"),
+        {"seen[0]": TENSOR},
+        net("self.seen = []", "self.seen = [x.mean()]\nreturn self.fc(x) + sum(self.seen)"),
+    ),
+    "an average in a dict": (
+        net(
+            'self.d = {"mean": torch.zeros(3)}',
+            'with torch.no_grad():\n    self.d["mean"].add_(x.mean(0))\nreturn self.fc(x) + self.d["mean"]',
+        ),
+        {"d['mean']": TENSOR},
+        net(
+            'self.d = {"mean": torch.zeros(3)}',
+            'with torch.no_grad():\n    self.d["mean"].copy_(x.mean(0))\nreturn self.fc(x) + self.d["mean"]',
+        ),
+    ),
+    "a queue": (
+        net(
+            "from collections import deque\nself.q = deque([0.0], maxlen=3)",
+            "self.q.append(float(x.mean()))\nreturn self.fc(x) + sum(self.q)",
+        ),
+        {"q": LOST},
+        net(
+            "from collections import deque\nself.q = deque([0.0], maxlen=3)",
+            "self.q.append(float(x.mean()))\nreturn self.fc(x) + sum(self.q)",
+        )
+        + EXTRA.format("list(self.q)", "self.q.extend(state)"),
+    ),
+    "a number in another object": (
+        HELPER.format(""),
+        {"helper.n": LOST},
+        HELPER.format(textwrap.dedent(EXTRA.format("self.helper.n", "self.helper.n = state"))),
+    ),
+    "an attribute of the class": (
+        net("", "type(self).n = getattr(self, 'n', 0) + 1\nreturn self.fc(x) * self.n"),
+        {"Net.n": LOST},
+        net(COUNT, "self.n += 1\nreturn self.fc(x) * self.n"),
+    ),
+    "a flag of the first step": (
+        net(
+            'self.register_buffer("mean", torch.zeros(3))\nself.ready = False',
+            "if not self.ready:\n    self.mean.copy_(x.mean(0))\n    self.ready = True\nreturn self.fc(x - self.mean)",
+        ),
+        {"ready": LOST},
+        net(
+            'self.register_buffer("mean", torch.zeros(3))\nself.register_buffer("ready", torch.tensor(False))',
+            FIRST + "    self.ready.fill_(True)\nreturn self.fc(x - self.mean)",
+        ),
+    ),
+    "a layer in a plain list": (
+        net("self.parts = [nn.Linear(3, 3)]", "return self.parts[0](self.fc(x))"),
+        {"parts[0].weight": MODULE, "parts[0].bias": MODULE},
+        net("self.parts = nn.ModuleList([nn.Linear(3, 3)])", "return self.parts[0](self.fc(x))"),
+    ),
+    "two causes": (
+        net(
+            "self.n = 0\nself.mean = torch.zeros(3)",
+            AVERAGE.format("mean") + "self.n += 1\nself.scale = 1 / self.n\nreturn self.fc(x - self.mean) * self.scale",
+        ),
+        {"n": LOST, "mean": TENSOR},
+        net(
+            COUNT + '\nself.register_buffer("mean", torch.zeros(3))',
+            AVERAGE.format("mean") + "self.n += 1\nself.scale = 1 / self.n\nreturn self.fc(x - self.mean) * self.scale",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_state_that_a_resumed_training_lacks_is_named(name, in_tmp_path):
+    """Each failing class has the findings of the table, and its twin passes."""
+    bad, expected, good = ZOO[name]
+    check = prove(bad)
+    assert (rules(check), check.reason) == (expected, None)
+    assert check.verdict is Verdict.FAILED
+    twin = prove(good)
+    assert (twin.verdict, twin.reason, twin.findings) == (Verdict.PASSED, None, ()), twin
+
+
+def prove(body: str, **options):
+    """Prove in a file of its own size, because Python caches compiled code by size and time."""
+    return of_source(Name.RESUME, f"# {'-' * (zlib.crc32(body.encode()) % 80)}\n{body}", "2x3", **options)
+
+
+#: A class that passes: nothing that a later step reads is lost.
+SOUND = {
+    "a cache": net("self.last = None", "self.last = self.fc(x)\nreturn self.last"),
+    "a cache of the first call": net(
+        "self.mask = None", "if self.mask is None:\n    self.mask = torch.ones(3)\nreturn self.fc(x) * self.mask"
+    ),
+    "dropout and random numbers": net(
+        "self.drop = nn.Dropout()", "return self.drop(self.fc(x)) + torch.rand_like(x) + __import__('random').random()"
+    ),
+    "a random table that nothing reads": net("self.t = torch.randn(3)", "return self.fc(x)"),
+    "the time of the call": net("self.t = 0", "import time\nself.t = time.perf_counter()\nreturn self.fc(x)"),
+    "a lock": net("import threading\nself.lock = threading.Lock()", "with self.lock:\n    return self.fc(x)"),
+    "batch norm": net("self.norm = nn.BatchNorm1d(3)", "return self.norm(self.fc(x))"),
+    "no parameters": "self.norm = nn.BatchNorm1d(3, affine=False)\n---\ndef forward(self, x):\n    return self.norm(x)",
+    "a second name of a parameter": net("self.d = {0: self.fc.weight}", "return self.fc(x) + self.d[0].sum()"),
+    "a limited counter": net("self.n = 0", "self.n = min(self.n + 1, 1)\nreturn self.fc(x)"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_values_that_no_step_needs_pass(name, in_tmp_path):
+    """A load does not restore them, but the resumed training computes the same."""
+    check = prove(SOUND[name])
+    assert (check.verdict, check.reason, check.findings) == (Verdict.PASSED, None, ())
+
+
+def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
+    """No output depends on the counter, so the training goes on as before."""
+    (finding,) = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x)")).findings
+    assert finding.severity is Severity.WARNING
+    assert finding.message == (
+        "n: 2 at the save, 0 after build and load; state_dict() does not contain it: "
+        "no output depends on it in these steps"
+    )
+
+
+def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
+    """The training goes on as before, and the model computes other results afterwards."""
+    body = net("self.n = 0", "if self.training:\n    self.n += 1\n    return self.fc(x)\nreturn self.fc(x) * self.n")
+    (finding,) = prove(body).findings
+    assert finding.severity is Severity.ERROR
+    assert finding.message.endswith("after step 4, eval mode returns another output")
+
+
+def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
+    """Two trainings from one seed differ, so nothing is proved."""
+    check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "two trainings from one seed differ" in check.reason
+
+
+def test_a_cause_out_of_sight_is_inconclusive(in_tmp_path):
+    """The position of a Python generator cannot be read."""
+    check = prove(net("self.it = (n for n in range(100))", "return self.fc(x) * next(self.it)"))
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert check.reason.startswith("after the load, step 3 returns another output")
+
+
+def test_a_refused_load_is_inconclusive(in_tmp_path):
+    """The reason is torch's; the proof `save` reports the class."""
+    body = net("", "if not hasattr(self, 't'):\n    self.register_buffer('t', torch.ones(3))\nreturn self.fc(x)")
+    check = prove(body)
+    assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "load_state_dict" in check.reason
+
+
+def test_variables_of_the_file_are_as_before(in_tmp_path):
+    """The proof trains several instances, and puts variables and attributes of the class back."""
+    body = net("global STEPS\nSTEPS = 5", "global STEPS\nself.seen.append(1)\nSTEPS += 1\nreturn self.fc(x) * STEPS")
+    check = prove(f"{body}\nseen = []")
+    assert set(rules(check)) == {"net.py:STEPS", "Net.seen"}
+
+
+def test_a_live_model_is_unchanged():
+    """Copies are trained."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (check,) = statecli.verify(model, inputs="2x2", checks=["resume"]).checks
+    assert check.verdict is Verdict.PASSED
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_without_inputs_the_proof_is_skipped(in_tmp_path):
+    """The reason has the option to type."""
+    check = of_source(Name.RESUME, net("", "return self.fc(x)"))
+    assert check.verdict is Verdict.SKIPPED
+    assert "--input" in check.reason
+
+
+def test_the_proof_runs_only_on_request():
+    """A model that is never trained may count its calls."""
+    assert Name.RESUME not in DEFAULT_PROOFS
+
+
+def test_the_command_line_names_the_line(statecli, in_tmp_path):
+    """The message has both values and the line of forward, and the fix the line that registers the number."""
+    prove(ZOO["a counter"][0])
+    result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")
+    assert result.code == 1
+    assert "error[lost-by-resuming]: n: 2 at the save, 0 after build and load" in result.out
+    assert 'self.register_buffer("n", torch.tensor(0))' in result.out
+    assert "with SGD" in result.out
+
+
+def test_real_classes_pass():
+    """A slice of the classes on which the proof was measured."""
+    pytest.importorskip("transformers")
+    from . import real
+
+    found = {}
+    for name in (
+        *("BertForMaskedLM", "LlamaForCausalLM", "MixtralForCausalLM", "SwinModel", "BartForConditionalGeneration"),
+        *("BatchNorm2d", "spectral_norm", "AveragedModel", "lazy", "parametrized LSTM"),
+    ):
+        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
+        found[name] = proved(Name.RESUME, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
+    assert {name: (check.verdict.value, check.findings) for name, check in found.items()} == dict.fromkeys(
+        found, ("passed", ())
+    )
