@@ -570,7 +570,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.verify(nn.Linear(2, 2), checks="move", optimizer=torch.optim.Adam),
             UsageError,
-            "optimizer='Adam': has no effect, because checks leaves out step",
+            "optimizer='Adam': has no effect, because checks leaves out resume and step",
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "inputs='2xx': '2xx' is not a shape"),
         (
