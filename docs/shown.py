@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 #: Columns of the terminal in the examples.
 WIDTH = 88
 #: Commands that print a table.
-TABLE_COMMANDS = ("inspect", "diff", "verify", "fix", "audit", "explain", "log", "bisect")
+TABLE_COMMANDS = ("inspect", "diff", "verify", "fix", "audit", "explain", "log", "bisect", "resume-check")
 #: Options whose output is not a table, so that the line runs in a shell as a reader would run it.
 SHELL_WORDS = {"-o", "-f", "--report", "--write-baseline", "--write", "|", ">", "&&", "--shard"}
 

@@ -103,7 +103,11 @@ def test_every_choice_of_an_option_is_offered(command):
         ("statecli inspect -- --", []),
         (
             "statecli schema ",
-            ["inspect", "diff", "verify", "fix", "audit", "explain", "rules", "config", "lock", "log", "bisect"],
+            [
+                *["inspect", "diff", "verify", "fix", "audit", "explain", "rules"],
+                *["config", "lock", "log", "bisect"],
+                "resume-check",
+            ],
         ),
         ("statecli schema inspect ", []),
         ("statecli completion ", ["bash", "zsh", "fish", "powershell"]),

@@ -22,7 +22,7 @@ import time
 import zipfile
 from pathlib import Path
 
-SCHEMAS = ("inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect")
+SCHEMAS = ("inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect", "resume-check")
 ADVICE_NUMPY = "needs numpy, which is not installed: pip install"
 ADVICE_TORCH = "pip install torch"
 

@@ -199,6 +199,17 @@ MANUALS: dict[str, Manual] = {
             2: f"Unreadable checkpoints leave the answer open, the glob matches no tensor, {_WRONG_LINE}",
         },
     ),
+    "resume-check": Manual(
+        (
+            Example("statecli resume-check train.py::main", "Train 4 steps, and resume from step 2."),
+            Example("statecli resume-check train.py::main --steps 20 -f json", "Resume from step 10, as JSON."),
+        ),
+        {
+            0: "A training resumed from the checkpoint goes on as the training without an interruption.",
+            1: "A state is not resumed; the findings name each state and the missing line.",
+            2: f"The script fails, two runs without an interruption differ, {_WRONG_LINE}",
+        },
+    ),
     "watch": Manual(
         (
             Example("statecli watch checkpoints/ --count 1", "Wait for one checkpoint."),

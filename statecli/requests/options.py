@@ -798,6 +798,21 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
     no_cache: NoCache = False
 
 
+class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
+    """Run a training script with and without an interruption, and name the state that its checkpoints lack."""
+
+    target: Annotated[
+        str,
+        Target(
+            "SCRIPT::FUNCTION",
+            "Function of a training script, called by statecli as main(steps, save_every, save_to, checkpoint).",
+        ),
+    ]
+    steps: Annotated[
+        int, Option(("--steps",), "Train for N steps of the optimizer, and resume from step N/2.", "N", Group.TASK)
+    ] = 4
+
+
 class WatchFormat(str, enum.Enum):
     """Formats of the lines of watch."""
 
@@ -910,8 +925,8 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Target(
             "COMMAND",
-            "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log or "
-            "bisect.",
+            "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log, bisect "
+            "or resume-check.",
         ),
     ]
     debug: Debug = False
@@ -981,6 +996,7 @@ Options = (
     | LockOptions
     | LogOptions
     | BisectOptions
+    | ResumeCheckOptions
     | WatchOptions
     | MergeOptions
     | RulesOptions
@@ -1005,6 +1021,7 @@ COMMANDS: dict[str, type[Options]] = {
     "lock": LockOptions,
     "log": LogOptions,
     "bisect": BisectOptions,
+    "resume-check": ResumeCheckOptions,
     "watch": WatchOptions,
     "merge": MergeOptions,
     "git setup": GitSetupOptions,

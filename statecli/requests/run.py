@@ -28,6 +28,7 @@ from statecli.requests.options import (
     LogOptions,
     MergeOptions,
     Options,
+    ResumeCheckOptions,
     RulesOptions,
     SchemaOptions,
     VerifyOptions,
@@ -87,6 +88,7 @@ _COMMAND_OF: dict[type, str] = {
     LockOptions: "lock",
     LogOptions: "log",
     BisectOptions: "bisect",
+    ResumeCheckOptions: "resume_check",
 }
 
 

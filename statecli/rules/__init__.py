@@ -13,6 +13,7 @@ from statecli.commands.fix import rules as fix
 from statecli.commands.inspect import rules as inspect
 from statecli.commands.lock import rules as locking
 from statecli.commands.log import rules as logging
+from statecli.commands.resume_check import rules as resume_check
 from statecli.commands.verify import rules as verify
 from statecli.core import load_rules, move_rules, output_rules
 from statecli.core.rule import Rule
@@ -58,7 +59,7 @@ RULES: tuple[AuditRule, ...] = (
 
 _OTHERS = (
     *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *explain.RULES, *verify.RULES, *locking.RULES),
-    *(*fix.RULES, *logging.RULES, *bisect.RULES, *audit_run.RULES, *output_rules.RULES),
+    *(*fix.RULES, *logging.RULES, *bisect.RULES, *resume_check.RULES, *audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
 #: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.

@@ -18,7 +18,7 @@ from statecli.targets.location import compute_fingerprint
 
 PACKAGE = Path(statecli.__file__).parent
 TEXTS = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
-COMMANDS = {"inspect", "diff", "verify", "fix", "audit", "explain", "lock", "log", "bisect"}
+COMMANDS = {"inspect", "diff", "verify", "fix", "audit", "explain", "lock", "log", "bisect", "resume-check"}
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from statecli.report.documents.explain import ExplainDocument
 from statecli.report.documents.fix import FixDocument
 from statecli.report.documents.inspect import InspectDocument
 from statecli.report.documents.log import LogDocument
+from statecli.report.documents.resume_check import ResumeCheckDocument
 from statecli.report.documents.rules import RulesDocument
 from statecli.report.documents.verify import VerifyDocument
 
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "lock": Lock,
     "log": LogDocument,
     "bisect": BisectDocument,
+    "resume-check": ResumeCheckDocument,
 }
 
 

@@ -1,0 +1,188 @@
+"""Compare two recorded trainings at the first step after the resume, and name each state that was not resumed.
+
+Each state is compared by itself, so each finding is a cause. Gradients decide about random numbers: a script that draws
+none needs no random state in its checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from statecli.commands.resume_check.record import RunRecord, StepRecord
+from statecli.commands.resume_check.result import State, StateRow
+from statecli.core.units import join_names, plural
+
+#: Names that a message lists.
+_MAX_NAMES = 3
+#: Settings of an optimizer that a scheduler writes.
+_SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
+#: Calls that return and set the state of a random generator.
+_RANDOM_CALLS = {
+    "torch": ("torch.get_rng_state()", "torch.set_rng_state()"),
+    "random": ("random.getstate()", "random.setstate()"),
+    "numpy": ("numpy.random.get_state()", "numpy.random.set_state()"),
+    "cuda": ("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all()"),
+}
+
+
+def compare_runs(whole: RunRecord, resumed: RunRecord, saved_at: int) -> list[StateRow]:
+    """Return a row for each kind of state at step `saved_at` + 1."""
+    expected = len(whole.steps) - saved_at
+    counted = len(resumed.steps) == expected
+    before, after = whole.steps[saved_at], resumed.steps[0]
+    more = f"the resumed training takes {plural(len(resumed.steps), 'step')} instead of {expected}"
+    rows = [
+        StateRow(State.STEP, counted, "" if counted else more),
+        _compare_model(before, after),
+        _compare_optimizer(before, after),
+        _compare_named(State.SCHEDULER, before.schedulers, after.schedulers),
+        _compare_named(State.SCALER, before.scalers, after.scalers),
+        _compare_averages(before, after),
+    ]
+    if not counted:  # other batches and random numbers follow from the number of the step
+        return [*rows, StateRow(State.DATA, None), StateRow(State.RANDOM, None)]
+    return [*rows, *_compare_chance(whole.steps, before, after, is_model_equal=rows[1].resumed is True)]
+
+
+def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
+    """Say where two uninterrupted runs differ; None if they do not."""
+    if len(first.steps) != len(second.steps):
+        return f"one takes {plural(len(first.steps), 'step')}, the other {len(second.steps)}"
+    for step, (one, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
+        for what, pair in (
+            ("the parameters differ", (one.parameters, other.parameters)),
+            ("the batches differ", (one.batches, other.batches)),
+            ("the gradients differ", (one.gradients, other.gradients)),
+        ):
+            if pair[0] != pair[1]:
+                return f"{what} at step {step}"
+    return None
+
+
+def describe_missing(row: StateRow, whole: RunRecord, names: Sequence[str], saved_at: int) -> str:
+    """Return the line that the script lacks. `names` are the keys and files of the checkpoint."""
+    kept = _find_kept(row.state, names)
+    thing = _name_object(row, whole)
+    if row.state is State.STEP:
+        end = "start the loop from it" if kept else "save the number of the step, and start the loop from it"
+    elif row.state is State.DATA:
+        end = (
+            "continue with the next batch: skip those of the steps so far, or save the state of the sampler, as "
+            "torchdata's StatefulDataLoader does"
+        )
+    elif row.state is State.RANDOM:
+        generators = row.evidence.partition(": ")[2].split(", ")
+        calls = [_RANDOM_CALLS[name][1 if kept else 0] for name in generators if name in _RANDOM_CALLS]
+        end = f"{'call' if kept else 'save'} {' and '.join(calls)}{'' if kept else ', and set it again'}"
+        end = f"{end} before the first step" if kept else f"{end} before the first step of a resumed training"
+    elif thing in whole.dict_averages:
+        end = f"copy its tensors into {thing}" if kept else f"save {thing}, and load it"
+    elif kept:
+        end = f"load it: {thing}.load_state_dict(checkpoint[{kept!r}])"
+    else:
+        end = f"save {thing}.state_dict(), and load it"
+    has = f"has {kept!r}" if kept else f"has no {_WORDS[row.state]}"
+    return f"the checkpoint of step {saved_at} {has}: {end}"
+
+
+_WORDS = {
+    State.STEP: "step",
+    State.MODEL: "model",
+    State.OPTIMIZER: "optimizer",
+    State.SCHEDULER: "scheduler",
+    State.SCALER: "scaler",
+    State.AVERAGE: "average of the weights",
+    State.DATA: "position in the data",
+    State.RANDOM: "random state",
+}
+#: Parts of keys and file names that show what a checkpoint holds.
+_KEYS = {
+    State.STEP: ("step", "epoch", "iteration", "trainer_state"),
+    State.MODEL: ("model", "state_dict", "weights", "net"),
+    State.OPTIMIZER: ("optim", "opt"),
+    State.SCHEDULER: ("sched",),
+    State.SCALER: ("scaler",),
+    State.AVERAGE: ("ema", "average", "shadow", "swa", "teacher"),
+    State.DATA: ("sampler", "loader", "data"),
+    State.RANDOM: ("rng", "random", "seed"),
+}
+
+
+def _find_kept(state: State, names: Sequence[str]) -> str | None:
+    """Return the key of a checkpoint for a state; None without one."""
+    return next((name for part in _KEYS[state] for name in names if part in name.lower()), None)
+
+
+def _name_object(row: StateRow, whole: RunRecord) -> str:
+    if row.state is State.MODEL:
+        return whole.model_name
+    if row.state is State.OPTIMIZER:
+        return whole.optimizer_name
+    return row.evidence.partition(": ")[0].partition(",")[0]
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def _list_differing(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    return [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
+
+
+def _compare_model(before: StepRecord, after: StepRecord) -> StateRow:
+    differing = _list_differing(before.parameters, after.parameters)
+    if not differing and before.batches == after.batches:  # forward has updated the buffers
+        differing = _list_differing(before.buffers, after.buffers)
+    if not before.parameters:
+        return StateRow(State.MODEL, None)
+    return StateRow(State.MODEL, not differing, join_names(differing, _MAX_NAMES) if differing else "")
+
+
+def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
+    differing = _list_differing(before.optimizer, after.optimizer)
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in differing))
+    groups = _list_differing(before.groups, after.groups)
+    if _list_differing(before.schedulers, after.schedulers):
+        groups = [name for name in groups if name.rpartition(".")[2] not in _SCHEDULED]
+    kinds += list(dict.fromkeys(name.rpartition(".")[2] for name in groups))
+    if not before.optimizer and not kinds:
+        return StateRow(State.OPTIMIZER, None)
+    return StateRow(State.OPTIMIZER, not kinds, join_names(kinds, _MAX_NAMES) if kinds else "")
+
+
+def _compare_named(state: State, before: Mapping[str, str], after: Mapping[str, str]) -> StateRow:
+    """Compare objects by name; objects with equal states may have other names after the resume."""
+    if not before:
+        return StateRow(state, None)
+    if sorted(before.values()) == sorted(after.values()):
+        return StateRow(state, resumed=True)
+    differing = _list_differing(before, after)
+    return StateRow(state, resumed=False, evidence=join_names(differing, _MAX_NAMES))
+
+
+def _compare_averages(before: StepRecord, after: StepRecord) -> StateRow:
+    if not before.averages:
+        return StateRow(State.AVERAGE, None)
+    differing = [
+        f"{name}: {join_names(_list_differing(tensors, after.averages.get(name, {})), _MAX_NAMES)}"
+        for name, tensors in before.averages.items()
+        if tensors != after.averages.get(name)
+    ]
+    return StateRow(State.AVERAGE, not differing, differing[0] if differing else "")
+
+
+def _compare_chance(
+    steps: Sequence[StepRecord], before: StepRecord, after: StepRecord, *, is_model_equal: bool
+) -> list[StateRow]:
+    """Compare data and random numbers. A batch of another step shows a wrong position in the data."""
+    differing = [name for name in before.random if before.random[name] != after.random.get(name)]
+    lost = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")
+    if before.batches != after.batches:
+        position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
+        if position is None and differing:
+            return [StateRow(State.DATA, None), lost]
+        evidence = f"the first batch is that of step {position}" if position else "the first batch is another one"
+        return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
+    data = StateRow(State.DATA, True if before.batches else None)
+    if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:
+        return [data, lost]
+    return [data, StateRow(State.RANDOM, resumed=None if differing else True)]

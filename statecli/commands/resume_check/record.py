@@ -1,0 +1,51 @@
+"""What one run of a training script was seen to do: plain data, written by the child and read by the parent."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Name of a part of a state -> digest of its values.
+Digests = dict[str, str]
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """State right before a step of the optimizer. Schedulers, scalers and averages: at the compared step alone.
+
+    Attributes:
+        parameters, buffers: Tensors of the called models.
+        gradients: By position in the optimizer.
+        optimizer: Moments and other state by position in the optimizer.
+        groups: Learning rate and other settings of the optimizer.
+        schedulers, scalers, averages: By the name of a variable of the script, or of the class.
+        batches: Digests of the arguments of the forward calls since the last step.
+        random: State of each random generator.
+    """
+
+    parameters: Digests
+    buffers: Digests
+    gradients: Digests
+    optimizer: Digests
+    groups: Digests
+    schedulers: dict[str, str]
+    scalers: dict[str, str]
+    averages: dict[str, Digests]
+    batches: tuple[str, ...]
+    random: Digests
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """A run of the script.
+
+    Attributes:
+        steps: A record for each step of the first optimizer.
+        optimizer_name: Variable of the script with the optimizer.
+        model_name: Variable of the script with the model.
+        dict_averages: Names of averages that are dicts of tensors.
+        error: Why the run ended early, in one line.
+    """
+
+    steps: tuple[StepRecord, ...] = ()
+    optimizer_name: str = "optimizer"
+    model_name: str = "model"
+    dict_averages: tuple[str, ...] = ()
+    error: str | None = None

@@ -1,0 +1,300 @@
+"""Run a training script in this process, and record the state before each step of its first optimizer.
+
+torch calls global hooks before each step and each forward. Schedulers, scalers and averaged models have no hooks: they
+are found among the objects of the process, and named by the variables of the script.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import importlib
+import importlib.util
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from statecli.commands.resume_check.record import Digests, RunRecord, StepRecord
+from statecli.live.installed_code import is_installed_file
+
+#: Hexadecimal digits of a digest.
+_DIGITS = 16
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script of `arguments` (target, steps, save_every, save_to, checkpoint or "", file of the record)."""
+    target, steps, save_every, save_to, checkpoint, path = arguments
+    record = record_run(target, int(steps), int(save_every), save_to, checkpoint or None)
+    with open(path, "wb") as file:
+        file.write(msgspec.json.encode(record))
+
+
+def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoint: str | None) -> RunRecord:
+    """Call the function of the script, and return what it was seen to do. An error of the script is in the record."""
+    recorder = Recorder(first_step=0 if checkpoint else save_every)
+    error = None
+    gc.freeze()  # objects of torch and of this program are not looked through
+    with_hooks = recorder.install()
+    try:
+        function = _load_function(target)
+        function(steps=steps, save_every=save_every, save_to=save_to, checkpoint=checkpoint)
+    except BaseException as raised:  # noqa: BLE001 - code of the user, sys.exit() included
+        error = _describe_error(raised)
+    finally:
+        gc.unfreeze()
+        for handle in with_hooks:
+            handle.remove()
+    return RunRecord(
+        tuple(recorder.steps), recorder.optimizer_name, recorder.model_name, tuple(recorder.dict_averages), error
+    )
+
+
+def _load_function(target: str) -> Callable[..., Any]:
+    """Import the script under the name of its file, so that checkpoints with its classes load again."""
+    place, _, name = target.replace("::", ":").rpartition(":")
+    if not place.endswith(".py"):
+        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
+    module_name = os.path.basename(place).removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(module_name, place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {place}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _describe_error(raised: BaseException) -> str:
+    """Return the error and its deepest line of the user's code."""
+    text = str(raised).strip().split("\n")[0]
+    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_script(frame.filename)]
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(raised).__name__}: {text}{place}" if text else f"{type(raised).__name__}{place}"
+
+
+def _is_script(filename: str) -> bool:
+    return not (filename.startswith("<") or is_installed_file(filename) or filename == __file__)
+
+
+class Recorder:
+    """Records the state before each step of the first optimizer that steps.
+
+    At the step with the index `first_step`, the first one after the resume, all states are recorded.
+    """
+
+    def __init__(self, first_step: int) -> None:
+        self._first_step = first_step
+        self.steps: list[StepRecord] = []
+        self.optimizer_name = "optimizer"
+        self.model_name = "model"
+        self.dict_averages: set[str] = set()
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._models: list[nn.Module] = []
+        self._batches: list[str] = []
+        self._depth = 0
+
+    def install(self) -> list[Any]:
+        """Install the hooks of torch; return their handles."""
+        return [
+            register_module_forward_pre_hook(self._enter_forward),
+            register_module_forward_hook(self._leave_forward, always_call=True),
+            register_optimizer_step_pre_hook(self._record_step),
+        ]
+
+    def _enter_forward(self, module: nn.Module, args: Any) -> None:
+        if self._depth == 0 and torch.is_grad_enabled():
+            if not any(model is module for model in self._models):
+                self._models.append(module)
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            self._batches.append(_hash(*(_digest(tensor) for tensor in tensors)))
+        self._depth += 1
+
+    def _leave_forward(self, *_: Any) -> None:
+        self._depth -= 1
+
+    def _record_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if optimizer is not self._optimizer:
+            return
+        names = _list_variables()
+        self.optimizer_name = names.get(id(optimizer), self.optimizer_name)
+        models = self._find_whole_models()
+        if models:
+            self.model_name = names.get(id(models[0]), self.model_name)
+        parameters, buffers = _read_tensors(models, "named_parameters"), _read_tensors(models, "named_buffers")
+        is_first = len(self.steps) == self._first_step
+        found = [thing for thing in gc.get_objects() if issubclass(type(thing), _TRACKED)] if is_first else []
+        self.steps.append(
+            StepRecord(
+                parameters,
+                buffers,
+                _read_gradients(optimizer),
+                _read_optimizer(optimizer),
+                _read_groups(optimizer),
+                _read_states(found, torch.optim.lr_scheduler.LRScheduler, names),
+                _read_states(found, torch.amp.GradScaler, names),
+                self._read_averages(found, models, names),
+                tuple(self._batches),
+                _read_random(),
+            )
+        )
+        self._batches.clear()
+
+    def _find_whole_models(self) -> list[nn.Module]:
+        """Return the called models that are not parts of another called model."""
+        parts = {id(part) for model in self._models for part in list(model.modules())[1:]}
+        return [model for model in self._models if id(model) not in parts]
+
+    def _read_averages(self, found: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
+        """Read averaged models, further instances of a called class, and dicts with the shapes of a model."""
+        used = {id(part) for model in models for part in model.modules()}
+        kinds = {type(model) for model in models}
+        modules = [thing for thing in found if isinstance(thing, nn.Module) and id(thing) not in used]
+        averaged: list[nn.Module] = [
+            module for module in modules if isinstance(module, torch.optim.swa_utils.AveragedModel)
+        ]
+        inner = {id(part) for module in averaged for part in list(module.modules())[1:]}
+        averaged += [module for module in modules if type(module) in kinds and id(module) not in inner]
+        shapes = {name: parameter.shape for model in models for name, parameter in model.named_parameters()}
+        states = {
+            names.get(id(module), type(module).__name__): _read_tensors([module], "state_dict") for module in averaged
+        }
+        for name, value in _iter_variables():
+            if type(value) is dict and value and all(_has_shape(value, key, shapes) for key in value):
+                self.dict_averages.add(name)
+                states[name] = {str(key): _digest(tensor) for key, tensor in value.items()}
+        return states
+
+
+#: Objects that are looked for in the process.
+_TRACKED = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
+
+
+def _has_shape(values: dict[Any, Any], key: Any, shapes: dict[str, torch.Size]) -> bool:
+    tensor = values[key]
+    is_state = isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter)
+    return is_state and shapes.get(str(key)) == tensor.shape
+
+
+# --- variables of the script ------------------------------------------------------------------------------------------
+
+
+def _iter_variables() -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the running functions of the script, and attributes of their `self`, inner ones first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_PACKAGE):
+            yield from tuple(frame.f_locals.items())
+            owner = frame.f_locals.get("self")
+            attributes = getattr(owner, "__dict__", None)
+            if type(attributes) is dict:
+                yield from ((f"self.{name}", value) for name, value in tuple(attributes.items()))
+        frame = frame.f_back
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+
+def _list_variables() -> dict[int, str]:
+    names: dict[int, str] = {}
+    for name, value in _iter_variables():
+        names.setdefault(id(value), name)
+    return names
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.blake2b("\0".join(texts).encode()).hexdigest()[:_DIGITS]
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """Return a digest of dtype, shape and bits."""
+    head = f"{tensor.dtype} {tuple(tensor.shape)} "
+    try:
+        values = tensor.detach().cpu().to_dense().contiguous()
+        data = ctypes.string_at(values.data_ptr(), values.numel() * values.element_size()) if values.numel() else b""
+    except (RuntimeError, NotImplementedError):
+        return head
+    return hashlib.blake2b(head.encode() + data).hexdigest()[:_DIGITS]
+
+
+def _encode(value: Any) -> str:
+    """Return text that differs if the numbers or tensors in a state differ."""
+    if isinstance(value, torch.Tensor):
+        return _digest(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_encode(value[key])}' for key in value)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_encode, value))}]"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+
+def _read_tensors(modules: list[nn.Module], method: str) -> Digests:
+    digests: Digests = {}
+    for module in modules:
+        named = getattr(module, method)()
+        for name, tensor in named.items() if isinstance(named, dict) else named:
+            if isinstance(tensor, torch.Tensor):
+                digests.setdefault(name, _digest(tensor))
+    return digests
+
+
+def _iter_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            yield f"{number}.{position}", parameter
+
+
+def _read_gradients(optimizer: torch.optim.Optimizer) -> Digests:
+    named = _iter_parameters(optimizer)
+    return {name: _digest(parameter.grad) for name, parameter in named if parameter.grad is not None}
+
+
+def _read_optimizer(optimizer: torch.optim.Optimizer) -> Digests:
+    return {
+        f"{name}.{key}": _encode(value)
+        for name, parameter in _iter_parameters(optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
+    return {
+        f"{number}.{key}": _encode(value)
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _read_states(found: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
+    """Read the state of each object of a class. The name is a variable, else the class."""
+    things: list[Any] = [thing for thing in found if isinstance(thing, kind)]
+    return {names.get(id(thing), type(thing).__name__): _encode(thing.state_dict()) for thing in things}
+
+
+def _read_random() -> Digests:
+    numpy: Any = sys.modules.get("numpy")
+    states = {"torch": _digest(torch.get_rng_state()), "random": _hash(repr(random.getstate()))}
+    if numpy:
+        _, keys, *rest = numpy.random.get_state()
+        states["numpy"] = _hash(bytes(keys).hex(), repr(rest))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = _hash(*map(_digest, torch.cuda.get_rng_state_all()))
+    return states

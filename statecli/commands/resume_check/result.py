@@ -1,0 +1,63 @@
+"""Result of `statecli resume-check`: a row for each kind of state, and findings."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
+
+
+class State(str, Enum):
+    """Kinds of state that a training continues from, in the order of the report."""
+
+    STEP = "step"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    SCALER = "scaler"
+    AVERAGE = "average"
+    DATA = "data"
+    RANDOM = "random"
+
+
+class Answer(str, Enum):
+    """`equal`: a resumed training goes on as before; `different`: not so; `inconclusive`: cannot be compared."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    INCONCLUSIVE = "inconclusive"
+
+
+class StateRow(msgspec.Struct, frozen=True):
+    """A kind of state at the first step after the resume.
+
+    Attributes:
+        resumed: Whether the state is that of the uninterrupted training; None if the script has no such state.
+        evidence: What differs.
+    """
+
+    state: State
+    resumed: bool | None
+    evidence: str = ""
+
+
+class ResumeCheck(msgspec.Struct, frozen=True):
+    """Result of `statecli resume-check`.
+
+    Attributes:
+        steps: Optimizer steps of the uninterrupted training.
+        saved_at: Step of the checkpoint that the resumed training starts from.
+        reason: Why the answer is inconclusive.
+    """
+
+    target: str
+    steps: int
+    saved_at: int
+    answer: Answer
+    states: tuple[StateRow, ...] = ()
+    reason: str | None = None
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Oddity, ...] = ()

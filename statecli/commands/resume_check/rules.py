@@ -1,0 +1,31 @@
+"""Rules of `resume-check`: a state that a resumed training lacks, and a difference without a known cause."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+NOT_RESUMED = Rule(
+    "not-resumed",
+    "resume-check",
+    ("resume-check",),
+    Severity.ERROR,
+    summary="A training script does not save a state, or does not load it.",
+    why="""the resumed training goes on with another state than the training without an interruption: moments of
+zeros, a learning rate of the start, the first batches again, other random numbers. The loss often looks plausible.""",
+    example="a checkpoint with the model and the optimizer, of a script with a learning rate scheduler.",
+    fix="save the `state_dict()` of the named object in each checkpoint, and load it before the first step.",
+)
+RESUMED_DIFFERENTLY = Rule(
+    "resumed-differently",
+    "resume-check",
+    ("resume-check",),
+    Severity.ERROR,
+    summary="A resumed training computes other values, and no known state explains the difference.",
+    why="""the last checkpoints of both trainings differ, although model, optimizer, scheduler, scaler, averages, data
+and random numbers were equal at the first step. The script keeps a further state.""",
+    example="a curriculum that depends on a list of losses, which no checkpoint contains.",
+    fix="look at the variables of the training loop that one step leaves for the next; save and load them.",
+)
+
+RULES = (NOT_RESUMED, RESUMED_DIFFERENTLY)

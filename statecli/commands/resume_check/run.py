@@ -1,0 +1,167 @@
+"""Run `statecli resume-check`: the script in child processes, with and without an interruption, then the comparison."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import msgspec
+
+from statecli.commands.diff import run as diff_run
+from statecli.commands.diff.result import Diff, Status
+from statecli.commands.resume_check import rules
+from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference
+from statecli.commands.resume_check.record import RunRecord
+from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.core.errors import ModelError, UsageError
+from statecli.core.finding import Finding
+from statecli.core.model_state import Kind
+from statecli.core.units import plural
+from statecli.targets import load
+
+#: Last whole number in the name of a checkpoint: its step.
+_STEP = re.compile(r"(\d+)(?=\D*$)")
+_CHILD = "import sys; from statecli.commands.resume_check import recorder; recorder.main(sys.argv[1:])"
+#: Where the script is to be named, and how the function is called.
+CONTRACT = "a function main(steps, save_every, save_to, checkpoint)"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request: `target` is FILE.py::FUNCTION, `steps` an even number of optimizer steps."""
+
+    target: str
+    steps: int = 4
+
+
+def check_target(target: str) -> None:
+    """Raise UsageError for a target that is not a function of a file."""
+    file, separator, name = target.replace("::", ":").rpartition(":")
+    if not separator or not name.isidentifier():
+        raise UsageError(f"{target}: name {CONTRACT} of the script: train.py::main")
+    if file.endswith(".py") and not os.path.isfile(file):
+        raise UsageError(f"{file}: no such file")
+
+
+def resume_check(request: Request) -> ResumeCheck:
+    """Run the script twice, and a third time if the trainings differ. Raises ModelError if the script fails."""
+    with tempfile.TemporaryDirectory(prefix="statecli-") as folder:
+        return _Comparison(request, folder).compare()
+
+
+class _Comparison:
+    def __init__(self, request: Request, folder: str) -> None:
+        self._target = request.target
+        self._steps = request.steps
+        self._saved_at = request.steps // 2
+        self._folder = folder
+
+    def compare(self) -> ResumeCheck:
+        whole = self._run("whole")
+        if len(whole.steps) < self._steps:
+            taken = plural(len(whole.steps), "step")
+            raise ModelError(
+                f"{self._target}: the function took {taken} of the optimizer instead of {self._steps}; it must take "
+                "`steps` steps in all"
+            )
+        checkpoint = self._find_checkpoint("whole", self._saved_at)
+        last = self._find_checkpoint("whole", self._steps)
+        resumed = self._run("resumed", checkpoint)
+        if not resumed.steps:
+            raise ModelError(f"{self._target}: the resumed training took no step of the optimizer")
+        rows = tuple(compare_runs(whole, resumed, self._saved_at))
+        findings = [
+            self._build_finding(row, whole, checkpoint) for row in rows if row.resumed is False
+        ] or self._compare_ends(last)
+        if not findings:
+            return self._build_result(Answer.EQUAL, rows)
+        difference = find_run_difference(whole, self._run("again"))
+        if difference is not None:
+            reason = (
+                f"two runs without an interruption differ: {difference}; give every random generator a seed, and call "
+                "torch.use_deterministic_algorithms(True)"
+            )
+            return self._build_result(Answer.INCONCLUSIVE, (), reason=reason)
+        return self._build_result(Answer.DIFFERENT, rows, findings=tuple(findings))
+
+    def _build_result(
+        self,
+        answer: Answer,
+        rows: tuple[StateRow, ...],
+        *,
+        reason: str | None = None,
+        findings: tuple[Finding, ...] = (),
+    ) -> ResumeCheck:
+        return ResumeCheck(self._target, self._steps, self._saved_at, answer, rows, reason, findings)
+
+    # --- the script ----------------------------------------------------------------------------------------------
+
+    def _run(self, name: str, checkpoint: str | None = None) -> RunRecord:
+        folder, path = os.path.join(self._folder, name), os.path.join(self._folder, f"{name}.json")
+        os.mkdir(folder)
+        record = run_child([self._target, str(self._steps), str(self._saved_at), folder, checkpoint or "", path])
+        if record.error is not None:
+            which = "the resumed training" if checkpoint else "the script"
+            raise ModelError(f"{self._target}: {which} raised {record.error}")
+        return record
+
+    def _find_checkpoint(self, name: str, step: int) -> str:
+        folder = os.path.join(self._folder, name)
+        entries = sorted(os.listdir(folder))
+        for entry in entries:
+            number = _STEP.search(os.path.splitext(entry)[0])
+            if number and int(number[1]) == step:
+                return os.path.join(folder, entry)
+        wrote = f"it wrote {', '.join(entries[:5])}" if entries else "it wrote nothing there"
+        raise ModelError(
+            f"{self._target}: no checkpoint of step {step} in the folder save_to; {wrote}; save one each `save_every` "
+            f"steps, and end its name with the step: step-{step}.pt"
+        )
+
+    # --- findings ------------------------------------------------------------------------------------------------
+
+    def _build_finding(self, row: StateRow, whole: RunRecord, checkpoint: str) -> Finding:
+        names = _list_names(checkpoint)
+        message = f"{row.state.value}: not resumed ({row.evidence})"
+        help = describe_missing(row, whole, names, self._saved_at)
+        return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
+
+    def _compare_ends(self, last: str) -> list[Finding]:
+        """Compare the last checkpoints, if each state at the first step was equal."""
+        other = self._find_checkpoint("resumed", self._steps)
+        diff = diff_run.compare_targets(diff_run.Request(last, other, renames=False))
+        name = _find_first_change(diff)
+        if name is None:
+            return []
+        message = f"{name}: differs after step {self._steps}, although each state at step {self._saved_at + 1} is equal"
+        return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
+
+
+def _find_first_change(diff: Diff) -> str | None:
+    """Return the first tensor of a model or an optimizer that differs."""
+    kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
+    changes = (change for change in diff.changes if change.status is not Status.IDENTICAL and change.kind in kinds)
+    return next((change.fqn for change in changes), None)
+
+
+def _list_names(checkpoint: str) -> list[str]:
+    """Return the first keys of a checkpoint, or the names of its files."""
+    if os.path.isdir(checkpoint):
+        return sorted(os.listdir(checkpoint))
+    state = load.read_checkpoint(checkpoint)
+    names = (*state.sections, *(tensor.section for tensor in state.tensors), *state.metadata.values)
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def run_child(arguments: list[str]) -> RunRecord:
+    """Run the recorder in a new process; its output goes to standard error. Raises ModelError if the process dies."""
+    command = [sys.executable, "-c", _CHILD, *arguments]
+    stderr = 2
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stderr, check=False)  # noqa: S603 - as asked for
+    path = arguments[-1]
+    if process.returncode or not os.path.exists(path):
+        raise ModelError(f"{arguments[0]}: the process of the script ended with status {process.returncode}")
+    with open(path, "rb") as file:
+        return msgspec.json.decode(file.read(), type=RunRecord)

@@ -1,0 +1,46 @@
+"""JSON document of `resume-check`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
+from statecli.core.version import __version__
+
+
+class ResumeCheckDocument(msgspec.Struct, frozen=True):
+    """`statecli resume-check -f json`.
+
+    `steps` are the optimizer steps of the uninterrupted training, `saved_at` is the step of the checkpoint that the
+    resumed training starts from. `states` are those at the first step after the resume. `reason` says why the answer
+    is inconclusive.
+    """
+
+    schema: str
+    statecli: str
+    target: str
+    steps: int
+    saved_at: int
+    answer: Answer
+    states: tuple[StateRow, ...]
+    reason: str | None
+    findings: tuple[Finding, ...]
+    notes: tuple[Oddity, ...]
+
+
+def build_resume_check_document(result: ResumeCheck) -> ResumeCheckDocument:
+    """Return the document of a comparison."""
+    return ResumeCheckDocument(
+        "statecli.resume-check/1",
+        __version__,
+        result.target,
+        result.steps,
+        result.saved_at,
+        result.answer,
+        result.states,
+        result.reason,
+        result.findings,
+        result.notes,
+    )

@@ -1,0 +1,82 @@
+"""The report of `statecli resume-check`: a line for each kind of state, and the findings."""
+
+from __future__ import annotations
+
+from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.core.units import plural
+from statecli.report import (
+    Case,
+    Cell,
+    Column,
+    Group,
+    Line,
+    Outcome,
+    Page,
+    Report,
+    Rows,
+    Table,
+    Trouble,
+    View,
+    fold,
+    rule_texts,
+)
+from statecli.report.documents.resume_check import build_resume_check_document
+
+COLUMNS = (Column("state"), Column("resumed"))
+TABLE_COLUMNS = (*COLUMNS, Column("evidence"))
+_MOODS = {True: "good", False: "bad", None: "dim"}
+_WORDS = {True: "yes", False: "no", None: "-"}
+
+
+def build_resume_check_report(result: ResumeCheck, view: View) -> Report:
+    """Return the report of a comparison."""
+    return Report(
+        title=f"{result.target}: resume-check",
+        document=lambda: build_resume_check_document(result),
+        table=lambda: Table(TABLE_COLUMNS, Rows(_build_cells, result.states), has_findings=False),
+        page=lambda: _build_page(result),
+        findings=result.findings,
+        notes=fold.limit_notes(result.notes, view.verbose),
+        rules=lambda: rule_texts.list_rule_texts(result.findings),
+        cases=lambda: (_build_case(result),),
+        troubles=tuple(Trouble(result.target, line) for line in describe_inconclusive(result)),
+        show_all=view.unfold,
+    )
+
+
+def describe_inconclusive(result: ResumeCheck) -> list[str]:
+    """Return why the trainings cannot be compared; [] if they can."""
+    return [f"{result.target}: {result.reason}"] if result.answer is Answer.INCONCLUSIVE else []
+
+
+def _build_cells(row: StateRow) -> tuple[Cell, ...]:
+    return (row.state.value, _WORDS[row.resumed], row.evidence)
+
+
+def _build_page(result: ResumeCheck) -> Page:
+    verdict = _format_verdict(result)
+    lines = tuple(
+        Line((row.state.value, _WORDS[row.resumed]), row.evidence, _MOODS[row.resumed]) for row in result.states
+    )
+    title = f"step {result.saved_at + 1}, after a resume from step {result.saved_at}"
+    return Page(
+        subtitle="",
+        columns=COLUMNS,
+        groups=(Group("states", title, lines),) if lines else (),
+        totals=(verdict,),
+        verdict=verdict,
+    )
+
+
+def _format_verdict(result: ResumeCheck) -> str:
+    if result.answer is Answer.EQUAL:
+        return f"a training resumed from step {result.saved_at} of {result.steps} goes on as before"
+    if result.answer is Answer.INCONCLUSIVE:
+        return f"cannot tell: {result.reason}"
+    return f"a resumed training differs: {plural(len(result.findings), 'finding')}"
+
+
+def _build_case(result: ResumeCheck) -> Case:
+    outcomes = {Answer.EQUAL: Outcome.PASSED, Answer.DIFFERENT: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
+    details = tuple(f"{row.state.value}: {_WORDS[row.resumed]}: {row.evidence}" for row in result.states)
+    return Case(result.target, "resume-check", outcomes[result.answer], _format_verdict(result), details)

@@ -1,0 +1,39 @@
+"""Run `statecli resume-check`: options in, outcome out."""
+
+from __future__ import annotations
+
+from statecli.commands.resume_check.result import Answer
+from statecli.commands.resume_check.run import Request, check_target, resume_check
+from statecli.core.errors import UsageError, option
+from statecli.report import View
+from statecli.report.resume_check import build_resume_check_report, describe_inconclusive
+from statecli.requests.options import ResumeCheckOptions
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+
+
+def check(options: ResumeCheckOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for a wrong target or number of steps, before the script runs."""
+    check_target(options.target)
+    if options.steps < 2 or options.steps % 2:
+        raise UsageError(f"{option('--steps', options.steps)}: must be an even number, 2 or more")
+
+
+def reads_values(options: ResumeCheckOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return False: the command has neither --executor nor --shard."""
+    return False
+
+
+#: Never shown, because the command has neither option.
+VALUES_ARE_READ = ""
+
+
+def prepare(options: ResumeCheckOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before the script runs."""
+    return Request(options.target, options.steps)
+
+
+def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Run the script and compare. An inconclusive comparison is a failure."""
+    result = resume_check(request)
+    failures = describe_inconclusive(result) if result.answer is Answer.INCONCLUSIVE else ()
+    return Outcome(result, build_resume_check_report(result, View(options.all, options.verbose)), failures=failures)

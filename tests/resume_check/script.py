@@ -1,0 +1,181 @@
+"""A training script with every kind of state. `drop` are states that are not loaded, `unsaved` states not saved."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+STATES = ("step", "model", "optimizer", "scheduler", "scaler", "average", "data", "random")
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+class Training:
+    """All the objects of a training, and the state to save."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        self.data = torch.randn(64, 4)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.step = self.position = 0
+
+    def save(self, path: str, unsaved: tuple[str, ...]) -> None:
+        state = {name: getattr(self, name).state_dict() for name in STATES[1:6]}
+        state |= {"step": self.step, "data": self.position, "random": self.get_random()}
+        torch.save({name: value for name, value in state.items() if name not in unsaved}, path)
+
+    def load(self, path: str, drop: tuple[str, ...]) -> None:
+        saved = torch.load(path, weights_only=False)
+        for name in STATES[1:6]:
+            if name not in drop:
+                getattr(self, name).load_state_dict(saved[name])
+        self.step = 0 if "step" in drop else saved["step"]
+        self.position = 0 if "data" in drop else saved["data"]
+        if "random" not in drop:
+            torch.set_rng_state(saved["random"][0])
+            random.setstate(saved["random"][1])
+            numpy.random.set_state(saved["random"][2])
+
+    def get_random(self) -> tuple:
+        return torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+    def train_step(self) -> None:
+        batch = self.data[self.position : self.position + 8]
+        self.position += 8
+        self.optimizer.zero_grad()
+        loss = (self.model(batch) * (1 + random.gauss(0, 1) + numpy.random.rand())).pow(2).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.average.update_parameters(self.model)
+        self.step += 1
+
+
+def main(steps, save_every, save_to, checkpoint, drop=(), unsaved=()):
+    training = Training()
+    if checkpoint:
+        training.load(checkpoint, drop)
+    while training.step < steps:
+        training.train_step()
+        if training.step % save_every == 0:
+            training.save(f"{save_to}/step-{training.step}.pt", unsaved)
+
+
+def chance(steps, save_every, save_to, checkpoint):
+    """A script without a seed, and without its scheduler in the checkpoint."""
+    training = Training()
+    torch.seed()
+    if checkpoint:
+        training.load(checkpoint, ("scheduler", "random"))
+    while training.step < steps:
+        training.train_step()
+        if training.step % save_every == 0:
+            training.save(f"{save_to}/step-{training.step}.pt", ())
+
+
+def plain(steps, save_every, save_to, checkpoint, lost=False):
+    """A script that draws no random numbers after the start, and saves none; `lost`: losses change the model."""
+    torch.manual_seed(0)
+    data = torch.randn(64, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start, losses = 0, []
+    if checkpoint:
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        start = saved["step"]
+        torch.randn(3)
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        loss = model(data[step * 8 : step * 8 + 8]).pow(2).mean()
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+        if lost:
+            with torch.no_grad():
+                model.bias.add_(sum(losses))
+        if (step + 1) % save_every == 0:
+            torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def lost(**options):
+    plain(**options, lost=True)
+
+
+def forgetful(steps, save_every, save_to, checkpoint):
+    """A dict of averages that no checkpoint contains."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shadow = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        start = saved["step"]
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), float(step))).sum().backward()
+        optimizer.step()
+        for name, tensor in model.named_parameters():
+            shadow[name].lerp_(tensor.detach(), 0.1)
+        if (step + 1) % save_every == 0:
+            torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def loader(steps, save_every, save_to, checkpoint):
+    """A DataLoader that begins again after a resume."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        start = saved["step"]
+    for step, batch in zip(range(start, steps), batches, strict=False):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        if (step + 1) % save_every == 0:
+            torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def silent(steps, save_every, save_to, checkpoint):
+    """Writes no checkpoint."""
+    plain(steps, steps + 1, save_to, checkpoint)
+
+
+def broken(steps, save_every, save_to, checkpoint):
+    if checkpoint:
+        raise ValueError("no such key\nsecond line")
+    plain(steps, save_every, save_to, checkpoint)
+
+
+def short(steps, save_every, save_to, checkpoint):
+    plain(1, 1, save_to, checkpoint)
+
+
+def ignoring(**options):
+    """Loads only the step and the position."""
+    main(**options, drop=(*STATES[1:6], "random"))
+
+
+for _state in STATES:
+    globals()[f"drop_{_state}"] = lambda _state=_state, **options: main(**options, drop=(_state,))
+    globals()[f"unsaved_{_state}"] = lambda _state=_state, **options: main(**options, drop=(_state,), unsaved=(_state,))

@@ -1,0 +1,177 @@
+"""`statecli resume-check`: a script is interrupted and resumed, and each lost state is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numpy")
+
+from statecli.commands.resume_check import run as resume_run  # noqa: E402
+from statecli.commands.resume_check.record import RunRecord  # noqa: E402
+from statecli.commands.resume_check.result import Answer, State  # noqa: E402
+from statecli.core.errors import ModelError  # noqa: E402
+
+SCRIPT = Path(__file__).parent / "script.py"
+HELP = {
+    "unsaved_step": "the checkpoint of step 2 has no step: save the number of the step, and start the loop from it",
+    "unsaved_model": "the checkpoint of step 2 has no model: save self.model.state_dict(), and load it",
+    "unsaved_optimizer": "the checkpoint of step 2 has no optimizer: save self.optimizer.state_dict(), and load it",
+    "unsaved_scheduler": "the checkpoint of step 2 has no scheduler: save self.scheduler.state_dict(), and load it",
+    "unsaved_scaler": "the checkpoint of step 2 has no scaler: save self.scaler.state_dict(), and load it",
+    "unsaved_average": (
+        "the checkpoint of step 2 has no average of the weights: save self.average.state_dict(), and load it"
+    ),
+    "drop_scheduler": (
+        "the checkpoint of step 2 has 'scheduler': load it: self.scheduler.load_state_dict(checkpoint['scheduler'])"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    """Run the script in a fork of this process, which has torch, instead of a new one."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs POSIX")
+
+    def run_child(arguments: list[str]) -> RunRecord:
+        from statecli.commands.resume_check import recorder
+
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            recorder.main(arguments)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return msgspec.json.decode(Path(arguments[-1]).read_bytes(), type=RunRecord)
+
+    monkeypatch.setattr(resume_run, "run_child", run_child)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def used_optimizer():
+    """Step once, because the first step of a process imports much of torch: each fork has it then."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+
+
+def check(name: str, steps: int = 4):
+    return resume_run.resume_check(resume_run.Request(f"{SCRIPT}::{name}", steps))
+
+
+def test_a_complete_script_passes():
+    """Every state is that of the uninterrupted training."""
+    result = check("main")
+    assert (result.answer, result.findings) == (Answer.EQUAL, ())
+    assert {row.state: row.resumed for row in result.states} == dict.fromkeys(State, True)
+
+
+@pytest.mark.parametrize("how", ["drop", "unsaved"])
+@pytest.mark.parametrize("state", [state.value for state in State])
+def test_each_lost_state_is_named(state, how):
+    """Eight states, not saved or not loaded: one finding, about this state."""
+    result = check(f"{how}_{state}")
+    assert result.answer is Answer.DIFFERENT
+    (finding,) = result.findings
+    assert (finding.rule, finding.fqn) == ("not-resumed", state)
+    assert finding.help == HELP.get(f"{how}_{state}", finding.help)
+
+
+def test_several_lost_states_are_several_findings():
+    """Only the step and the position are loaded. Another model has other gradients, so the rest is not known."""
+    result = check("ignoring")
+    assert [finding.fqn for finding in result.findings] == ["model", "optimizer", "scheduler", "scaler", "average"]
+
+
+def test_a_script_without_a_seed_is_inconclusive():
+    """Two runs without an interruption differ, so nothing is known about the resume."""
+    result = check("chance")
+    assert (result.answer, result.findings) == (Answer.INCONCLUSIVE, ())
+    assert result.reason.startswith("two runs without an interruption differ: the gradients differ at step 1")
+
+
+def test_random_numbers_that_no_step_uses_may_differ():
+    """The random state is neither saved nor needed."""
+    result = check("plain")
+    assert (result.answer, result.findings) == (Answer.EQUAL, ())
+    assert {row.state: row.resumed for row in result.states}[State.RANDOM] is None
+
+
+def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
+    """A list of losses is no state that is known; the last checkpoints differ."""
+    (finding,) = check("lost").findings
+    assert (finding.rule, finding.fqn) == ("resumed-differently", "weight")
+
+
+def test_a_dict_of_averages_is_an_average():
+    """Its keys and shapes are those of the model."""
+    (finding,) = check("forgetful").findings
+    assert finding.help.endswith("has no average of the weights: save shadow, and load it")
+    assert (finding.fqn, finding.message) == ("average", "average: not resumed (shadow: weight, bias)")
+
+
+def test_a_loader_that_begins_again_is_named():
+    """The first batch after the resume is that of the first step."""
+    (finding,) = check("loader").findings
+    assert finding.message == "data: not resumed (the first batch is that of step 1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("silent", "no checkpoint of step 2 in the folder save_to; it wrote nothing there"),
+        ("broken", "the resumed training raised ValueError: no such key (script.py:"),
+        ("short", "the function took 1 step of the optimizer instead of 4"),
+        ("nothing", "the script raised AttributeError: module 'script' has no attribute 'nothing'"),
+    ],
+)
+def test_a_wrong_script_is_one_line(name, message):
+    """The error names the problem, and what the function must do."""
+    with pytest.raises(ModelError) as caught:
+        check(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("script.py",), "name a function main(steps, save_every, save_to, checkpoint) of the script: train.py::main"),
+        (("missing.py::main",), "missing.py: no such file"),
+        ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
+    ],
+)
+def test_a_wrong_line_is_refused(statecli, words, message):
+    """Before the script runs."""
+    result = statecli("resume-check", *words)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_the_command_line_exits_with_1(statecli):
+    """The table, the finding and the line to write."""
+    result = statecli("resume-check", f"{SCRIPT}::unsaved_scheduler")
+    assert result.code == 1
+    assert "error[not-resumed]: scheduler: not resumed (self.scheduler)" in result.out
+    assert HELP["unsaved_scheduler"] in result.out
+
+
+def test_json_has_each_state(statecli):
+    """The document fits its schema, and has the answer."""
+    result = statecli("resume-check", f"{SCRIPT}::plain", "-f", "json")
+    assert (result.code, result.json["schema"], result.json["answer"]) == (0, "statecli.resume-check/1", "equal")
+    assert [row["state"] for row in result.json["states"]] == [state.value for state in State]
+
+
+def test_a_script_runs_in_a_process_of_its_own(monkeypatch, statecli):
+    """What the script prints goes to standard error."""
+    monkeypatch.undo()
+    result = statecli("resume-check", f"{SCRIPT}::plain", "-f", "plain")
+    assert result.code == 0
+    assert result.out.startswith("state")
