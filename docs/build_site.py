@@ -23,6 +23,7 @@ HOW_TOS = (
     "check-frozen-layers",
     "what-was-done",
     "follow-a-run",
+    "check-a-resume",
     "lock-a-release",
     "test-with-pytest",
     "own-rules",

@@ -160,7 +160,7 @@ def _sample_files() -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix="statecli-docs-"))
     atexit_remove(folder)
-    for name in ("net.py", "net_fixed.py", "finetune.py", "tied.py"):
+    for name in ("net.py", "net_fixed.py", "finetune.py", "tied.py", "train.py"):
         shutil.copy(ROOT / "sample_models" / name, folder / name)
     shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", folder / "acme_rules.py")
     finetune = _load_sample("finetune")

@@ -68,14 +68,15 @@ WRITTEN = {
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """A folder that holds every file the examples name."""
-    for name in ("net.py", "finetune.py"):
+    for name in ("net.py", "finetune.py", "train.py"):
         shutil.copy(ROOT / "sample_models" / name, tmp_path / name)
     shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", tmp_path / "acme_rules.py")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "mod.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, hidden=2):\n"
         "        super().__init__(hidden, hidden)\n\n\ndef build():\n    return Net()\n\n\n"
-        "def batch():\n    import torch\n\n    return torch.ones(1, 2)\n"
+        "def batch():\n    import torch\n\n    return torch.ones(1, 2)\n\n\n"
+        "def fit(**options):\n    from train import fixed\n\n    fixed(**options)\n"
     )
     (tmp_path / "gpt.py").write_text(
         "from dataclasses import dataclass\nfrom torch import nn\n\n\n@dataclass\nclass Config:\n    size: int\n\n\n"

@@ -60,6 +60,7 @@ def written(tmp_path_factory):
     """A folder with every file that an example names."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "net.py").write_text(NET)
+    shutil.copy(Path(__file__).parents[1] / "sample_models" / "train.py", folder)
     (folder / "ci.toml").write_text('select = ["pickles"]\n')
     torch.manual_seed(0)
     state = {"encoder.weight": torch.randn(4, 3), "encoder.bias": torch.ones(4)}
@@ -205,7 +206,7 @@ def test_the_list_of_commands_has_whole_descriptions():
     for name, options in COMMANDS.items():
         if " " not in name:
             summary = help_page.summarize(options)
-            assert f"  {name:<10}  {summary}" in lines
+            assert f"  {name:<12}  {summary}" in lines
             assert words_of(options.__doc__).startswith(summary)
             assert summary.endswith(".")
     assert "..." not in help_of("").partition("OPTIONS")[0].replace("[ARGS]...", "")

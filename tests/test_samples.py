@@ -13,7 +13,7 @@ from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 #: They write files and have no model.
-OTHERS = {"make_checkpoints", "bad_checkpoints", "transformed_checkpoints", "training_checkpoints"}
+OTHERS = {"make_checkpoints", "bad_checkpoints", "transformed_checkpoints", "training_checkpoints", "train"}
 
 #: Sample and class -> what its forward is called with, and the proofs that fail.
 FAILING = {

@@ -202,6 +202,7 @@ MANUALS: dict[str, Manual] = {
     "resume-check": Manual(
         (
             Example("statecli resume-check train.py::main", "Train 4 steps, and resume from step 2."),
+            Example("statecli resume-check train.py::main --report junit=resume.xml", "Also write JUnit for CI."),
             Example("statecli resume-check train.py::main --steps 20 -f json", "Resume from step 10, as JSON."),
         ),
         {

@@ -18,6 +18,7 @@ from statecli.report import (
     Trouble,
     View,
     fold,
+    problems,
     rule_texts,
 )
 from statecli.report.documents.resume_check import build_resume_check_document
@@ -64,6 +65,7 @@ def _build_page(result: ResumeCheck) -> Page:
         columns=COLUMNS,
         groups=(Group("states", title, lines),) if lines else (),
         totals=(verdict,),
+        problems=problems.group_findings(result.findings),
         verdict=verdict,
     )
 

@@ -409,7 +409,7 @@ class ListOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class InspectOptions(ListOptions, frozen=True, kw_only=True):
-    """List the tensors of a checkpoint or model with kinds and devices."""
+    """List tensors of a checkpoint or model, with kinds and devices."""
 
     target: Annotated[
         str,
@@ -484,7 +484,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class DiffOptions(ListOptions, frozen=True, kw_only=True):
-    """Compare two checkpoints: names, dtypes, shapes, kinds and values. Exit with status 1 if they differ."""
+    """Compare two checkpoints: names, dtypes, shapes and values. Exit with status 1 if they differ."""
 
     before: Annotated[str, Target("BEFORE", "A checkpoint, a folder with one, or a model class: file.py:Class.")]
     after: Annotated[str, Target("AFTER", "The checkpoint or class to compare with, in any format.")]
@@ -567,7 +567,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that all tensors are moved, saved and trained with the model. An error sets exit status 1."""
+    """Test that tensors are moved, saved and trained with the model. An error sets exit status 1."""
 
     target: Annotated[
         str,
@@ -799,7 +799,7 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
-    """Run a training script with and without an interruption, and name the state that its checkpoints lack."""
+    """Resume a training script, and name the state that is lost."""
 
     target: Annotated[
         str,

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("numpy")
 
 from statecli.commands.resume_check import run as resume_run  # noqa: E402
 from statecli.commands.resume_check.record import RunRecord  # noqa: E402
