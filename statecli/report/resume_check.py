@@ -80,5 +80,5 @@ def _format_verdict(result: ResumeCheck) -> str:
 
 def _build_case(result: ResumeCheck) -> Case:
     outcomes = {Answer.EQUAL: Outcome.PASSED, Answer.DIFFERENT: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
-    details = tuple(f"{row.state.value}: {_WORDS[row.resumed]}: {row.evidence}" for row in result.states)
+    details = tuple(": ".join(filter(None, map(str, _build_cells(row)))) for row in result.states)
     return Case(result.target, "resume-check", outcomes[result.answer], _format_verdict(result), details)
