@@ -137,7 +137,7 @@ def forgetful(steps, save_every, save_to, checkpoint):
             torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
 
 
-def loader(steps, save_every, save_to, checkpoint):
+def loader(steps, save_every, save_to, checkpoint, call=lambda model, batch: model(batch)):
     """A DataLoader that begins again after a resume."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -150,10 +150,15 @@ def loader(steps, save_every, save_to, checkpoint):
         start = saved["step"]
     for step, batch in zip(range(start, steps), batches, strict=False):
         optimizer.zero_grad()
-        model(batch).sum().backward()
+        call(model, batch).sum().backward()
         optimizer.step()
         if (step + 1) % save_every == 0:
             torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def keyword_loader(**options):
+    """Calls forward by keyword, as the trainer of transformers does."""
+    loader(**options, call=lambda model, batch: model(input=batch))
 
 
 def silent(steps, save_every, save_to, checkpoint):

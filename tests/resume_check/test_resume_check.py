@@ -115,9 +115,10 @@ def test_a_dict_of_averages_is_an_average():
     assert (finding.fqn, finding.message) == ("average", "average: not resumed (shadow: weight, bias)")
 
 
-def test_a_loader_that_begins_again_is_named():
+@pytest.mark.parametrize("name", ["loader", "keyword_loader"])
+def test_a_loader_that_begins_again_is_named(name):
     """The first batch after the resume is that of the first step."""
-    (finding,) = check("loader").findings
+    (finding,) = check(name).findings
     assert finding.message == "data: not resumed (the first batch is that of step 1)"
 
 

@@ -118,7 +118,9 @@ class Recorder:
         if self._depth == 0 and torch.is_grad_enabled():
             if not any(model is module for model in self._models):
                 self._models.append(module)
-            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            # torch gives a global hook no keyword arguments; they are variables of its caller.
+            named = sys._getframe(1).f_locals.get("kwargs", {})
+            tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
             self._batches.append(_hash(*(_digest(tensor) for tensor in tensors)))
         self._depth += 1
 
