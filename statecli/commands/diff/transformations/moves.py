@@ -107,7 +107,7 @@ def _follow_names(
 ) -> dict[int, TensorInfo]:
     """Return, for each tensor that is left, one of the same name in another section, or below another first part.
 
-    An averaged copy (`ema`) differs little from the model, so their cosine is no evidence that one replaced the other.
+    An averaged copy (`ema`) differs little from the model, so a cosine cannot show that one replaced the other.
     """
     sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
     for row in (change.before for change in everything if change.before is not None):
