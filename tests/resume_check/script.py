@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy
@@ -184,3 +185,25 @@ def ignoring(**options):
 for _state in STATES:
     globals()[f"drop_{_state}"] = lambda _state=_state, **options: main(**options, drop=(_state,))
     globals()[f"unsaved_{_state}"] = lambda _state=_state, **options: main(**options, drop=(_state,), unsaved=(_state,))
+
+
+def dropping(steps, save_every, save_to, checkpoint):
+    """Dropout alone draws random numbers; the other generators have other states in each process."""
+    torch.manual_seed(0)
+    random.seed(os.getpid())
+    numpy.random.seed(os.getpid())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        start = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        if (step + 1) % save_every == 0:
+            saved = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(saved, os.path.join(save_to, f"{step + 1}.pt"))

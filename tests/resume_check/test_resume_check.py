@@ -95,6 +95,12 @@ def test_a_script_without_a_seed_is_inconclusive():
     assert result.reason.startswith("two runs without an interruption differ: the gradients differ at step 1")
 
 
+def test_only_generators_that_are_drawn_from_are_named():
+    """The states of Python's and numpy's generators differ between any two processes."""
+    (finding,) = check("dropping").findings
+    assert finding.message == "random: not resumed (other random numbers: torch)"
+
+
 def test_random_numbers_that_no_step_uses_may_differ():
     """The random state is neither saved nor needed."""
     result = check("plain")

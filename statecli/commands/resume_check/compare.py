@@ -175,6 +175,9 @@ def _compare_chance(
 ) -> list[StateRow]:
     """Compare data and random numbers. A batch of another step shows a wrong position in the data."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
+    # A generator that nothing draws from differs between processes too.
+    drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]
+    differing = drawn or differing
     lost = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")
     if before.batches != after.batches:
         position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
