@@ -1,7 +1,7 @@
 """`-f html`: a self-contained page. Names are always text, and nothing is fetched.
 
 The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
-markup, a browser would not run it. The page is complete without the script for sorting.
+markup, a browser would not run it. Without scripts the page has a table of the tensors instead of the list to filter.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from statecli.core import escaping
+from statecli.core.json_text import encode_json
 from statecli.core.version import __version__
 from statecli.render import _chart_geometry, _curve_geometry
 from statecli.report import Bars, Curve, Report, Spread
+from statecli.report.tensor_list import TensorList
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 #: Number of template events that are written together: a page of 40,000 rows is never in memory as a whole.
 BUFFERED_EVENTS = 2_000
 
+
+#: Lines of a group in the table for browsers without scripts, next to a list of tensors.
+MAX_LINES_WITHOUT_SCRIPT = 5_000
 
 #: Class of the element around a fragment; its style applies to nothing else.
 FRAGMENT_CLASS = "statecli-result"
@@ -38,24 +43,23 @@ def format_fragment(report: Report) -> str:
     """
     style = re.sub(r"(?m)^( *)(?::root|body) {", r"\1& {", _read_resource("page.css"))
     prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids are unique in the notebook, where other results are too
-    content = "".join(_stream(report, fragment=prefix, quiet=False, style="", script=""))
+    content = "".join(_stream(report, fragment=prefix, quiet=False))
     inset = ".title { margin: 0; font-weight: 600; }\n& { padding: 0.5rem 0.75rem; max-width: none; }\n"
     return f'<style>.{FRAGMENT_CLASS} {{\n{style}{inset}}}</style>\n<div class="{FRAGMENT_CLASS}">\n{content}</div>\n'
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
-    style, script = _read_resource("page.css"), _read_resource("page.js")
-    stream = _stream(report, fragment="", quiet=options.quiet, style=style, script=script)
+    stream = _stream(report, fragment="", quiet=options.quiet)
     stream.enable_buffering(BUFFERED_EVENTS)
     for part in stream:
         sink.utf8(part.encode("utf-8"))
 
 
-def _stream(
-    report: Report, *, fragment: str, quiet: bool, style: str, script: str
-) -> jinja2.environment.TemplateStream:
+def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment.TemplateStream:
     """Return the page in pieces. `fragment`: the prefix of ids in a part of another page; "" for a whole page."""
     page = report.page()
+    has_list = report.tensor_list is not None and not (quiet or fragment)
+    tensor_list = _encode_tensor_list(report.tensor_list()) if report.tensor_list is not None and has_list else ""
     return _load_template().stream(
         report=report,
         page=page,
@@ -63,12 +67,17 @@ def _stream(
         quiet=quiet,
         charts=[] if quiet or fragment else [_build_picture(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
-        style=style,
-        style_hash=_compute_csp_hash(style),
-        script=script,
-        script_hash=_compute_csp_hash(script),
+        tensor_list=tensor_list,
+        max_lines=MAX_LINES_WITHOUT_SCRIPT if has_list else None,
+        style=_read_resource("page.css") + (_read_resource("tensors.css") if has_list else ""),
+        scripts=[_read_resource("page.js"), *([_read_resource("tensors.js")] if has_list else [])],
         version=__version__,
     )
+
+
+def _encode_tensor_list(tensor_list: TensorList) -> str:
+    """Return JSON that cannot end the element of the page that contains the JSON."""
+    return encode_json(tensor_list).decode().replace("<", "\\u003c")
 
 
 def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:
@@ -95,6 +104,7 @@ def _load_template() -> jinja2.Template:
     )
     environment.filters["name"] = partial(_truncate, escaping.MAX_NAME_CHARACTERS)
     environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
+    environment.filters["csp_hash"] = _compute_csp_hash
     environment.filters["px"] = _format_length
     environment.filters["trusted"] = Markup
     return environment.from_string(_read_resource("page.html.j2"))

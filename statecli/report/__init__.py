@@ -22,6 +22,7 @@ from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.units import describe_configuration, describe_not_checked, plural
+from statecli.report.tensor_list import TensorList
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -354,6 +355,8 @@ class Report(msgspec.Struct, frozen=True):
     short_table: Callable[[], Table] | None = None
     #: The lines of a unified diff, without line ends, for outputs for people: the first part of plain text.
     patch: tuple[str, ...] = ()
+    #: The tensors as a list to filter and sort, for outputs that can; None: the rows of the page.
+    tensor_list: Callable[[], TensorList] | None = None
 
     def describe_findings(self) -> tuple[Finding, ...]:
         """Return all findings as outputs show them."""

@@ -70,6 +70,7 @@ from statecli.report.row_order import (
     limit_by_group,
     limit_lines,
 )
+from statecli.report.tensor_list import TensorList, build_tensor_list
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
@@ -117,7 +118,22 @@ def build_inspect_report(
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
+        tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
     )
+
+
+def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
+    """Return the list of tensors for a page; names of tied tensors are links there, not remarks."""
+    state = _fold_weights(inspection).state
+    reported = {finding.fqn for finding in inspection.findings}
+    live = state.traits.is_class
+
+    def describe_remark(tensor: TensorInfo) -> str:
+        status = _describe_status(tensor, live)
+        return _describe_remark(replace(tensor, tied_to=()), status, view, is_reported=tensor.fqn in reported)
+
+    rows = arrange_tensors(state.tensors, view)
+    return build_tensor_list(rows, describe_remark, _choose_mood, _format_device)
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:

@@ -1,0 +1,560 @@
+"use strict";
+// The list of tensors: a tree of modules, or a flat list, with a filter. Rows are drawn when they come into view, and
+// texts of the target are only ever set as textContent.
+{
+const data = JSON.parse(document.getElementById("tensor-data").textContent);
+const element = (id) => document.getElementById(`tensors-${id}`);
+const [section, grid, body, filter, status, detail] = ["section", "grid", "body", "filter", "status", "detail"].map(element);
+const count = data.names.length;
+const natural = new Intl.Collator("en", { numeric: true });
+const MAX_LEVELS = 32;
+const MAX_ROWS = 400000; // browsers limit the height of an element
+const MAX_PRINTED_ROWS = 2000;
+const ROWS_OUTSIDE = 8; // drawn above and below the view, so that a slow scroll shows no gap
+
+const create = (tag, className = "", text = "") => {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== "") made.textContent = text;
+  return made;
+};
+
+// Numbers as the command line writes them.
+const scaled = (value, units, base) => {
+  let at = 0;
+  while (value >= 999.5 && at < units.length - 1) [value, at] = [value / 1000, at + 1];
+  const digits = at === 0 ? String(value) : value < 99.95 ? String(Number(value.toPrecision(3))) : value.toFixed(0);
+  return base + digits + (units[at] && ` ${units[at]}`);
+};
+const formatSize = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB"], "");
+const formatCount = (elements) => scaled(elements, ["", "K", "M", "B", "T"], "");
+const formatShare = (share) => (share >= 0.9995 ? "100 %" : share >= 0.0995 ? `${(share * 100).toFixed(0)} %` : share >= 0.001 ? `${(share * 100).toFixed(1)} %` : share ? "<0.1 %" : "0 %");
+const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+const formatNumber = (value) => (value === null ? "-" : Number.isInteger(value) && Math.abs(value) < 1e7 ? value.toLocaleString("en") : String(Number(value.toPrecision(4))));
+
+const text = (column, row) => column.values[column.indices[row]];
+const sharedBy = new Map(data.shared.map((entry) => [entry[0], entry]));
+const rowsOfStorage = new Map();
+for (const [row, storage] of data.shared) rowsOfStorage.set(storage, [...(rowsOfStorage.get(storage) || []), row]);
+const twinsOf = (row) => (sharedBy.has(row) ? rowsOfStorage.get(sharedBy.get(row)[1]).filter((other) => other !== row) : []);
+
+// Sums of a module, with the bytes of a storage counted once.
+class Sum {
+  constructor() {
+    this.count = this.elements = this.bytes = 0;
+    this.storages = null;
+  }
+
+  add(row) {
+    let bytes = data.row_bytes[row];
+    let elements = data.row_elements[row];
+    this.count += 1;
+    const shared = sharedBy.get(row);
+    if (shared) {
+      const [, storage, view, size] = shared;
+      this.storages ||= new Map();
+      if (!this.storages.has(storage)) this.storages.set(storage, { taken: 0, views: new Set() });
+      const held = this.storages.get(storage);
+      if (held.views.has(view)) return;
+      held.views.add(view);
+      const counted = Math.max(0, Math.min(bytes, size - held.taken));
+      held.taken += counted;
+      if (rowsOfStorage.get(storage).length > 1 && bytes) elements = Math.floor(elements * (counted / bytes));
+      bytes = counted;
+    }
+    this.elements += elements;
+    this.bytes += bytes;
+  }
+}
+
+// The tree, built where it is opened. A node has all `rows` whose names begin with its path: its `own` tensor of exactly
+// this name, and the `inner` rows below; `offset` is where the rest of their names begins. Several equal layers are one
+// node with `members`.
+const createNode = (name, path, rows, offset, level) => {
+  const own = rows.filter((row) => data.names[row].length < offset);
+  const inner = own.length ? rows.filter((row) => data.names[row].length >= offset) : rows;
+  return { name, path, rows, own, inner, offset, level, members: null, children: null, sums: null, texts: {} };
+};
+const partEnd = (row, offset, level) => {
+  const end = level >= MAX_LEVELS ? -1 : data.names[row].indexOf(".", offset);
+  return end < 0 ? data.names[row].length : end;
+};
+const createRoot = (rows) => createNode("", "", rows, 0, 0);
+const isOpenable = (node) => node.members !== null || node.inner.length > 0;
+const sumOf = (node) => {
+  if (!node.sums) {
+    node.sums = new Sum();
+    for (const row of node.inner) node.sums.add(row);
+  }
+  return node.sums;
+};
+
+const groupBy = (items, key) => {
+  const groups = new Map();
+  for (const item of items) {
+    const own = key(item);
+    if (groups.has(own)) groups.get(own).push(item);
+    else groups.set(own, [item]);
+  }
+  return groups;
+};
+
+const listChildren = (node) => {
+  if (node.children) return node.children;
+  if (node.members) return (node.children = node.members);
+  if (node === tree && data.sections.values.length > 1) {
+    const sections = groupBy(node.rows, (row) => text(data.sections, row));
+    return (node.children = [...sections].map(([name, rows]) => createNode(name, `\n${name}`, rows, 0, 0)));
+  }
+  const parts = groupBy(node.inner, (row) => data.names[row].slice(node.offset, partEnd(row, node.offset, node.level)));
+  const children = [...parts].map(([part, rows]) => createChild(node, part, rows));
+  return (node.children = foldLayers(children, node));
+};
+
+// A module with nothing but another module is one node with it: `attention.self`.
+const createChild = (parent, part, rows) => {
+  let [name, end, level] = [part, parent.offset + part.length, parent.level + 1];
+  for (;;) {
+    const first = data.names[rows[0]];
+    if (first.length === end) break;
+    const next = first.slice(end, partEnd(rows[0], end + 1, level));
+    if (!rows.every((row) => data.names[row].startsWith(next, end) && partEnd(row, end + 1, level) === end + next.length)) break;
+    [name, end, level] = [name + next, end + next.length, level + 1];
+  }
+  return createNode(name, `${parent.path}\n${name}`, rows, end + 1, level);
+};
+
+const LAYER = /(?<![^.])(?:0|[1-9]\d{0,8})(?![^.])/g;
+const foldLayers = (children, parent) => {
+  const templates = groupBy(children, (child) => (child.name.match(LAYER) || []).length === 1 ? child.name.replace(LAYER, "#") : `\n${child.name}`);
+  const keyed = (child) => child.rows.map((row) => [data.names[row].slice(child.offset - 1), ...[data.kinds, data.dtypes, data.shapes, data.moods].map((column) => column.indices[row])].join()).join("\n");
+  const groups = new Map(); // in the order of the first layer
+  for (const child of children) groups.set(child, [child]);
+  for (const siblings of templates.values()) {
+    if (siblings.length < 2) continue;
+    for (const [first, ...others] of groupBy(siblings, keyed).values()) {
+      groups.set(first, [first, ...others]);
+      for (const other of others) groups.delete(other);
+    }
+  }
+  return [...groups.values()].map((members) => (members.length > 1 ? joinMembers(members, parent) : members[0]));
+};
+
+const formatNumbers = (numbers) => {
+  const runs = [];
+  for (const number of [...numbers].sort((a, b) => a - b)) {
+    const last = runs[runs.length - 1];
+    if (last && last[1] === number - 1) last[1] = number;
+    else runs.push([number, number]);
+  }
+  const texts = runs.slice(0, 6).map(([a, b]) => (b > a + 1 ? `${a}..${b}` : b > a ? `${a},${b}` : `${a}`));
+  return `{${texts.join()}${runs.length > 6 ? `,… ${numbers.length} in all` : ""}}`;
+};
+
+const joinMembers = (members, parent) => {
+  const numbers = formatNumbers(members.map((member) => Number(member.name.match(LAYER)[0])));
+  const name = members[0].name.replace(LAYER, () => numbers);
+  const joined = createNode(name, `${parent.path}\n${name}`, members.flatMap((member) => member.rows), 0, 0);
+  joined.members = members;
+  return joined;
+};
+
+// Columns: the text of a tensor, the text of a module, and what a column is sorted by.
+const describeModule = (node, name, column) => {
+  if (!(name in node.texts)) {
+    const values = new Set(node.inner.map((row) => column.indices[row]));
+    node.texts[name] = values.size === 1 ? column.values[column.indices[node.inner[0]]] : plural(values.size, name);
+  }
+  return node.texts[name];
+};
+const textColumn = (name, column) => ({ name, text: (row) => text(column, row), module: (node) => describeModule(node, name, column), key: (row) => text(column, row), moduleKey: (node) => describeModule(node, name, column) });
+const varies = (column) => column.values.length > 1;
+const columns = [
+  { name: "name", key: (row) => data.names[row], moduleKey: (node) => node.name },
+  ...(varies(data.kinds) ? [textColumn("kind", data.kinds)] : []),
+  ...(varies(data.dtypes) ? [textColumn("dtype", data.dtypes)] : []),
+  { name: "shape", text: (row) => text(data.shapes, row), module: (node) => plural(sumOf(node).count, "tensor"), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOf(node).count },
+  { name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => formatCount(sumOf(node).elements), key: (row) => data.row_elements[row], moduleKey: (node) => sumOf(node).elements },
+  { name: "bytes", right: true, text: (row) => formatSize(data.row_bytes[row]), module: (node) => formatSize(sumOf(node).bytes), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
+  ...["min", "max", "mean", "std"].filter((name) => name in data.stats).map((name) => ({ name, right: true, text: (row) => formatNumber(data.stats[name][row]), module: () => "", key: (row) => data.stats[name][row], moduleKey: (node) => summarize(name, node) })),
+  { name: "share", right: true, bar: true, text: (row) => formatShare(data.row_bytes[row] / (data.bytes || 1)), module: (node) => formatShare(sumOf(node).bytes / (data.bytes || 1)), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
+];
+const summarize = (name, node) => {
+  const numbers = node.inner.map((row) => data.stats[name][row]).filter((value) => value !== null);
+  return numbers.length ? numbers.reduce((a, b) => Math.max(a, b)) : null;
+};
+
+// The filter: words that must all be true of a tensor.
+const UNITS = { "": 1, b: 1, k: 1e3, kb: 1e3, m: 1e6, mb: 1e6, g: 1e9, gb: 1e9, t: 1e12, tb: 1e12, kib: 1024, mib: 1048576, gib: 1073741824 };
+const COMPARISONS = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
+const NUMBERS = { size: data.row_bytes, bytes: data.row_bytes, elements: data.row_elements, ...data.stats };
+const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices };
+const lowerNames = data.names.map((name) => name.toLowerCase());
+
+const matchText = (pattern) => {
+  if (!/[*?]/.test(pattern)) return (value) => value.includes(pattern);
+  const expression = new RegExp(`^${pattern.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".")}$`, "s");
+  return (value) => expression.test(value);
+};
+const matchShape = (pattern) => {
+  const sizes = pattern.replace(/^\[|\]$/g, "").split(/[,x]/);
+  return (value) => {
+    const own = value.slice(1, -1).split(",");
+    return own.length === sizes.length && sizes.every((size, axis) => size === "*" || size === own[axis]);
+  };
+};
+// Checks each value of a column once, not each tensor.
+const matchChoice = (column, match) => {
+  const matches = column.values.map((value) => match(value.toLowerCase()));
+  return (row) => matches[column.indices[row]];
+};
+
+const parseWord = (word) => {
+  const compared = /^(\w+)(<=|>=|<|>|=)(.*)$/.exec(word);
+  if (compared) {
+    const [, field, sign, value] = compared;
+    const number = /^([-+]?[\d.]+(?:e[-+]?\d+)?)([a-z]*)$/.exec(value);
+    if (!(field in NUMBERS)) throw new Error(`${field} is not a number of this page: use ${Object.keys(NUMBERS).join(", ")}`);
+    if (!number || !(number[2] in UNITS) || Number.isNaN(Number(number[1]))) throw new Error(`${word}: write a number after ${sign}, such as ${field}${sign}1${field === "size" || field === "bytes" ? "MB" : "000"}`);
+    const limit = Number(number[1]) * UNITS[number[2]];
+    return (row) => NUMBERS[field][row] !== null && COMPARISONS[sign](NUMBERS[field][row], limit);
+  }
+  const [, field, value] = /^(name|dtype|kind|shape|section|device):(.*)$/.exec(word) || [null, null, word];
+  if (field === "shape" || (!field && word.startsWith("["))) return matchChoice(data.shapes, matchShape(value));
+  const match = matchText(value);
+  if (field && field !== "name") return matchChoice(TEXTS[field], value.includes("*") ? match : (own) => own.replace(/\?$/, "") === value);
+  const [dtype, kind] = [data.dtypes, data.kinds].map((column) => matchChoice(column, (own) => !field && own.replace(/\?$/, "") === value));
+  return (row) => match(lowerNames[row]) || dtype(row) || kind(row);
+};
+
+const parseFilter = (entered) => {
+  const words = entered.toLowerCase().split(/\s+/).filter(Boolean);
+  const tests = words.map((word) => {
+    if (!/^[-!]./.test(word)) return parseWord(word);
+    const test = parseWord(word.slice(1));
+    return (row) => !test(row);
+  });
+  return (row) => tests.every((test) => test(row));
+};
+
+// What is shown: rows of the view, and the state that they follow from.
+let view = [];
+let matches = [];
+let tree = null;
+let isTree = true;
+let sort = null; // {column, down}
+let active = 0;
+let rowHeight = 0;
+let everything = null;
+const opened = new Set();
+
+const compareKeys = (a, b) => {
+  if (a === null || b === null || a === undefined || b === undefined) return 0;
+  return typeof a === "number" && typeof b === "number" ? a - b : natural.compare(String(a), String(b));
+};
+const sortBy = (items, key) => {
+  if (!sort) return items;
+  const keyed = items.map((item) => ({ item, key: key(item) }));
+  // Rows without a number stay last in both directions.
+  const isMissing = (entry) => entry.key === null || entry.key === undefined;
+  keyed.sort((a, b) => isMissing(a) - isMissing(b) || (sort.down ? -1 : 1) * compareKeys(a.key, b.key));
+  return keyed.map((entry) => entry.item);
+};
+
+const listView = () => {
+  if (!isTree) return sortBy(matches, (row) => sort.column.key(row)).map((row) => ({ row, level: 1, node: null, label: sectionPrefix(row) + data.names[row] }));
+  const rows = [];
+  const visit = (node, level) => {
+    const children = sortBy(listChildren(node), (child) => (isOpenable(child) ? sort.column.moduleKey(child) : sort.column.key(child.own[0])));
+    for (const child of children) {
+      if (!child.members) for (const row of child.own) rows.push({ row, level, node: null, label: child.name });
+      if (!isOpenable(child)) continue;
+      rows.push({ row: -1, level, node: child, label: child.name });
+      if (opened.has(child.path)) visit(child, level + 1);
+    }
+  };
+  visit(tree, 1);
+  return rows;
+};
+const sectionPrefix = (row) => (data.sections.values.length > 1 ? `${text(data.sections, row)}: ` : "");
+
+// Opens modules from the top as long as few rows are shown, so that a reader sees more than one closed module.
+const openFirst = () => {
+  let nodes = [tree];
+  for (let level = 0; level < MAX_LEVELS; level += 1) {
+    const children = nodes.flatMap(listChildren);
+    if (children.length > 12 || !children.length) return;
+    for (const node of nodes) opened.add(node.path);
+    nodes = children.filter((child) => isOpenable(child) && !child.members);
+  }
+};
+const openAll = (node) => {
+  opened.add(node.path);
+  for (const child of listChildren(node)) if (isOpenable(child)) openAll(child);
+};
+
+const applyFilter = () => {
+  let test = null;
+  let problem = "";
+  try {
+    test = filter.value.trim() ? parseFilter(filter.value) : null;
+  } catch (error) {
+    problem = error.message;
+  }
+  filter.toggleAttribute("aria-invalid", Boolean(problem));
+  if (problem) {
+    status.textContent = problem;
+    status.className = "status bad";
+    return;
+  }
+  const all = everything || (everything = data.names.map((_, row) => row));
+  matches = test ? all.filter(test) : all;
+  tree = null;
+  refresh(true);
+  const sum = new Sum();
+  if (test) for (const row of matches) sum.add(row);
+  const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => `all ${column.values[0].replace(/\?$/, " (assumed)")}`);
+  status.className = "status";
+  status.textContent = test
+    ? `${matches.length.toLocaleString("en")} of ${plural(count, "tensor")}, ${formatSize(sum.bytes)} of ${formatSize(data.bytes)}`
+    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same].join(", ");
+};
+
+const refresh = (isNew) => {
+  if (isTree && !tree) {
+    tree = createRoot(matches);
+    if (matches.length === count) openFirst();
+    else if (matches.length <= 500) openAll(tree);
+  }
+  const held = view[active];
+  view = listView();
+  const at = held && !isNew ? view.findIndex((entry) => (held.node ? entry.node === held.node : entry.row === held.row && !entry.node)) : 0;
+  active = Math.max(0, at);
+  if (isNew) grid.scrollTop = 0;
+  grid.setAttribute("aria-rowcount", String(view.length + 1));
+  element("more").textContent = view.length > MAX_ROWS ? `The first ${MAX_ROWS.toLocaleString("en")} rows are shown. Filter to see others.` : "";
+  if (view.length > MAX_ROWS) view.length = MAX_ROWS;
+  body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
+  element("none").hidden = view.length > 0;
+  draw();
+};
+
+const drawCell = (column, entry, share) => {
+  const cell = create("div", column.right ? "cell n" : "cell");
+  cell.setAttribute("role", "gridcell");
+  cell.dataset.column = column.name;
+  const shown = create("span", "", entry.node ? column.module(entry.node) : column.text(entry.row));
+  if (column.bar) {
+    const bar = create("span", "share");
+    const fill = create("span", "fill");
+    fill.style.width = `${Math.min(100, share * 100)}%`;
+    bar.append(fill);
+    cell.append(bar);
+  }
+  cell.append(shown);
+  return cell;
+};
+
+const drawRow = (entry, at) => {
+  const line = create("div", `row${entry.node ? " module" : ""}`);
+  const mood = entry.node ? "" : text(data.moods, entry.row);
+  if (mood) line.classList.add(mood);
+  line.id = `tensors-row-${at}`;
+  line.setAttribute("role", "row");
+  line.setAttribute("aria-rowindex", String(at + 2));
+  line.setAttribute("aria-level", String(entry.level));
+  line.setAttribute("aria-selected", String(at === active));
+  if (entry.node) line.setAttribute("aria-expanded", String(opened.has(entry.node.path)));
+  line.style.top = `${at * rowHeight}px`;
+  const name = create("div", "cell name");
+  name.setAttribute("role", "rowheader");
+  name.style.paddingLeft = `${(entry.level - 1) * 1.1}em`;
+  name.append(create("span", entry.node ? "twist" : "twist none"), create("span", "label", entry.label));
+  if (entry.node) {
+    const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
+    if (layers) name.append(create("span", "remark", layers));
+  } else {
+    const [twin, ...others] = twinsOf(entry.row);
+    if (twin !== undefined) {
+      const link = create("button", "link", `= ${data.names[twin]}`);
+      link.type = "button";
+      link.tabIndex = -1;
+      link.setAttribute("aria-label", `shares storage with ${data.names[twin]}: go there`);
+      link.addEventListener("click", (event) => { event.stopPropagation(); reveal(twin); });
+      name.append(link);
+      if (others.length) name.append(create("span", "remark", `+ ${others.length}`));
+    }
+    const remark = [varies(data.devices) ? text(data.devices, entry.row) : "", text(data.remarks, entry.row)].filter(Boolean).join(", ");
+    if (remark) name.append(create("span", "remark", remark));
+  }
+  const share = (entry.node ? sumOf(entry.node).bytes : data.row_bytes[entry.row]) / (data.bytes || 1);
+  line.append(name, ...columns.slice(1).map((column) => drawCell(column, entry, share)));
+  line.addEventListener("click", () => { active = at; activate(); });
+  return line;
+};
+
+const draw = (first = null, last = null) => {
+  const start = first ?? Math.max(0, Math.floor(grid.scrollTop / rowHeight) - ROWS_OUTSIDE);
+  const end = last ?? Math.min(view.length, Math.ceil((grid.scrollTop + grid.clientHeight) / rowHeight) + ROWS_OUTSIDE);
+  body.replaceChildren(...view.slice(start, end).map((entry, offset) => drawRow(entry, start + offset)));
+  if (active >= start && active < end) grid.setAttribute("aria-activedescendant", `tensors-row-${active}`);
+  else grid.removeAttribute("aria-activedescendant");
+};
+
+const moveTo = (at) => {
+  active = Math.max(0, Math.min(view.length - 1, at));
+  const top = active * rowHeight;
+  const head = grid.firstElementChild.offsetHeight;
+  if (top < grid.scrollTop) grid.scrollTop = top;
+  else if (top + rowHeight + head > grid.scrollTop + grid.clientHeight) grid.scrollTop = top + rowHeight + head - grid.clientHeight;
+  draw();
+};
+
+const toggle = (node, open) => {
+  if (open) opened.add(node.path);
+  else opened.delete(node.path);
+  refresh(false);
+};
+
+const activate = () => {
+  const entry = view[active];
+  if (!entry) return;
+  if (entry.node) return toggle(entry.node, !opened.has(entry.node.path));
+  showDetail(entry.row);
+  draw();
+};
+
+// Shows a tensor wherever it is: opens its modules, and drops a filter that hides it.
+const reveal = (row) => {
+  if (!matches.includes(row)) {
+    filter.value = "";
+    applyFilter();
+  }
+  if (isTree) {
+    const visit = (node) => {
+      for (const child of listChildren(node)) {
+        if (!child.rows.includes(row)) continue;
+        opened.add(child.path);
+        visit(child);
+      }
+    };
+    visit(tree);
+    refresh(false);
+  }
+  moveTo(view.findIndex((entry) => !entry.node && entry.row === row));
+  showDetail(row);
+  grid.focus({ preventScroll: true });
+};
+
+const showDetail = (row) => {
+  const facts = element("facts");
+  facts.replaceChildren();
+  const add = (name, value) => {
+    if (value === "" || value === "-" || value === null) return;
+    const shown = create("dd");
+    shown.append(value);
+    facts.append(create("dt", "", name), shown);
+  };
+  element("title").textContent = data.names[row];
+  if (data.sections.values.length > 1) add("section", text(data.sections, row));
+  add("kind", text(data.kinds, row));
+  add("dtype", text(data.dtypes, row));
+  add("shape", text(data.shapes, row));
+  add("elements", data.row_elements[row].toLocaleString("en"));
+  add("bytes", `${data.row_bytes[row].toLocaleString("en")} (${formatShare(data.row_bytes[row] / (data.bytes || 1))})`);
+  add("device", text(data.devices, row));
+  add("assigned at", text(data.origins, row));
+  add("remark", text(data.remarks, row));
+  for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]));
+  const twins = twinsOf(row);
+  if (twins.length) {
+    const links = create("span", "links");
+    for (const twin of twins.slice(0, 50)) {
+      const link = create("button", "link", data.names[twin]);
+      link.type = "button";
+      link.addEventListener("click", () => reveal(twin));
+      links.append(link);
+    }
+    if (twins.length > 50) links.append(create("span", "", `and ${twins.length - 50} more`));
+    add("shares storage with", links);
+  }
+  detail.hidden = false;
+};
+
+// Keys, clicks and sizes.
+grid.addEventListener("keydown", (event) => {
+  if (event.target !== grid || event.ctrlKey || event.metaKey || event.altKey) return;
+  const entry = view[active];
+  const page = Math.max(1, Math.floor(grid.clientHeight / rowHeight) - 2);
+  const moves = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: view.length - 1 };
+  if (event.key in moves) moveTo(moves[event.key]);
+  else if (event.key === "Enter" || event.key === " ") activate();
+  else if (event.key === "ArrowRight" && entry && entry.node) {
+    if (opened.has(entry.node.path)) moveTo(active + 1);
+    else toggle(entry.node, true);
+  } else if (event.key === "ArrowLeft" && entry) {
+    if (entry.node && opened.has(entry.node.path)) toggle(entry.node, false);
+    else moveTo(view.findLastIndex((other, at) => at < active && other.level < entry.level));
+  } else if (event.key === "Escape") detail.hidden = true;
+  else return;
+  event.preventDefault();
+});
+
+const heads = element("head");
+for (const column of columns) {
+  const head = create("div", column.right ? "cell n" : "cell");
+  head.setAttribute("role", "columnheader");
+  head.dataset.column = column.name;
+  const button = create("button", "", column.name);
+  button.type = "button";
+  button.addEventListener("click", () => {
+    const isSame = sort && sort.column === column;
+    const startsDown = Boolean(column.right);
+    sort = !isSame ? { column, down: startsDown } : sort.down === startsDown ? { column, down: !startsDown } : null;
+    for (const other of heads.children) other.removeAttribute("aria-sort");
+    if (sort) head.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    refresh(true);
+  });
+  head.append(button);
+  heads.append(head);
+}
+grid.setAttribute("aria-colcount", String(columns.length));
+grid.dataset.columns = columns.length > 9 ? "many" : "few";
+
+const setView = (asTree) => {
+  isTree = asTree;
+  element("tree").setAttribute("aria-pressed", String(asTree));
+  element("flat").setAttribute("aria-pressed", String(!asTree));
+  for (const id of ["open", "close"]) element(id).disabled = !asTree;
+  refresh(true);
+};
+element("tree").addEventListener("click", () => setView(true));
+element("flat").addEventListener("click", () => setView(false));
+element("open").addEventListener("click", () => { openAll(tree); refresh(false); });
+element("close").addEventListener("click", () => { opened.clear(); refresh(true); });
+element("hide").addEventListener("click", () => { detail.hidden = true; grid.focus({ preventScroll: true }); });
+
+let timer = 0;
+filter.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(applyFilter, count > 20000 ? 150 : 0);
+});
+let isQueued = false;
+grid.addEventListener("scroll", () => {
+  if (isQueued) return;
+  isQueued = true;
+  requestAnimationFrame(() => { isQueued = false; draw(); });
+});
+const measure = () => {
+  rowHeight = element("ruler").offsetHeight || 28;
+  body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
+  draw();
+};
+addEventListener("resize", measure);
+addEventListener("beforeprint", () => { rowHeight = 24; draw(0, Math.min(view.length, MAX_PRINTED_ROWS)); });
+addEventListener("afterprint", measure);
+
+section.classList.remove("waiting");
+rowHeight = element("ruler").offsetHeight || 28;
+applyFilter();
+}

@@ -1,0 +1,114 @@
+"""The tensors of a target as columns, for the list of a page that a reader filters, sorts and opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import msgspec
+
+from statecli.core import sizes
+from statecli.core.escaping import escape
+from statecli.core.model_state import TensorInfo
+from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """A column of texts that repeat: row `i` has the text `values[indices[i]]`."""
+
+    values: tuple[str, ...]
+    indices: tuple[int, ...]
+
+
+class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that shares its storage, or repeats it; the bytes of a storage count once in a sum.
+
+    Attributes:
+        row: Position of the tensor in the list.
+        storage: Number of the storage; tensors with the same number share memory.
+        view: Number of the part of the storage; tensors with the same number are the same elements.
+        bytes: Size of the storage.
+    """
+
+    row: int
+    storage: int
+    view: int
+    bytes: int
+
+
+class TensorList(msgspec.Struct, frozen=True):
+    """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
+
+    `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
+    each statistic, or nothing if the values were not read.
+    """
+
+    bytes: int
+    elements: int
+    names: tuple[str, ...]
+    sections: Choices
+    kinds: Choices
+    dtypes: Choices
+    shapes: Choices
+    devices: Choices
+    origins: Choices
+    remarks: Choices
+    moods: Choices
+    row_elements: tuple[int, ...]
+    row_bytes: tuple[int, ...]
+    shared: tuple[SharedStorage, ...] = ()
+    stats: dict[str, tuple[float | int | str | None, ...]] = {}
+
+
+def build_tensor_list(
+    tensors: Sequence[TensorInfo],
+    describe_remark: Callable[[TensorInfo], str],
+    choose_mood: Callable[[TensorInfo], str],
+    format_device: Callable[[TensorInfo], str],
+) -> TensorList:
+    """Return the list. The tensors' remarks, moods and devices are those of the command's rows."""
+    totals = sizes.sum_by_kind(tensors)
+    return TensorList(
+        bytes=sizes.sum_bytes(tensors),
+        elements=sum(total.elements for total in totals.values()),
+        names=tuple(escape(format_fqn(tensor.fqn)) for tensor in tensors),
+        sections=_build_choices(tensor.section or "(top level)" for tensor in tensors),
+        kinds=_build_choices(map(format_kind, tensors)),
+        dtypes=_build_choices(tensor.dtype for tensor in tensors),
+        shapes=_build_choices(format_shape(tensor.shape) for tensor in tensors),
+        devices=_build_choices(map(format_device, tensors)),
+        origins=_build_choices(format_origin(t.origin) if t.origin else "" for t in tensors),
+        remarks=_build_choices(map(describe_remark, tensors)),
+        moods=_build_choices(map(choose_mood, tensors)),
+        row_elements=tuple(tensor.elements for tensor in tensors),
+        row_bytes=tuple(tensor.nbytes for tensor in tensors),
+        shared=_list_shared_storages(tensors),
+        stats=_build_stats(tensors),
+    )
+
+
+def _build_choices(texts: Iterable[str]) -> Choices:
+    numbers: dict[str, int] = {}
+    indices = tuple([numbers.setdefault(text, len(numbers)) for text in texts])
+    return Choices(tuple(map(escape, numbers)), indices)
+
+
+def _list_shared_storages(tensors: Sequence[TensorInfo]) -> tuple[SharedStorage, ...]:
+    storages: dict[Hashable, int] = {}
+    views: dict[Hashable, int] = {}
+    shared = []
+    for row, tensor in enumerate(tensors):
+        size = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else None
+        is_expanded = size is not None and tensor.nbytes > size
+        if not tensor.tied_to and not is_expanded:
+            continue
+        key: Hashable = (tensor.storage,) if tensor.tied_to else row
+        storage = storages.setdefault(key, len(storages))
+        view = views.setdefault((key, tensor.storage_offset, tensor.shape), len(views))
+        shared.append(SharedStorage(row, storage, view, tensor.nbytes if size is None else size))
+    return tuple(shared)
+
+
+def _build_stats(tensors: Sequence[TensorInfo]) -> dict[str, tuple[float | int | str | None, ...]]:
+    if all(tensor.stats is None for tensor in tensors):
+        return {}
+    return {name: tuple(getattr(tensor.stats, name, None) for tensor in tensors) for name in STATS_FIELDS}

@@ -1,0 +1,272 @@
+"""The list of tensors on the page of `inspect`, in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from statecli.core.units import format_count, format_size
+from tests.render.browser import CHROMEDRIVER, CHROMIUM, Browser
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    pytest.mark.skipif(CHROMEDRIVER is None, reason="chromedriver is not installed"),
+]
+
+#: Texts of the rows in view, one for each cell.
+ROWS = """return [...document.querySelectorAll('#tensors-body .row')].map((row) => [...row.children].map((cell) =>
+  cell.classList.contains('name') ? cell.querySelector('.label').textContent : cell.textContent))"""
+TYPE = """const box = document.getElementById('tensors-filter');
+  box.value = arguments[0]; box.dispatchEvent(new Event('input'));"""
+STATUS = "return document.getElementById('tensors-status').textContent"
+#: The texts with a contrast below 4.5 (WCAG 2.2, 1.4.3), and the ground of the page.
+CONTRASTS = """
+  const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const luminance = (color) => color.match(/[\\d.]+/g).slice(0, 3).map((part) => linear(part / 255))
+    .reduce((sum, part, n) => sum + part * [0.2126, 0.7152, 0.0722][n], 0);
+  const ground = (e) => {
+    const color = getComputedStyle(e).backgroundColor;
+    return color.endsWith(', 0)') ? e.parentElement ? ground(e.parentElement) : 'rgb(255, 255, 255)' : color;
+  };
+  const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  const poor = [...document.querySelectorAll('body *')].filter((e) => {
+    if (!hasText(e) || !e.getClientRects().length || e.disabled) return false;
+    const [a, b] = [getComputedStyle(e).color, ground(e)].map(luminance);
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
+  });
+  return [poor.map((e) => e.textContent), ground(document.body)]"""
+HOSTILE = [
+    "</script><script>document.title='taken'</script>",
+    "<img src=x onerror=document.title='taken'>",
+    "\"'><svg onload=document.title='taken'>",
+    "a\u202eb\x1b[31m",
+    "x" * 10_000,
+    "__proto__",
+    "constructor",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+def save_page(target, path, *options):
+    command = [sys.executable, "-m", "statecli", "inspect", target, "-f", "html", "-o", path, *options]
+    assert subprocess.run(command, capture_output=True, check=False).returncode in (0, 1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def state():
+    state = {"wte.weight": torch.ones(50, 8)}
+    for layer in range(12):
+        state[f"h.{layer}.attn.weight"] = torch.full((8, 24), float(layer))
+        state[f"h.{layer}.attn.bias"] = torch.zeros(24, dtype=torch.bfloat16)
+    state["h.12.attn.weight"] = torch.ones(16, 24)
+    state["ids"] = torch.arange(3)
+    return state | {"head.weight": state["wte.weight"]}
+
+
+@pytest.fixture(scope="module")
+def page(state, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    torch.save(state, folder / "net.pt")
+    return save_page(folder / "net.pt", folder / "net.html")
+
+
+@pytest.fixture
+def shown(browser, page):
+    browser.show(page)
+    yield browser
+    assert browser.list_errors() == []
+
+
+def filtered(browser, text):
+    browser.run(TYPE, text)
+    browser.wait("setTimeout(done, 0)")
+    return browser.run("document.getElementById('tensors-flat').click();" + ROWS)
+
+
+def test_equal_layers_share_a_row_that_opens(shown):
+    """Twelve equal layers are one row with their sums; a click shows each of them."""
+    rows = shown.run(ROWS)
+    assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
+    assert rows[2][1:] == ["parameter?", "2 dtypes", "24 tensors", "2.59 K", "9.79 kB", "76 %"]
+    opened = shown.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
+    assert [row[0] for row in opened[3:15]] == [f"{layer}.attn" for layer in range(12)]
+
+
+def test_shared_storage_counts_once_and_is_a_link(shown, state):
+    """The sums of the page are those of the checkpoint, and the link of a tied tensor leads to the other one."""
+    distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
+    elements, size = (sum(measure(tensor) for tensor in distinct) for measure in (torch.numel, lambda t: t.nbytes))
+    assert shown.run(STATUS) == f"28 tensors, {format_count(elements)} elements, {format_size(size)}"
+    went = shown.run(
+        "document.querySelector('#tensors-body .link').click();"
+        "return [document.getElementById('tensors-title').textContent,"
+        " document.querySelector('[aria-selected=true] .label').textContent]"
+    )
+    assert went == ["head.weight", "head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "keep"),
+    [
+        ("attn.bias", lambda name, t: "attn.bias" in name),
+        ("*.weight", lambda name, t: name.endswith(".weight")),
+        ("h.?.*", lambda name, t: re.fullmatch(r"h\..\..*", name)),
+        ("float32", lambda name, t: t.dtype == torch.float32),
+        ("dtype:bfloat16 h.1", lambda name, t: t.dtype == torch.bfloat16 and "h.1" in name),
+        ("[*,24]", lambda name, t: t.dim() == 2 and t.shape[1] == 24),
+        ("shape:50x8", lambda name, t: t.shape == (50, 8)),
+        ("size>0.5kB -head", lambda name, t: t.nbytes > 500 and "head" not in name),
+        ("elements<=24", lambda name, t: t.numel() <= 24),
+        ("kind:buffer", lambda name, t: name == "ids"),
+        ("ATTN", lambda name, t: "attn" in name),
+    ],
+)
+def test_a_filter_keeps_the_tensors_that_match(shown, state, text, keep):
+    """By name, glob, dtype, kind, shape and size, as torch counts them; the number of matches is in the status."""
+    expected = [name for name, tensor in state.items() if keep(name, tensor)]
+    assert [row[0] for row in filtered(shown, text)] == expected
+    assert shown.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("size>big", "size>big: write a number after >, such as size>1MB"), ("std<1", "std is not a number of this page")],
+)
+def test_a_wrong_filter_says_what_to_write(shown, text, problem):
+    """The rows stay, and the status names the word."""
+    assert len(filtered(shown, text)) == 28
+    assert shown.run(STATUS).startswith(problem)
+
+
+def test_every_column_sorts(shown, state):
+    """Numbers from the largest, then from the smallest, then in the order of the file."""
+    press = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click();"
+    filtered(shown, "")
+    sizes = [tensor.nbytes for tensor in state.values()]
+    by_size = sorted(range(28), key=lambda n: -sizes[n])
+    for order in (by_size, sorted(range(28), key=lambda n: sizes[n]), range(28)):
+        assert [row[0] for row in shown.run(press + ROWS)] == [[*state][n] for n in order]
+
+
+def test_keys_walk_the_tree(shown):
+    """Tab reaches the tree; arrows move, open and close; Enter shows a tensor."""
+    active = (
+        "const row = document.getElementById(document.activeElement.getAttribute('aria-activedescendant'));"
+        "return [row.querySelector('.label').textContent, row.getAttribute('aria-level'), row.ariaExpanded]"
+    )
+    shown.run("document.querySelector('#tensors-head .cell:last-child button').focus()")
+    shown.run("document.getElementById('tensors-grid').focus()")
+    shown.press("Down", "Down")
+    assert shown.run(active) == ["{0..11}.attn", "2", "false"]
+    shown.press("Right", "Right", "Right", "Right")
+    assert shown.run(active) == ["weight", "4", None]
+    shown.press("Enter")
+    assert shown.run("return document.getElementById('tensors-title').textContent") == "h.0.attn.weight"
+    shown.press("Left", "Left")
+    assert shown.run(active) == ["0.attn", "3", "false"]
+
+
+def test_controls_are_labelled_and_reached_in_order(shown):
+    """Each control has a name; Tab goes from the filter to the tree in the order of the page."""
+    names = "return [...document.querySelectorAll('input, button')].map((e) => (e.ariaLabel || e.textContent).trim())"
+    assert all(shown.run(names))
+    shown.run("document.getElementById('tensors-filter').focus()")
+    reached = []
+    for _ in range(12):
+        shown.press("Tab")
+        reached.append(shown.run("return document.activeElement.id || document.activeElement.textContent"))
+    assert reached[:4] == ["tensors-tree", "tensors-flat", "tensors-open", "tensors-close"]
+    assert "tensors-grid" in reached
+    roles = shown.run("return [...document.querySelectorAll('[role=treegrid] [role]')].map((e) => e.role)")
+    assert {"rowgroup", "row", "columnheader", "rowheader", "gridcell"} == set(roles)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_are_legible_and_fit_a_phone(browser, page, scheme):
+    """Each text has a contrast of 4.5 to 1 on its ground, in both themes; a phone has no sideways scroll."""
+    browser.show(page, width=375, height=800, scheme=scheme)
+    assert browser.run("return document.documentElement.scrollWidth") == 375
+    assert browser.run("return document.getElementById('tensors-grid').scrollWidth <= 351") is True
+    poor, ground = browser.run(CONTRASTS)
+    assert poor == []
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
+
+
+def test_a_print_has_the_rows_and_no_controls(browser, page):
+    """On paper the list is as long as its rows."""
+    browser.show(page, media="print")
+    sizes = browser.run(
+        "dispatchEvent(new Event('beforeprint')); const list = document.getElementById('tensors-grid');"
+        "return [list.scrollHeight - list.clientHeight, document.querySelectorAll('#tensors-body .row').length,"
+        " document.getElementById('tensors-filter').getClientRects().length]"
+    )
+    assert sizes == [0, 6, 0]
+
+
+def test_hostile_names_are_text(browser, tmp_path):
+    """No name becomes an element, runs, or keeps another tensor from its row."""
+    state = {f"{name}.{n}": torch.ones(2) for n, name in enumerate(HOSTILE)} | {"<b>.é😀": torch.ones(3)}
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
+    tags = "return [...new Set([...document.querySelectorAll('#tensors-section *')].map((e) => e.localName))].sort()"
+    filtered(browser, "")
+    browser.run("document.querySelector('#tensors-body .row').click()")
+    rows = browser.run(ROWS)
+    assert len(rows) == len(state)
+    assert rows[0][0] == f"{HOSTILE[0]}.0"
+    assert "\\u202e" in rows[3][0]
+    assert not {"img", "svg", "b", "script"} & set(browser.run(tags))
+    assert browser.run("return [document.title, document.documentElement.scrollWidth]") == [
+        str(tmp_path / "net.pt"),
+        1280,
+    ]
+    assert browser.list_errors() == []
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """100,000 tensors with different names and shapes."""
+    folder = tmp_path_factory.mktemp("large")
+    header, end = {}, 0
+    for n in range(100_000):
+        size = 4 * (n % 977 + 1)
+        name = f"model.part{n % 2999}.expert_{n % 977}.layers.{n % 64}.proj{n}.weight"
+        header[name] = {"dtype": "F32", "shape": [n % 977 + 1], "data_offsets": [end, end + size]}
+        end += size
+    raw = json.dumps(header).encode()
+    with open(folder / "large.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + end)
+    return save_page(folder / "large.safetensors", folder / "large.html")
+
+
+def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
+    """The page has at most 60 MB, draws only rows in view, and finds a tensor by its name."""
+    assert large.stat().st_size < 60e6
+    browser.show(large)
+    assert browser.run("return document.querySelectorAll('#tensors-body .row').length") < 60
+    browser.run(TYPE, "proj99999.")
+    browser.wait("setTimeout(done, 300)")
+    assert browser.run(STATUS).startswith("1 of 100,000 tensors")
+    assert browser.run("document.getElementById('tensors-flat').click();" + ROWS)[0][0].endswith(".proj99999.weight")
+    browser.run(
+        "const box = document.getElementById('tensors-filter'); box.value = ''; box.dispatchEvent(new Event('input'))"
+    )
+    browser.wait("setTimeout(done, 300)")
+    browser.wait("document.getElementById('tensors-grid').scrollTop = 1e9; setTimeout(done, 100)")
+    assert browser.run(ROWS)[-1][0].endswith(".proj99999.weight")
+    assert browser.list_errors() == []
