@@ -21,16 +21,16 @@ ALARM_WIDTH = 3.0
 
 def build_curve_picture(chart: Curve) -> Picture:
     """Lay out the curve."""
-    plot = Box(58.0, 30.0, 1080.0, 300.0)
+    plot = Box(58.0, 30.0, 380.0, 150.0) if chart.small else Box(58.0, 30.0, 1080.0, 300.0)
     values = [value for value in chart.values if math.isfinite(value)]
     up = _choose_scale(values)
-    across = build_linear_scale(min(chart.places, default=0.0), max(chart.places, default=0.0), 8)
+    across = build_linear_scale(min(chart.places, default=0.0), max(chart.places, default=0.0), 4 if chart.small else 8)
     xs = [plot.to_x(across.compute_share(place)) for place in chart.places]
     ys = [_compute_y(up, value, plot) if math.isfinite(value) else None for value in chart.values]
     return Picture(
         title=chart.title,
         note=_describe_curve(chart),
-        width=1100.0,
+        width=plot.right + 20.0,
         height=plot.bottom + 40.0,
         plot=plot,
         marks=(),
@@ -39,7 +39,7 @@ def build_curve_picture(chart: Curve) -> Picture:
         unit=chart.unit,
         below=chart.below,
         ground=plot.bottom,
-        wide=True,
+        wide=not chart.small,
         lines=tuple(_build_lines(xs, ys)),
         points=tuple(_build_points(chart, xs, ys, plot)),
     )
@@ -95,7 +95,7 @@ def _describe_curve(chart: Curve) -> str:
     if unknown := sum(not math.isfinite(value) for value in chart.values):
         parts.append(f"{unknown:,} not known (gaps)")
     if alarms := sum(map(bool, chart.alarms)):
-        parts.append(f"{plural(alarms, 'alarm')} (red)")
+        parts.append(f"{plural(alarms, chart.alarm_noun)} (red)")
     return "; ".join(parts)
 
 

@@ -32,6 +32,10 @@ BUFFERED_EVENTS = 2_000
 #: Lines of a group in the table for browsers without scripts, next to a list of tensors.
 MAX_LINES_WITHOUT_SCRIPT = 5_000
 
+#: Settings of a group on the page, and of a group that is open from the beginning.
+MAX_SETTINGS = 1_000
+MAX_OPEN_SETTINGS = 12
+
 #: Class of the element around a fragment; its style applies to nothing else.
 FRAGMENT_CLASS = "statecli-result"
 
@@ -69,6 +73,9 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         remarks=any(line.remark for group in page.groups for line in group.lines),
         tensor_list=tensor_list,
         max_lines=MAX_LINES_WITHOUT_SCRIPT if has_list else None,
+        settings=report.settings() if has_list else (),
+        max_settings=MAX_SETTINGS,
+        max_open_settings=MAX_OPEN_SETTINGS,
         style=_read_resource("page.css") + (_read_resource("tensors.css") if has_list else ""),
         scripts=[_read_resource("page.js"), *([_read_resource("tensors.js")] if has_list else [])],
         version=__version__,

@@ -30,7 +30,7 @@ const formatSize = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB"], "");
 const formatCount = (elements) => scaled(elements, ["", "K", "M", "B", "T"], "");
 const formatShare = (share) => (share >= 0.9995 ? "100 %" : share >= 0.0995 ? `${(share * 100).toFixed(0)} %` : share >= 0.001 ? `${(share * 100).toFixed(1)} %` : share ? "<0.1 %" : "0 %");
 const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-const formatNumber = (value) => (value === null ? "-" : Number.isInteger(value) && Math.abs(value) < 1e7 ? value.toLocaleString("en") : String(Number(value.toPrecision(4))));
+const formatNumber = (value) => (value === null ? "-" : Number.isInteger(value) && Math.abs(value) < 1e7 ? value.toLocaleString("en") : value && Math.abs(value) < 1e-4 ? value.toExponential(3).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4))));
 
 const text = (column, row) => column.values[column.indices[row]];
 const sharedBy = new Map(data.shared.map((entry) => [entry[0], entry]));
@@ -174,7 +174,7 @@ const columns = [
   ...(varies(data.kinds) ? [textColumn("kind", data.kinds)] : []),
   ...(varies(data.dtypes) ? [textColumn("dtype", data.dtypes)] : []),
   { name: "shape", text: (row) => text(data.shapes, row), module: (node) => plural(sumOf(node).count, "tensor"), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOf(node).count },
-  { name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => formatCount(sumOf(node).elements), key: (row) => data.row_elements[row], moduleKey: (node) => sumOf(node).elements },
+  ...("min" in data.stats ? [] : [{ name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => formatCount(sumOf(node).elements), key: (row) => data.row_elements[row], moduleKey: (node) => sumOf(node).elements }]),
   { name: "bytes", right: true, text: (row) => formatSize(data.row_bytes[row]), module: (node) => formatSize(sumOf(node).bytes), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
   ...["min", "max", "mean", "std"].filter((name) => name in data.stats).map((name) => ({ name, right: true, text: (row) => formatNumber(data.stats[name][row]), module: () => "", key: (row) => data.stats[name][row], moduleKey: (node) => summarize(name, node) })),
   { name: "share", right: true, bar: true, text: (row) => formatShare(data.row_bytes[row] / (data.bytes || 1)), module: (node) => formatShare(sumOf(node).bytes / (data.bytes || 1)), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
@@ -188,7 +188,7 @@ const summarize = (name, node) => {
 const UNITS = { "": 1, b: 1, k: 1e3, kb: 1e3, m: 1e6, mb: 1e6, g: 1e9, gb: 1e9, t: 1e12, tb: 1e12, kib: 1024, mib: 1048576, gib: 1073741824 };
 const COMPARISONS = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
 const NUMBERS = { size: data.row_bytes, bytes: data.row_bytes, elements: data.row_elements, ...data.stats };
-const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices };
+const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices, remark: data.remarks };
 const lowerNames = data.names.map((name) => name.toLowerCase());
 
 const matchText = (pattern) => {
@@ -219,9 +219,10 @@ const parseWord = (word) => {
     const limit = Number(number[1]) * UNITS[number[2]];
     return (row) => NUMBERS[field][row] !== null && COMPARISONS[sign](NUMBERS[field][row], limit);
   }
-  const [, field, value] = /^(name|dtype|kind|shape|section|device):(.*)$/.exec(word) || [null, null, word];
+  const [, field, value] = /^(name|dtype|kind|shape|section|device|remark):(.*)$/.exec(word) || [null, null, word];
   if (field === "shape" || (!field && word.startsWith("["))) return matchChoice(data.shapes, matchShape(value));
   const match = matchText(value);
+  if (field === "remark") return matchChoice(data.remarks, match);
   if (field && field !== "name") return matchChoice(TEXTS[field], value.includes("*") ? match : (own) => own.replace(/\?$/, "") === value);
   const [dtype, kind] = [data.dtypes, data.kinds].map((column) => matchChoice(column, (own) => !field && own.replace(/\?$/, "") === value));
   return (row) => match(lowerNames[row]) || dtype(row) || kind(row);
@@ -446,14 +447,44 @@ const reveal = (row) => {
   grid.focus({ preventScroll: true });
 };
 
+const LEVELS = ["1 %", "5 %", "25 %", "50 %", "75 %", "95 %", "99 %"];
+const addDistribution = (distribution, add) => {
+  if (!distribution) return;
+  if (distribution.reason) return add("values", distribution.reason);
+  if (distribution.quantiles) add("quantiles", distribution.quantiles.map((value, at) => `${LEVELS[at]}: ${formatNumber(value)}`).join("   "), true);
+  if (distribution.first) add("first values", distribution.first.map((value) => (value === null ? "NaN or Inf" : formatNumber(value))).join(", "), true);
+  if (!distribution.counts) return;
+  const { counts, low, high } = distribution;
+  const most = counts.reduce((a, b) => Math.max(a, b));
+  const drawing = element("histogram");
+  const draw = (tag) => document.createElementNS(drawing.namespaceURI, tag);
+  drawing.setAttribute("viewBox", `0 0 ${counts.length * 8} 64`);
+  drawing.setAttribute("aria-label", `histogram of ${counts.length} bins from ${formatNumber(low)} to ${formatNumber(high)}, at most ${most.toLocaleString("en")} values in a bin`);
+  counts.forEach((number, at) => {
+    const height = number ? Math.max(1, (number / most) * 60) : 0;
+    const [bar, title] = [draw("rect"), draw("title")];
+    const edge = (n) => formatNumber(low + (high - low) * (n / counts.length));
+    title.textContent = `${edge(at)} to ${edge(at + 1)}: ${number.toLocaleString("en")} values`;
+    for (const [name, value] of Object.entries({ class: "bar", x: at * 8, y: 64 - height, width: 7, height })) bar.setAttribute(name, value);
+    bar.append(title);
+    drawing.append(bar);
+  });
+  element("low").textContent = formatNumber(low);
+  element("high").textContent = formatNumber(high);
+  element("figure").hidden = false;
+};
+
 const showDetail = (row) => {
   const facts = element("facts");
   facts.replaceChildren();
-  const add = (name, value) => {
+  element("figure").hidden = true;
+  element("histogram").replaceChildren();
+  const add = (name, value, isWide = false) => {
     if (value === "" || value === "-" || value === null) return;
-    const shown = create("dd");
+    const [pair, shown] = [create("div", isWide ? "wide" : ""), create("dd")];
     shown.append(value);
-    facts.append(create("dt", "", name), shown);
+    pair.append(create("dt", "", name), shown);
+    facts.append(pair);
   };
   element("title").textContent = data.names[row];
   if (data.sections.values.length > 1) add("section", text(data.sections, row));
@@ -464,8 +495,9 @@ const showDetail = (row) => {
   add("bytes", `${data.row_bytes[row].toLocaleString("en")} (${formatShare(data.row_bytes[row] / (data.bytes || 1))})`);
   add("device", text(data.devices, row));
   add("assigned at", text(data.origins, row));
-  add("remark", text(data.remarks, row));
+  add("remark", text(data.remarks, row), true);
   for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]));
+  if (data.distributions) addDistribution(data.distributions[row], add);
   const twins = twinsOf(row);
   if (twins.length) {
     const links = create("span", "links");
@@ -476,7 +508,7 @@ const showDetail = (row) => {
       links.append(link);
     }
     if (twins.length > 50) links.append(create("span", "", `and ${twins.length - 50} more`));
-    add("shares storage with", links);
+    add("shares storage with", links, true);
   }
   detail.hidden = false;
 };
@@ -519,7 +551,7 @@ for (const column of columns) {
   heads.append(head);
 }
 grid.setAttribute("aria-colcount", String(columns.length));
-grid.dataset.columns = columns.length > 9 ? "many" : "few";
+grid.dataset.columns = columns.length > 7 ? "many" : "few";
 
 const setView = (asTree) => {
   isTree = asTree;

@@ -249,6 +249,10 @@ class Curve(msgspec.Struct, frozen=True):
     #: The meaning of a value and of a place: "L2 norm", "step".
     unit: str = ""
     below: str = ""
+    #: Whether several curves stand in a row.
+    small: bool = False
+    #: Noun for a value with an alarm.
+    alarm_noun: str = "alarm"
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -258,6 +262,13 @@ class Spread(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     counts: tuple[int, ...]
     unit: str = ""
+
+
+class SettingGroup(msgspec.Struct, frozen=True):
+    """Settings of one source, such as `config.json`, as pairs of a name and a value in words."""
+
+    title: str
+    settings: tuple[tuple[str, str], ...]
 
 
 class RuleText(msgspec.Struct, frozen=True):
@@ -357,6 +368,8 @@ class Report(msgspec.Struct, frozen=True):
     patch: tuple[str, ...] = ()
     #: The tensors as a list to filter and sort, for outputs that can; None: the rows of the page.
     tensor_list: Callable[[], TensorList] | None = None
+    #: Settings next to the tensors, for outputs with room.
+    settings: Callable[[], tuple[SettingGroup, ...]] = tuple
 
     def describe_findings(self) -> tuple[Finding, ...]:
         """Return all findings as outputs show them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from statecli.core.model_state import Scalar, Settings
+from statecli.report import SettingGroup
 
 #: Settings in the title of a folder, under the last part of their names.
 _HEADLINE_SETTINGS = (
@@ -29,6 +30,18 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
         named = values.get("config.architectures") or values.get("config._class_name")
         if named:
             yield "architecture", f"architecture {named}"
+
+
+def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
+    """Return the settings by the file of the folder that has them; those of the checkpoint itself first."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for key, value in settings.values.items():
+        file, _, name = key.partition(".")
+        title, name = (f"{file}.json", name) if name and file in settings.beside else ("metadata", key)
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        groups.setdefault(title, []).append((name, text))
+    titles = sorted(groups, key=lambda title: title != "metadata")
+    return tuple(SettingGroup(title, tuple(groups[title])) for title in titles)
 
 
 def select_headline(settings: Settings) -> dict[str, Scalar]:

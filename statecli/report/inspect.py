@@ -57,6 +57,7 @@ from statecli.report import (
     tree,
 )
 from statecli.report.documents.inspect import build_inspect_document
+from statecli.report.layer_roles import MAX_CHARTS, build_curve, list_roles
 from statecli.report.problems import (
     build_accepted_notes,
     format_severities,
@@ -118,6 +119,8 @@ def build_inspect_report(
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
+        charts=lambda: tuple(map(build_curve, list_roles(state.tensors)[:MAX_CHARTS])),
+        settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
     )
 
@@ -125,15 +128,21 @@ def build_inspect_report(
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     """Return the list of tensors for a page; names of tied tensors are links there, not remarks."""
     state = _fold_weights(inspection).state
+    outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}
     live = state.traits.is_class
 
     def describe_remark(tensor: TensorInfo) -> str:
         status = _describe_status(tensor, live)
-        return _describe_remark(replace(tensor, tied_to=()), status, view, is_reported=tensor.fqn in reported)
+        remark = _describe_remark(replace(tensor, tied_to=()), status, view, is_reported=tensor.fqn in reported)
+        return ", ".join(filter(None, (outliers.get((tensor.section, tensor.fqn)), remark)))
+
+    def choose_mood(tensor: TensorInfo) -> str:
+        has_nonfinite = tensor.stats is not None and bool(tensor.stats.nan or tensor.stats.inf)
+        return _choose_mood(tensor) or ("warn" if has_nonfinite or (tensor.section, tensor.fqn) in outliers else "")
 
     rows = arrange_tensors(state.tensors, view)
-    return build_tensor_list(rows, describe_remark, _choose_mood, _format_device)
+    return build_tensor_list(rows, describe_remark, choose_mood, _format_device, inspection.distributions)
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:

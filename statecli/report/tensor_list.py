@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from statecli.core import sizes
 from statecli.core.escaping import escape
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
+from statecli.core.value_distribution import Distribution
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class TensorList(msgspec.Struct, frozen=True):
     """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
-    each statistic, or nothing if the values were not read.
+    each statistic, or nothing if the values were not read; so has `distributions` a row for each tensor.
     """
 
     bytes: int
@@ -57,6 +58,7 @@ class TensorList(msgspec.Struct, frozen=True):
     row_bytes: tuple[int, ...]
     shared: tuple[SharedStorage, ...] = ()
     stats: dict[str, tuple[float | int | str | None, ...]] = {}
+    distributions: tuple[Distribution | None, ...] = ()
 
 
 def build_tensor_list(
@@ -64,6 +66,7 @@ def build_tensor_list(
     describe_remark: Callable[[TensorInfo], str],
     choose_mood: Callable[[TensorInfo], str],
     format_device: Callable[[TensorInfo], str],
+    distributions: Mapping[tuple[str, str], Distribution],
 ) -> TensorList:
     """Return the list. The tensors' remarks, moods and devices are those of the command's rows."""
     totals = sizes.sum_by_kind(tensors)
@@ -83,6 +86,7 @@ def build_tensor_list(
         row_bytes=tuple(tensor.nbytes for tensor in tensors),
         shared=_list_shared_storages(tensors),
         stats=_build_stats(tensors),
+        distributions=tuple(distributions.get((t.section, t.fqn)) for t in tensors) if distributions else (),
     )
 
 

@@ -445,6 +445,14 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(("--stats",), "Read the values and show min, max, mean, std, and the numbers of zeros, NaN and Inf."),
     ] = False
+    distributions: Annotated[
+        bool,
+        Option(
+            ("--distributions",),
+            "Read the values twice, and write the histogram, the quantiles and the first values of each tensor to JSON "
+            "and HTML (includes --stats).",
+        ),
+    ] = False
     parts: Annotated[
         bool,
         Option(("--parts",), "List the tensors of each quantized weight below the weight.", group=Group.ROWS),

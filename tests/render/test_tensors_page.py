@@ -222,14 +222,14 @@ def test_hostile_names_are_text(browser, tmp_path):
     state = {f"{name}.{n}": torch.ones(2) for n, name in enumerate(HOSTILE)} | {"<b>.é😀": torch.ones(3)}
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
-    tags = "return [...new Set([...document.querySelectorAll('#tensors-section *')].map((e) => e.localName))].sort()"
+    tags = "return [...document.querySelectorAll('#tensors-body *, #tensors-title *, dl *')].map((e) => e.localName)"
     filtered(browser, "")
     browser.run("document.querySelector('#tensors-body .row').click()")
     rows = browser.run(ROWS)
     assert len(rows) == len(state)
     assert rows[0][0] == f"{HOSTILE[0]}.0"
     assert "\\u202e" in rows[3][0]
-    assert not {"img", "svg", "b", "script"} & set(browser.run(tags))
+    assert set(browser.run(tags)) <= {"div", "span", "button", "dt", "dd"}
     assert browser.run("return [document.title, document.documentElement.scrollWidth]") == [
         str(tmp_path / "net.pt"),
         1280,
@@ -269,4 +269,25 @@ def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
     browser.wait("setTimeout(done, 300)")
     browser.wait("document.getElementById('tensors-grid').scrollTop = 1e9; setTimeout(done, 100)")
     assert browser.run(ROWS)[-1][0].endswith(".proj99999.weight")
+    assert browser.list_errors() == []
+
+
+def test_a_tensor_shows_its_values(browser, tmp_path):
+    """With --distributions: the bins, quantiles and first values of JSON; an outlier among the layers is marked."""
+    state = {f"h.{n}.w": torch.linspace(-1, 1, 50) * (40 if n == 4 else 1) for n in range(9)}
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--distributions"))
+    rows = filtered(browser, "remark:*outlier*")
+    assert [row[0] for row in rows] == ["h.4.w"]
+    browser.run("document.querySelector('#tensors-body .row').click()")
+    texts_of = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    names, values = (browser.run(texts_of, f"#tensors-facts {tag}") for tag in ("dt", "dd"))
+    texts = dict(zip(names, values, strict=True))
+    bars = browser.run(texts_of, ".histogram title")
+    assert (texts["min"], texts["max"], texts["nan"]) == ("-40", "40", "0")
+    assert texts["first values"].startswith("-40, -38.37, ")
+    assert "50 %: -0.8" in texts["quantiles"]
+    assert len(bars) == 40
+    assert sum(int(bar.split(": ")[1].split()[0]) for bar in bars) == 50
+    assert browser.run("return document.querySelectorAll('.charts figure').length") == 1
     assert browser.list_errors() == []

@@ -22,6 +22,7 @@ from statecli.core.progress import Progress
 from statecli.core.result_views import ResultViews
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
+from statecli.core.value_distribution import Distribution
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -45,6 +46,7 @@ class Request(msgspec.Struct, frozen=True):
     to: str | None = None
     model: str | None = None
     stats: bool = False
+    distributions: bool = False
     selection: Selection = Selection()
     init_device: str | None = None
     input: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
         to: Device to which the tensors were moved; None without a move.
         inputs: Description of the inputs of forward; None if forward was not called.
         weights: The quantized weights; the state has their tensors.
+        distributions: How the values are spread, by section and name of the tensor.
     """
 
     state: ModelState
@@ -67,6 +70,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
     to: str | None = None
     inputs: str | None = None
     weights: tuple[LogicalWeight, ...] = ()
+    distributions: Mapping[tuple[str, str], Distribution] = {}
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -101,6 +105,10 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
 
 
 def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
+    if request.distributions:
+        raise UsageError(
+            f"{option('--distributions')}: needs a checkpoint, and {request.target} is a class; use {option('--stats')}"
+        )
     if request.model is not None:
         raise UsageError(
             f"{option('--model')}: needs a checkpoint, and {request.target} is a class; leave the option out"
@@ -197,13 +205,18 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
             from statecli.values.stats import fill_stats
 
         state = fill_stats(state, progress(size) if progress else None)
+    distributions: Mapping[tuple[str, str], Distribution] = {}
+    if request.distributions:
+        from statecli.values.distribution import compute_distributions
+
+        distributions = compute_distributions(state.tensors, progress(size) if progress else None)
     if request.to:
         with require_numpy():
             from statecli.values.to_device import place_on_device
 
         state = place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
-    return Inspection(state, tuple(findings), request.to, weights=weights)
+    return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions)
 
 
 def _select_findings(

@@ -26,6 +26,7 @@ from statecli.report.documents.shared import (
     build_problem_row,
     build_tensor_row,
 )
+from statecli.report.layer_roles import Role, list_roles
 from statecli.targets.target_result import Accepted
 
 
@@ -66,6 +67,8 @@ class WeightTotals(msgspec.Struct, frozen=True):
 class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """`statecli inspect -f json`. Consumers ignore keys they do not know.
 
+    `roles` are the tensors that each layer has, with the size of their values; the key needs `--stats`.
+
     `inputs` describes the arguments of forward; the key is left out if forward was not called.
     """
 
@@ -86,6 +89,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted: tuple[AcceptedRow, ...] = ()
     quantized: tuple[QuantizedRow, ...] = ()
     weights: WeightTotals | UnsetType = UNSET
+    roles: tuple[Role, ...] = ()
 
 
 def build_inspect_document(
@@ -100,7 +104,9 @@ def build_inspect_document(
     weights = select_weights(state.tensors, inspection.weights)
     owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts[1:]}
     owners |= {(w.codes.section, w.codes.fqn): w.fqn for w in weights if len(w.parts) > 1}
-    build_row = partial(build_tensor_row, owners=owners) if owners else build_tensor_row
+    distributions = inspection.distributions
+    has_more = owners or distributions
+    build_row = partial(build_tensor_row, owners=owners, distributions=distributions) if has_more else build_tensor_row
     return InspectDocument(
         "statecli.inspect/1",
         __version__,
@@ -119,6 +125,7 @@ def build_inspect_document(
         build_accepted_rows(accepted),
         cast("tuple[QuantizedRow, ...]", Rows(_build_quantized_row, weights)) if weights else (),
         _sum_weights(state.tensors, weights) if weights else UNSET,
+        list_roles(state.tensors),
     )
 
 

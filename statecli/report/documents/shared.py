@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core.finding import Severity
 from statecli.core.model_state import After, Evidence, Kind, Origin, Stats, TensorInfo
+from statecli.core.value_distribution import Distribution
 from statecli.report import Problem
 from statecli.targets.location import compute_fingerprint
 from statecli.targets.target_result import Accepted
@@ -43,6 +44,7 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     appeared: bool = False
     #: The quantized weight that the tensor is a part of, as in `quantized`.
     part_of: str | None = None
+    distribution: Distribution | UnsetType = UNSET
 
 
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,8 +116,15 @@ def build_accepted_rows(accepted: Iterable[Accepted]) -> tuple[AcceptedRow, ...]
     )
 
 
-def build_tensor_row(t: TensorInfo, owners: Mapping[tuple[str, str], str] | None = None) -> TensorRow:
-    """Return the row of a tensor; `owners` are the quantized weights of its parts, by section and name."""
+def build_tensor_row(
+    t: TensorInfo,
+    owners: Mapping[tuple[str, str], str] | None = None,
+    distributions: Mapping[tuple[str, str], Distribution] | None = None,
+) -> TensorRow:
+    """Return the row of a tensor.
+
+    `owners` are the quantized weights of its parts, `distributions` how its values are spread, by section and name.
+    """
     return TensorRow(
         t.fqn,
         t.section,
@@ -141,4 +150,5 @@ def build_tensor_row(t: TensorInfo, owners: Mapping[tuple[str, str], str] | None
         t.stats if t.stats is not None else UNSET,
         t.appeared,
         owners.get((t.section, t.fqn)) if owners else None,
+        distributions.get((t.section, t.fqn), UNSET) if distributions else UNSET,
     )

@@ -1,0 +1,118 @@
+"""The size of the values of each role (query, key, norm) over the layers, and the layers that stand out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+import msgspec
+
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.parameter_or_buffer import MODEL_KINDS
+from statecli.core.units import format_number
+from statecli.report import Curve, fold
+
+#: Layers of a role that are enough to say what is usual.
+MIN_LAYERS = 5
+#: A layer is an outlier if its RMS differs from the median by more than this factor, and by more than
+#: OUTLIER_DEVIATIONS times the median deviation of the layers (both on a logarithmic scale).
+OUTLIER_FACTOR = 1.5
+OUTLIER_DEVIATIONS = 9.0
+#: Roles with a chart; the others are in the JSON.
+MAX_CHARTS = 24
+
+
+class Role(msgspec.Struct, frozen=True):
+    """Tensors of the same name but for the number of their layer: `h.{0..11}.attn.weight`.
+
+    Attributes:
+        name: The name, with the range of the layers.
+        section: Section of the tensors.
+        layers: Number of each layer, in ascending order.
+        tensors: Name of the tensor of each layer.
+        rms: Root mean square of the finite values of each tensor; null without one.
+        median_rms: Median of `rms`.
+        outliers: Names of the tensors whose RMS is far from the median.
+    """
+
+    name: str
+    section: str
+    layers: tuple[int, ...]
+    tensors: tuple[str, ...]
+    rms: tuple[float | None, ...]
+    median_rms: float
+    outliers: tuple[str, ...]
+
+    def describe_outliers(self) -> dict[tuple[str, str], str]:
+        """Return `RMS 4.1, the median of 12 layers is 0.02` by section and name of each outlier."""
+        rms = dict(zip(self.tensors, self.rms, strict=True))
+        usual = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
+        return {(self.section, name): f"outlier: RMS {format_number(rms[name], 3)}, {usual}" for name in self.outliers}
+
+
+def list_roles(tensors: Iterable[TensorInfo]) -> tuple[Role, ...]:
+    """Return the roles with at least MIN_LAYERS measured layers, in the order of the target."""
+    groups: dict[tuple[str, str], dict[int, TensorInfo]] = {}
+    for tensor in tensors:
+        if tensor.stats is None or tensor.kind not in MODEL_KINDS or tensor.kind is Kind.UNREGISTERED:
+            continue
+        _, numbers = fold.split_numbers(tensor.fqn)
+        if numbers:
+            rest = map(str, numbers[1:])
+            groups.setdefault((tensor.section, fold.insert_numbers(tensor.fqn, ["#", *rest])), {})[numbers[0]] = tensor
+    roles = (_build_role(section, layers) for (section, _), layers in groups.items() if len(layers) >= MIN_LAYERS)
+    return tuple(role for role in roles if role is not None)
+
+
+def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
+    numbers = sorted(layers)
+    tensors = [layers[number] for number in numbers]
+    rms = tuple(map(_compute_rms, tensors))
+    known = [value for value in rms if value is not None]
+    if len(known) < MIN_LAYERS:
+        return None
+    usual = median(known)
+    own = fold.split_numbers(tensors[0].fqn)[1]
+    name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, own[1:])])
+    names = tuple(tensor.fqn for tensor in tensors)
+    return Role(name, section, tuple(numbers), names, rms, usual, _find_outliers(names, rms, usual))
+
+
+def _compute_rms(tensor: TensorInfo) -> float | None:
+    stats = tensor.stats
+    if stats is None or stats.mean is None or stats.nan is None or stats.inf is None:
+        return None
+    count = tensor.elements - stats.nan - stats.inf
+    rms = math.hypot(stats.mean, (stats.std or 0.0) * math.sqrt(max(count - 1, 0) / count)) if count > 0 else math.nan
+    return rms if math.isfinite(rms) else None
+
+
+def _find_outliers(names: tuple[str, ...], rms: tuple[float | None, ...], usual: float) -> tuple[str, ...]:
+    distances = {
+        name: _measure_distance(value, usual) for name, value in zip(names, rms, strict=True) if value is not None
+    }
+    limit = max(math.log(OUTLIER_FACTOR), OUTLIER_DEVIATIONS * median(distances.values()))
+    return tuple(name for name, distance in distances.items() if distance > limit)
+
+
+def _measure_distance(value: float, usual: float) -> float:
+    if value == usual:
+        return 0.0
+    return abs(math.log(value / usual)) if value > 0 and usual > 0 else math.inf
+
+
+def build_curve(role: Role) -> Curve:
+    """Return the RMS over the layers, with the outliers as alarms."""
+    outliers = role.describe_outliers()
+    return Curve(
+        role.name if role.section in ("", "model") else f"{role.section}: {role.name}",
+        role.tensors,
+        tuple(map(float, role.layers)),
+        tuple(math.nan if value is None else value for value in role.rms),
+        tuple(outliers.get((role.section, name), "") for name in role.tensors),
+        "RMS",
+        "layer",
+        small=True,
+        alarm_noun="outlier",
+    )

@@ -1,0 +1,57 @@
+"""The size of the values of each role over the layers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def read_roles(statecli, tmp_path):
+    def read(state):
+        torch.save(state, tmp_path / "net.pt")
+        return json.loads(statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "json").out).get("roles", [])
+
+    return read
+
+
+def layers(**scales):
+    """Twelve layers; the values of some are scaled: `l3=30`."""
+    generator = torch.Generator().manual_seed(1)
+    return {f"h.{n}.q.weight": torch.randn(8, 9, generator=generator) * scales.get(f"l{n}", 1) for n in range(12)}
+
+
+def test_rms_is_that_of_torch(read_roles):
+    """Root mean square of each layer, and the median of the layers."""
+    state = layers()
+    (role,) = read_roles(state)
+    expected = [tensor.double().pow(2).mean().sqrt().item() for tensor in state.values()]
+    assert role["name"] == "h.{0..11}.q.weight"
+    assert role["layers"] == [*range(12)]
+    assert role["rms"] == pytest.approx(expected)
+    assert role["median_rms"] == pytest.approx(torch.tensor(expected, dtype=torch.float64).quantile(0.5).item())
+
+
+@pytest.mark.parametrize(("scales", "names"), [({}, []), ({"l3": 30}, ["h.3.q.weight"]), ({"l7": 0}, ["h.7.q.weight"])])
+def test_a_layer_that_stands_out_is_an_outlier(read_roles, scales, names):
+    """30 times the usual size, or only zeros; layers of a usual size are not outliers."""
+    assert read_roles(layers(**scales))[0]["outliers"] == names
+
+
+def test_layers_that_grow_have_no_outlier(read_roles):
+    """A trend over the depth is not an outlier."""
+    assert read_roles(layers(**{f"l{n}": 1.2**n for n in range(12)}))[0]["outliers"] == []
+
+
+def test_a_layer_without_finite_values_has_no_rms(read_roles):
+    """The other layers keep theirs."""
+    (role,) = read_roles(layers() | {"h.2.q.weight": torch.full((8, 9), float("nan"))})
+    assert role["rms"][2] is None
+    assert None not in role["rms"][3:]
+
+
+def test_few_layers_are_not_a_role(read_roles):
+    """Four layers do not say what is usual."""
+    assert read_roles({f"h.{n}.w": torch.ones(2) for n in range(4)}) == []
