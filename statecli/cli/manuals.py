@@ -83,6 +83,18 @@ MANUALS: dict[str, Manual] = {
             2: f"The target or its values could not be read, the model was not built, no tensor matched, {_WRONG_LINE}",
         },
     ),
+    "report": Manual(
+        (
+            Example("statecli report model.safetensors -o report.html", "Write a page with the tree of the modules."),
+            Example("statecli report train.ckpt --stats -o report.html", "Read the values too, and show histograms."),
+            Example("statecli report net.py:Net -o report.html", "Write a page of a model class."),
+        ),
+        {
+            0: "The page was written, and there is no finding that is an error.",
+            1: "A finding is an error, such as a parameter that is not registered.",
+            2: f"The target or its values could not be read, the model was not built, no tensor matched, {_WRONG_LINE}",
+        },
+    ),
     "diff": Manual(
         (
             Example("statecli diff old.pt new.safetensors", "Compare two checkpoints of any formats."),

@@ -358,6 +358,26 @@ ForwardInputsFrom = Annotated[
 Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
 
 
+InspectedTarget = Annotated[
+    str,
+    Target(
+        "TARGET",
+        "A checkpoint, a folder with one, - for standard input, or a model: file.py:Class, "
+        "package.module:Class(arg=1), file.py:make, a function that builds the model, timm:resnet50, or a folder "
+        "or config.json that names the class.",
+    ),
+]
+KindsFromModel = Annotated[
+    str | None,
+    Option(
+        ("--model",),
+        "Take the kind of each tensor (parameter, buffer) from this model class. auto: the class named in config.json.",
+        "SPEC",
+        suggestions=("auto",),
+    ),
+]
+
+
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of output, of every command with a report. `timeout` in seconds."""
 
@@ -411,15 +431,7 @@ class ListOptions(SharedOptions, frozen=True, kw_only=True):
 class InspectOptions(ListOptions, frozen=True, kw_only=True):
     """List tensors of a checkpoint or model, with kinds and devices."""
 
-    target: Annotated[
-        str,
-        Target(
-            "TARGET",
-            "A checkpoint, a folder with one, - for standard input, or a model: file.py:Class, "
-            "package.module:Class(arg=1), file.py:make, a function that builds the model, timm:resnet50, or a folder "
-            "or config.json that names the class.",
-        ),
-    ]
+    target: InspectedTarget
     to: Annotated[
         str | None,
         Option(
@@ -431,16 +443,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     ] = None
     cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
     as_class: AsClass = False
-    model: Annotated[
-        str | None,
-        Option(
-            ("--model",),
-            "Take the kind of each tensor (parameter, buffer) from this model class. "
-            "auto: the class named in config.json.",
-            "SPEC",
-            suggestions=("auto",),
-        ),
-    ] = None
+    model: KindsFromModel = None
     stats: Annotated[
         bool,
         Option(("--stats",), "Read the values and show min, max, mean, std, and the numbers of zeros, NaN and Inf."),
@@ -489,6 +492,21 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         TensorOrder | None,
         Option(("--sort",), "Sort tensors by name or, largest first, by size.", group=Group.ROWS),
     ] = None
+
+
+class ReportOptions(SharedOptions, frozen=True, kw_only=True):
+    """Write a page of a checkpoint or model: tree, filter, statistics."""
+
+    target: InspectedTarget
+    model: KindsFromModel = None
+    stats: Annotated[
+        bool,
+        Option(
+            ("--stats",),
+            "Read the values, and show a histogram, quantiles and the first values of each tensor, and the size of the "
+            "values over the layers.",
+        ),
+    ] = False
 
 
 class DiffOptions(ListOptions, frozen=True, kw_only=True):
@@ -1001,6 +1019,7 @@ Options = (
     | FixOptions
     | AuditOptions
     | ExplainOptions
+    | ReportOptions
     | LockOptions
     | LogOptions
     | BisectOptions
@@ -1021,6 +1040,7 @@ Options = (
 #: Every command by its name, in the order of the help.
 COMMANDS: dict[str, type[Options]] = {
     "inspect": InspectOptions,
+    "report": ReportOptions,
     "diff": DiffOptions,
     "verify": VerifyOptions,
     "fix": FixOptions,

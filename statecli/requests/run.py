@@ -28,6 +28,7 @@ from statecli.requests.options import (
     LogOptions,
     MergeOptions,
     Options,
+    ReportOptions,
     ResumeCheckOptions,
     RulesOptions,
     SchemaOptions,
@@ -51,6 +52,10 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
         with use_parts(options) as command:
             caller.check_command(command)
             return run(command, caller, extra)
+    if isinstance(options, ReportOptions):
+        from statecli.requests.report import build_inspect_options
+
+        return run(build_inspect_options(options), caller, extra)
     if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
         from statecli.requests import reference
 

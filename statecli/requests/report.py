@@ -1,0 +1,18 @@
+"""Turn `statecli report` into `statecli inspect`: the same result, on a page."""
+
+from __future__ import annotations
+
+from statecli.core.errors import UsageError, option
+from statecli.requests.options import InspectOptions, ReportOptions
+from statecli.targets.load import find_class_spec
+
+
+def build_inspect_options(options: ReportOptions) -> InspectOptions:
+    """Return the options of the inspection. Values of a class are initial values, whose distribution says nothing.
+
+    Raises UsageError without an output: a page is for a browser, not for a terminal.
+    """
+    if options.output is None and options.output_format is None:
+        raise UsageError(f"report writes a page: add {option('--output', 'report.html')}")
+    shared = {name: getattr(options, name) for name in ReportOptions.__struct_fields__}
+    return InspectOptions(**shared, distributions=options.stats and find_class_spec(options.target) is None)
