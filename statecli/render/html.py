@@ -18,6 +18,7 @@ from statecli.core.json_text import encode_json
 from statecli.core.version import __version__
 from statecli.render import _chart_geometry, _curve_geometry
 from statecli.report import Bars, Curve, Report, Spread
+from statecli.report.source_lines import read_lines_around
 from statecli.report.tensor_list import TensorList
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _load_template() -> jinja2.Template:
     )
     environment.filters["name"] = partial(_truncate, escaping.MAX_NAME_CHARACTERS)
     environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
+    environment.filters["lines_around"] = read_lines_around
     environment.filters["csp_hash"] = _compute_csp_hash
     environment.filters["px"] = _format_length
     environment.filters["trusted"] = Markup
