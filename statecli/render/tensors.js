@@ -173,7 +173,7 @@ const columns = [
   { name: "name", key: (row) => data.names[row], moduleKey: (node) => node.name },
   ...(varies(data.kinds) ? [textColumn("kind", data.kinds)] : []),
   ...(varies(data.dtypes) ? [textColumn("dtype", data.dtypes)] : []),
-  { name: "shape", text: (row) => text(data.shapes, row), module: (node) => plural(sumOf(node).count, "tensor"), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOf(node).count },
+  { name: "shape", text: (row) => text(data.shapes, row), module: (node) => (sumOf(node).count < 10000 ? plural(sumOf(node).count, "tensor") : `${formatCount(sumOf(node).count)} tensors`), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOf(node).count },
   ...("min" in data.stats ? [] : [{ name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => formatCount(sumOf(node).elements), key: (row) => data.row_elements[row], moduleKey: (node) => sumOf(node).elements }]),
   { name: "bytes", right: true, text: (row) => formatSize(data.row_bytes[row]), module: (node) => formatSize(sumOf(node).bytes), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
   ...["min", "max", "mean", "std"].filter((name) => name in data.stats).map((name) => ({ name, right: true, text: (row) => formatNumber(data.stats[name][row]), module: () => "", key: (row) => data.stats[name][row], moduleKey: (node) => summarize(name, node) })),
@@ -282,9 +282,11 @@ const sectionPrefix = (row) => (data.sections.values.length > 1 ? `${text(data.s
 // Opens modules from the top as long as few rows are shown, so that a reader sees more than one closed module.
 const openFirst = () => {
   let nodes = [tree];
+  let isOnly = true; // the only row is a closed module
   for (let level = 0; level < MAX_LEVELS; level += 1) {
     const children = nodes.flatMap(listChildren);
-    if (children.length > 12 || !children.length) return;
+    if (!children.length || (children.length > 12 && !isOnly)) return;
+    isOnly = children.length === 1;
     for (const node of nodes) opened.add(node.path);
     nodes = children.filter((child) => isOpenable(child) && !child.members);
   }

@@ -20,6 +20,8 @@ from statecli.values.read import explain_not_numeric, explain_overlap, open_view
 from statecli.values.stats import explain_no_data
 
 BINS = 40
+#: Number of different values of bfloat16.
+CODES = 1 << 16
 FIRST_VALUES = 16
 
 
@@ -56,12 +58,12 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
         first = _read_first(data, tensor.fqn)
         if stats.min is None or stats.max is None:
             return Distribution(first)
-        codes, counts = _count(data, tensor.fqn, stats.min, stats.max)
+        quantiles, counts = _count(data, tensor, stats.min, stats.max)
     except UnreadableError as error:
         if type(error) is not UnreadableError:  # MalformedError: the file changed while it was read
             raise
         return Distribution(reason=str(error))
-    return Distribution(first, stats.min, stats.max, counts, _find_quantiles(codes, stats.min, stats.max))
+    return Distribution(first, stats.min, stats.max, counts, quantiles)
 
 
 def _read_first(data: TensorData, name: str) -> tuple[float | None, ...]:
@@ -76,18 +78,35 @@ def _read_first(data: TensorData, name: str) -> tuple[float | None, ...]:
     return values
 
 
-def _count(data: TensorData, name: str, low: float, high: float) -> tuple[Array, tuple[int, ...]]:
-    """Return the number of values of each bfloat16 code, in the order of the values, and of each bin."""
-    codes = np.zeros(1 << 16, np.int64)
+def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the quantiles, and the number of values of each bin."""
+    is_small = tensor.elements < CODES  # sorting is then faster than counting
+    blocks: list[Array] = []
+    totals = np.zeros(0 if is_small else CODES, np.int64)
     bins = np.zeros(BINS, np.int64)
     with np.errstate(all="ignore"):
-        for values in _read_finite(data, name):
-            codes += np.bincount(_to_ordered_codes(values), minlength=1 << 16)
+        for values in _read_finite(data, tensor.fqn):
+            codes = _to_ordered_codes(values)
+            if is_small:
+                blocks.append(codes)
+            else:
+                totals += np.bincount(codes, minlength=CODES)
             if low < high:
                 wide = values.astype(np.float64)
                 places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # halves: the range of float64 is exceeded
                 bins += np.bincount(np.clip(places.astype(np.int64), 0, BINS - 1), minlength=BINS)
-    return codes, tuple(bins.tolist()) if low < high else ()
+    if is_small:
+        ordered = np.sort(np.concatenate(blocks))
+        found = ordered[_compute_ranks(ordered.size)]
+    else:
+        sums = np.cumsum(totals)
+        found = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
+    return _to_values(found, low, high), tuple(bins.tolist()) if low < high else ()
+
+
+def _compute_ranks(count: int) -> Array:
+    ranks: Array = np.floor(np.asarray(QUANTILE_LEVELS) * (count - 1)).astype(np.int64)
+    return ranks
 
 
 def _read_finite(data: TensorData, name: str) -> Iterator[Array]:
@@ -109,11 +128,10 @@ def _to_ordered_codes(values: Array) -> Array:
     return np.where(bits & 0x8000, 0xFFFF - bits, bits + 0x8000).astype(np.int64)
 
 
-def _find_quantiles(codes: Array, low: float, high: float) -> tuple[float, ...]:
-    sums = np.cumsum(codes)
-    ranks = np.asarray(QUANTILE_LEVELS) * (int(sums[-1]) - 1)
-    found = np.searchsorted(sums, np.floor(ranks), side="right").astype(np.uint32)
+def _to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
+    """Return the middle of the values with each code."""
+    found = codes.astype(np.uint32)
     bits = np.where(found >= 0x8000, found - 0x8000, 0xFFFF - found).astype(np.uint32) << 16
-    middles = (bits | 0x8000).view(np.float32).astype(np.float64)  # the middle of the values with this code
+    middles = (bits | 0x8000).view(np.float32).astype(np.float64)
     zeros = bits & 0x7FFF0000 == 0
     return tuple(np.clip(np.where(zeros, 0.0, middles), low, high).tolist())

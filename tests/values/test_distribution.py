@@ -91,3 +91,10 @@ def test_an_empty_tensor_and_equal_values_have_no_bins(compute):
     equal = compute(torch.full((5,), 0.25))
     assert (equal.low, equal.high, equal.counts) == (0.25, 0.25, ())
     assert set(equal.quantiles) == {0.25}
+
+
+def test_large_tensors_have_the_quantiles_of_numpy(compute):
+    """Codes are counted instead of sorted."""
+    values = torch.randn(300, 301, generator=torch.Generator().manual_seed(2))
+    expected = np.quantile(values.double().numpy(), QUANTILE_LEVELS, method="lower")
+    assert np.allclose(compute(values).quantiles, expected, rtol=0.004)
