@@ -160,6 +160,8 @@ const joinMembers = (members, parent) => {
 };
 
 // Columns: the text of a tensor, the text of a module, and what a column is sorted by.
+const isMarked = (row) => text(data.moods, row) !== "";
+const countMarked = (rows) => (varies(data.moods) || isMarked(0) ? rows.reduce((sum, row) => sum + isMarked(row), 0) : 0);
 const describeModule = (node, name, column) => {
   if (!(name in node.texts)) {
     const values = new Set(node.inner.map((row) => column.indices[row]));
@@ -219,6 +221,7 @@ const parseWord = (word) => {
     const limit = Number(number[1]) * UNITS[number[2]];
     return (row) => NUMBERS[field][row] !== null && COMPARISONS[sign](NUMBERS[field][row], limit);
   }
+  if (word === "marked") return isMarked;
   const [, field, value] = /^(name|dtype|kind|shape|section|device|remark):(.*)$/.exec(word) || [null, null, word];
   if (field === "shape" || (!field && word.startsWith("["))) return matchChoice(data.shapes, matchShape(value));
   const match = matchText(value);
@@ -317,10 +320,11 @@ const applyFilter = () => {
   const sum = new Sum();
   if (test) for (const row of matches) sum.add(row);
   const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => `all ${column.values[0].replace(/\?$/, " (assumed)")}`);
+  const marked = countMarked(all);
   status.className = "status";
   status.textContent = test
     ? `${matches.length.toLocaleString("en")} of ${plural(count, "tensor")}, ${formatSize(sum.bytes)} of ${formatSize(data.bytes)}`
-    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same].join(", ");
+    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(marked ? [`${marked.toLocaleString("en")} marked`] : [])].join(", ");
 };
 
 const refresh = (isNew) => {
@@ -376,6 +380,8 @@ const drawRow = (entry, at) => {
   if (entry.node) {
     const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
     if (layers) name.append(create("span", "remark", layers));
+    const marked = countMarked(entry.node.inner);
+    if (marked) name.append(create("span", "marked", `${marked.toLocaleString("en")} marked`));
   } else {
     const [twin, ...others] = twinsOf(entry.row);
     if (twin !== undefined) {

@@ -277,8 +277,9 @@ def test_a_tensor_shows_its_values(browser, tmp_path):
     state = {f"h.{n}.w": torch.linspace(-1, 1, 50) * (40 if n == 4 else 1) for n in range(9)}
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--distributions"))
-    rows = filtered(browser, "remark:*outlier*")
-    assert [row[0] for row in rows] == ["h.4.w"]
+    assert browser.run("return document.querySelector('#tensors-body .marked').textContent") == "1 marked"
+    for text in ("remark:*outlier*", "marked"):
+        assert [row[0] for row in filtered(browser, text)] == ["h.4.w"]
     browser.run("document.querySelector('#tensors-body .row').click()")
     texts_of = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
     names, values = (browser.run(texts_of, f"#tensors-facts {tag}") for tag in ("dt", "dd"))
