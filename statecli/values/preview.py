@@ -1,0 +1,96 @@
+"""Read a few values or bytes of a tensor, and how its values are spread: for a person who looks at one tensor."""
+
+from __future__ import annotations
+
+from math import prod
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from statecli.core.dtypes import contiguous_strides
+from statecli.core.errors import UnreadableError
+from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import TensorData
+from statecli.values.elements import Decoder
+from statecli.values.ggml_blocks import to_readable
+from statecli.values.ranges import element_width, open_range, prefetch
+from statecli.values.read import explain_not_numeric, explain_overlap, open_view, read_values
+
+#: The types of a single value.
+Number = int | float | complex
+
+
+class ValueHistogram(msgspec.Struct, frozen=True, gc=False):
+    """How the finite values of a tensor are spread: `counts[i]` values are in [edges[i], edges[i + 1])."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@with_denormals
+def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
+    """Return the first `count` values in C order. Of most tensors only these elements are read.
+
+    Raises `UnreadableError` if the elements are not numbers.
+    """
+    data = _narrow(to_readable(data), count)
+    _check_numeric(data)
+    with prefetch(data), open_view(data, name) as view:
+        for chunk in read_values(view):
+            return list(chunk[:count].tolist())
+    return []
+
+
+def _narrow(data: TensorData, count: int) -> TensorData:
+    """Return the start of a tensor with at least `count` elements, or all of it; quantized tensors stay whole."""
+    if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:
+        return data
+    shape = list(data.shape)
+    for axis in range(len(shape)):
+        inner = prod(shape[axis + 1 :])
+        shape[axis] = min(shape[axis], max(1, -(-count // inner)))
+        if shape[axis] > 1:
+            break
+    return replace(data, shape=tuple(shape), strides=data.strides or contiguous_strides(data.shape))
+
+
+def _check_numeric(data: TensorData) -> None:
+    reason = explain_not_numeric(data.dtype, data.quantizer is not None)
+    if reason:
+        raise UnreadableError(reason)
+
+
+def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
+    """Return the first `count` stored bytes from the first element on, unpacked if the file packs the storage."""
+    start = data.offset * (element_width(data.dtype) or 0)
+    if data.inline is not None:
+        return data.inline[start : start + count]
+    with open_range(data.storage, name) as source:
+        buffer = np.empty(max(0, min(count, source.size - start)), np.uint8)
+        if buffer.size:
+            source.read(start, buffer)
+    return buffer.tobytes()
+
+
+@with_denormals
+def compute_value_histogram(
+    data: TensorData, name: str, low: float, high: float, *, bins: int = 12
+) -> ValueHistogram | None:
+    """Return how the values between `low` and `high` are spread, as `read_stats` returns them; None if complex."""
+    data = to_readable(data)
+    _check_numeric(data)
+    edges = np.linspace(low / 2, high / 2, bins + 1) * 2  # high - low may be more than float64 holds
+    if not edges[0] < edges[-1]:
+        return None
+    counts = np.zeros(bins, np.int64)
+    with prefetch(data), open_view(data, name) as view, np.errstate(all="ignore"):
+        reason = explain_overlap(view)
+        if reason:
+            raise UnreadableError(reason)
+        for chunk in read_values(view, Decoder()):
+            if chunk.dtype.kind == "c":
+                return None
+            finite = chunk[np.isfinite(chunk)].astype(np.float64)
+            counts += np.histogram(np.clip(finite, edges[0], edges[-1]), edges)[0]
+    return ValueHistogram(tuple(edges.tolist()), tuple(counts.tolist()))
