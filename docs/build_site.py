@@ -17,6 +17,7 @@ TUTORIAL = ("find-the-bug", "read-a-checkpoint", "compare-two-epochs", "gate-in-
 REFERENCE = ("exit-status", "outputs", "configuration", "lock-file", "baseline", "urls", "executors")
 HOW_TOS = (
     "load-state-dict-fails",
+    "browse-a-checkpoint",
     "repair-a-model",
     "check-a-download",
     "find-the-biggest-tensors",

@@ -87,14 +87,14 @@ def imports(path):
 
 
 def allowed_top(path):
-    """The heavy packages a module may import at its top: live models need torch, values need numpy."""
+    """The heavy packages of a room: live models need torch, values numpy, and the screen of browse rich."""
     room = path.relative_to(PACKAGE).parts[:2]
-    heavy = {"live": {"torch"}, "values": {"numpy", "torch"}}
+    heavy = {"live": {"torch"}, "values": {"numpy", "torch"}, "browse": {"rich"}}
     return {"torch"} if room in (("commands", "verify"), ("commands", "resume_check")) else heavy.get(room[0], set())
 
 
 def test_heavy_packages_stay_in_their_rooms():
-    """torch in live/, values/ and two commands, numpy in values/, rich nowhere at import time."""
+    """torch in live/, values/ and two commands, numpy in values/, rich in browse/, at import time."""
     for path in MODULES:
         at_top = {module.partition(".")[0] for module, top in imports(path) if top}
         typed = _type_checking_only(path)
@@ -236,10 +236,11 @@ def test_nothing_unpickles_or_evaluates():
 
 def test_only_main_catches_our_errors():
     """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, of one target of an
-    audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own.
+    audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own. So does the
+    screen of `browse`, which stays open.
     """
     places = """
-        api/errors api/live_targets callbacks/training_check
+        api/errors api/live_targets browse/app browse/peek callbacks/training_check
         cli/command_runner cli/git_driver commands/audit/run commands/diff/renames
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts

@@ -19,6 +19,7 @@ from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import (
+    BrowseOptions,
     Color,
     CompletionOptions,
     DiffOptions,
@@ -76,6 +77,8 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _show_in_difftool(options)
     if isinstance(options, WatchOptions):
         return _watch_run(options)
+    if isinstance(options, BrowseOptions):
+        return _browse(options)
     if isinstance(options, CompletionOptions):
         return _print_completion_script(options)
     if isinstance(options, SamplesOptions):
@@ -210,6 +213,16 @@ def _watch_run(options: WatchOptions) -> int:
         console.flush_stdout()  # also in a pipe, because the next line may come in an hour
 
     return watch.run(options, write)
+
+
+def _browse(options: BrowseOptions) -> int:
+    from statecli.browse.run import browse
+
+    check_not_empty(options)
+    copied = browse(options, console.reserve_stdout)
+    if copied:
+        console.open_stdout().text(f"{copied}\n")
+    return 0
 
 
 def _set_up_git(options: GitSetupOptions) -> int:

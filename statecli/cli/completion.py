@@ -275,12 +275,14 @@ _VALUES: dict[str, Callable[[str], Candidates]] = {
     "COMMAND": _list_schema_commands,
     "FILE.PY:MAKE": _list_functions,
     "SCRIPT::FUNCTION": _list_functions,
-    **dict.fromkeys(("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER"), _list_parts_of_target),
+    **dict.fromkeys(
+        ("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "[OTHER]"), _list_parts_of_target
+    ),
 }
 #: Values that are names of files.
 _FILES = frozenset(
     (
         *("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "FILE", "FILE.PY:MAKE", "PART", "RUN"),
-        *("LOCAL", "REMOTE", "ARGUMENT", "MODULE", "DIR", "SCRIPT::FUNCTION"),
+        *("LOCAL", "REMOTE", "ARGUMENT", "MODULE", "DIR", "SCRIPT::FUNCTION", "[OTHER]"),
     )
 )

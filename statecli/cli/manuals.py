@@ -235,6 +235,17 @@ MANUALS: dict[str, Manual] = {
             2: f"--count lines were written, and one of them is an error; {_WRONG_LINE.removeprefix('or ')}",
         },
     ),
+    "browse": Manual(
+        (
+            Example("statecli browse model.safetensors", "Look at the tensors of a checkpoint."),
+            Example("statecli browse old.pt new.safetensors", "Look at the differences of two checkpoints, too."),
+            Example("statecli browse net.py:Net", "Look at a model class, and open its source lines."),
+        ),
+        {
+            0: "The screen was closed.",
+            2: f"The target could not be read, the output is not a terminal, textual is not installed, {_WRONG_LINE}",
+        },
+    ),
     "merge": Manual(
         (
             Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),

@@ -872,6 +872,15 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
+class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Look at the tensors of a checkpoint or model in the terminal. Writes nothing."""
+
+    target: Annotated[str, Target("TARGET", "A file, a folder, a URL or a model class.")]
+    other: Annotated[str | None, Target("[OTHER]", "A second target, to compare TARGET with.")] = None
+    init_device: InitDevice = None
+    debug: Debug = False
+
+
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
@@ -1025,6 +1034,7 @@ Options = (
     | BisectOptions
     | ResumeCheckOptions
     | WatchOptions
+    | BrowseOptions
     | MergeOptions
     | RulesOptions
     | ConfigOptions
@@ -1051,6 +1061,7 @@ COMMANDS: dict[str, type[Options]] = {
     "bisect": BisectOptions,
     "resume-check": ResumeCheckOptions,
     "watch": WatchOptions,
+    "browse": BrowseOptions,
     "merge": MergeOptions,
     "git setup": GitSetupOptions,
     "git textconv": GitTextconvOptions,

@@ -1,0 +1,1 @@
+"""`statecli browse`: look at the tensors of a target in the terminal."""

@@ -1,0 +1,641 @@
+"""The screen of `statecli browse`: the list left, the panel right, and a line for the filter and for messages."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from statecli.browse import editor, peek
+from statecli.browse.columns import SORT_ORDER, Column
+from statecli.browse.help import format_help
+from statecli.browse.model import Model
+from statecli.browse.panel import Line, describe_row
+from statecli.browse.peek import Versions
+from statecli.browse.reader import Apply, Reader
+from statecli.browse.tensor_list import TensorList
+from statecli.core import sizes
+from statecli.core.errors import StateError
+from statecli.core.escaping import escape_name, escape_sentence
+from statecli.core.model_state import ModelState
+from statecli.core.units import format_size, plural
+from statecli.values.require_numpy import require_numpy
+
+#: Reads a second target. Raises StateError.
+ReadOther = Callable[[str], ModelState]
+
+#: Seconds for which the cursor rests on a row before values are read.
+REST_S = 0.12
+#: Cells of the narrowest screen with a panel, and of the panel.
+MIN_WIDTH_WITH_PANEL = 72
+MIN_PANEL_CELLS, MAX_PANEL_CELLS, PANEL_SHARE = 38, 90, 0.45
+
+_STYLES = {"bold": "bold", "dim": "dim", "bad": "red", "good": "green", "": ""}
+_KEYS_LINE = "/ filter  space mark  y copy  d diff  s stats  o sort  ? help  q quit"
+
+
+#: The action of each key on the list.
+_ACTIONS = {
+    "q": "quit",
+    "ctrl+z": "suspend_process",
+    "down": "move(1)",
+    "j": "move(1)",
+    "up": "move(-1)",
+    "k": "move(-1)",
+    "pagedown": "page(1)",
+    "ctrl+f": "page(1)",
+    "pageup": "page(-1)",
+    "ctrl+b": "page(-1)",
+    "home": "end(-1)",
+    "g": "end(-1)",
+    "end": "end(1)",
+    "G": "end(1)",
+    "right": "open",
+    "l": "open",
+    "left": "close",
+    "h": "close",
+    "enter": "toggle_module",
+    "asterisk": "open_all",
+    "left_square_bracket": "scroll_panel(-1)",
+    "right_square_bracket": "scroll_panel(1)",
+    "slash": "filter",
+    "escape": "escape",
+    "o": "sort(1)",
+    "O": "sort(-1)",
+    "r": "reverse",
+    "t": "flat",
+    "s": "stats",
+    "S": "list_stats",
+    "d": "diff",
+    "D": "list_diff",
+    "space": "mark",
+    "a": "mark_all",
+    "y": "copy",
+    "e": "edit",
+    "v": "panel",
+    "question_mark": "help",
+}
+#: The action of each key in the line.
+_LINE_ACTIONS = {
+    "backspace": "delete_left",
+    "delete": "delete_right",
+    "ctrl+h": "delete_left",
+    "ctrl+u": "delete_left_all",
+    "ctrl+w": "delete_left_word",
+    "left": "cursor_left",
+    "right": "cursor_right",
+    "home": "home",
+    "ctrl+a": "home",
+    "end": "end",
+    "ctrl+e": "end",
+}
+
+
+class Overlay(ModalScreen[None]):
+    """A text over the screen; any key closes it."""
+
+    DEFAULT_CSS = """
+    Overlay { align: center middle; background: transparent; }
+    Overlay > Static { width: auto; max-width: 100%; max-height: 100%; border: solid; padding: 0 1; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Build the widgets."""
+        yield Static(Text(self._text))
+
+    def on_key(self, event: events.Key) -> None:
+        """Close."""
+        event.stop()
+        self.dismiss()
+
+    def on_click(self) -> None:
+        """Close."""
+        self.dismiss()
+
+
+class Browser(App[None]):
+    """The screen.
+
+    Attributes:
+        model: What it shows.
+        copied: The text copied last.
+        failure: An internal error, which ended the screen.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; }
+    #title, #status { height: 1; width: 100%; text-style: bold; }
+    #status { text-style: none; }
+    #line { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
+    #panel { border-left: solid; padding: 0 0 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable;
+        overflow-x: hidden; }
+    #panel > Static { width: 100%; height: auto; }
+    TensorList { width: 1fr; }
+    """
+
+    class Read(Message):
+        """Values were read; `apply` puts them into the model."""
+
+        def __init__(self, apply: Apply) -> None:
+            super().__init__()
+            self.apply = apply
+
+    def __init__(
+        self, model: Model, versions: Versions, read_other: ReadOther, other: ModelState | None = None
+    ) -> None:
+        super().__init__(ansi_color=True)
+        self.model, self.copied, self.failure = model, "", None
+        self._versions, self._read_other, self._other = versions, read_other, other
+        self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
+        self._list = TensorList(model)
+        self._line = Input(id="line", select_on_focus=False)
+        self._shows_panel: bool | None = None
+        self._asks_for_target = False
+        self._message = ""
+        self._progress = ""
+        #: Position of the tensor whose values are read; positions with statistics and a histogram.
+        self._reading: int | None = None
+        self._complete: set[int] = set()
+        self._total = f"{plural(len(model.tensors), 'tensor')}, {format_size(sizes.sum_bytes(model.tensors))}"
+
+    failure: Exception | None
+
+    def compose(self) -> ComposeResult:
+        """Build the widgets."""
+        yield Static(id="title")
+        with Horizontal():
+            yield self._list
+            with VerticalScroll(id="panel", can_focus=False):
+                yield Static(id="facts")
+        yield self._line
+        yield Static(id="status")
+
+    def on_mount(self) -> None:
+        """Show the first screen; begin to read the second target."""
+        self.theme = "ansi-dark"
+        self._rest = self.set_timer(REST_S, self._read_current)
+        self._line.display = False
+        self._list.focus()
+        if self._other is not None:
+            self._pair(lambda: self._other)  # type: ignore[arg-type,return-value]
+        self._lay_out()
+
+    def on_resize(self) -> None:
+        """Lay out again."""
+        self.call_after_refresh(self._lay_out)
+
+    def on_unmount(self) -> None:
+        """End the reading."""
+        self._reader.close()
+
+    def _handle_exception(self, error: Exception) -> None:
+        # The caller reports an internal error in one line, as for every command.
+        self.failure = self.failure or error
+        self.exit(return_code=2)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Handle a key before the next one is looked at: keys of a slow connection come together, as `/q` or `a y`."""
+        if not isinstance(event, events.Key) or len(self.screen_stack) > 1:
+            await super().on_event(event)
+        elif event.key in ("ctrl+c", "ctrl+q"):
+            self.exit()
+        elif self._line.display:
+            await self._type(event)
+        elif event.key in _ACTIONS:
+            await self.run_action(_ACTIONS[event.key])
+
+    # --- what is shown ------------------------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        width = self.size.width
+        panel = self.query_one("#panel")
+        panel.display = self._has_panel()
+        cells = int(width * PANEL_SHARE)
+        panel.styles.width = min(max(cells, MIN_PANEL_CELLS), MAX_PANEL_CELLS) if panel.display else 0
+        self._show()
+        self.call_after_refresh(self._show_panel)
+
+    def _has_panel(self) -> bool:
+        return self.size.width >= MIN_WIDTH_WITH_PANEL if self._shows_panel is None else self._shows_panel
+
+    def _show(self, *, is_moved: bool = True) -> None:
+        """Show the model again; values are read if the cursor rests."""
+        self._list.show_rows()
+        self._show_lines()
+        self._show_panel()
+        if is_moved:
+            self._rest.stop()
+            self._rest = self.set_timer(REST_S, self._read_current)
+
+    def _show_lines(self) -> None:
+        model = self.model
+        found = len(model.found)
+        parts = [escape_name(model.state.target), self._total]
+        if model.filter_text.strip():
+            parts.append(f"filter {escape_name(model.filter_text.strip())}: {found:,}")
+        if model.sort is not None:
+            parts.append(f"by {model.sort.value}")
+        if model.marked:
+            parts.append(f"{len(model.marked):,} marked")
+        self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
+        text = self._progress or self._message or _KEYS_LINE
+        self.query_one("#status", Static).update(Text(text, no_wrap=True, overflow="ellipsis"), layout=False)
+
+    def _show_panel(self) -> None:
+        panel = self.query_one("#panel", VerticalScroll)
+        if not panel.display:
+            return
+        row = self.model.current
+        if row is None:
+            lines = [Line("no tensor matches the filter; esc removes the filter", "dim")]
+        else:
+            width = max(panel.scrollable_content_region.width, 8)
+            lines = describe_row(self.model, row, width, is_reading=row.tensor == self._reading)
+        text = Text(no_wrap=False, overflow="fold")
+        for line in lines:
+            text.append(f"{line.text}\n", style=_STYLES[line.style])
+        self.query_one("#facts", Static).update(text)
+
+    def _say(self, message: str) -> None:
+        self._message = message
+        self._show_lines()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def on_browser_read(self, message: Browser.Read) -> None:
+        """Take values that were read."""
+        message.apply()
+        self._list.refresh()
+        self._show_panel()
+        self._show_lines()
+
+    def _read_current(self) -> None:
+        """Read the values of the tensor at the cursor, which has rested there."""
+        row = self.model.current
+        if row is None or row.tensor is None or not self._has_panel():
+            return
+        position, tensor = row.tensor, self.model.tensors[row.tensor]
+        if not tensor.ranges and tensor.data is None:
+            return
+        compares = self._compares(position)
+        if position not in self.model.peeks or compares or self._wants_stats(position):
+            self._reading = position if compares or self._wants_stats(position) else None
+            self._reader.read(partial(self._read, position, with_stats=self._wants_stats(position), compares=compares))
+            self._show_panel()
+
+    def _wants_stats(self, position: int) -> bool:
+        return position not in self._complete and peek.reads_automatically(self.model.tensors[position])
+
+    def _compares(self, position: int) -> bool:
+        difference = self.model.difference
+        if difference is None or not difference.has_pair(position) or position in difference.outcomes:
+            return False
+        return peek.reads_automatically(self.model.tensors[position])
+
+    def _read(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
+        """Read values in the thread of the reader."""
+        tensor, difference = self.model.tensors[position], self.model.difference
+        found = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
+        stats = self.model.stats.get(position)
+        if with_stats:
+            stats = stats or peek.read_statistics(tensor, self._versions)
+            histogram = peek.read_histogram(tensor, stats, self._versions)
+            found = replace(found, histogram=histogram)
+        outcome = difference.compare(position) if compares and difference is not None else None
+
+        def apply() -> None:
+            self.model.peeks[position] = found
+            if stats is not None:
+                self.model.stats[position] = stats
+            if with_stats:
+                self._complete.add(position)
+            if difference is not None and outcome is not None:
+                difference.outcomes[position] = outcome
+            if self._reading == position:
+                self._reading = None
+
+        return apply
+
+    def _read_list(
+        self, verb: str, positions: Sequence[int], read: Callable[[int], Apply], describe: Callable[[], str]
+    ) -> None:
+        """Read something of each tensor, with the progress in the last line; esc ends the reading."""
+        if not positions:
+            self._say(f"{verb}: nothing is left to read")
+            return
+
+        def steps() -> Iterator[Apply]:
+            for number, position in enumerate(positions, 1):
+                yield partial(self._apply_step, read(position), f"{verb} {number:,} of {len(positions):,} (esc: stop)")
+            yield partial(self._end_list, describe)
+
+        self._progress = f"{verb} 0 of {len(positions):,} (esc: stop)"
+        self._reader.read_list(steps())
+        self._show_lines()
+
+    def _apply_step(self, apply: Apply, progress: str) -> None:
+        apply()
+        if self._reader.reads_list:
+            self._progress = progress
+
+    def _end_list(self, describe: Callable[[], str]) -> None:
+        self._progress, self._message = "", describe()
+        self.model.refresh_order()
+        self._list.show_rows()
+
+    # --- the second target --------------------------------------------------------------------------------------
+
+    def _pair(self, read: Callable[[], ModelState], then: int | None = None) -> None:
+        """Read the second target and pair the tensors; then compare the values of a tensor."""
+        self._progress = "reading the second target …"
+
+        def job() -> Apply:
+            try:
+                with require_numpy():
+                    from statecli.browse.difference import pair_states
+                difference = pair_states(self.model.state, read())
+            except StateError as error:
+                return partial(self._end_pairing, escape_sentence(str(error)))
+
+            def apply() -> None:
+                self.model.difference = difference
+                only = len(difference.only_after)
+                added = f" ({plural(only, 'tensor')} only there)" if only else ""
+                self._end_pairing(f"second target: {escape_name(difference.other)}{added}; D compares all values")
+                if then is not None:
+                    self._compare(then)
+
+            return apply
+
+        self._reader.read_list(job() for _ in range(1))  # a generator: the job runs in the thread
+
+    def _end_pairing(self, message: str) -> None:
+        self._progress, self._message = "", message
+        self._list.show_rows()
+        self._rest = self.set_timer(REST_S, self._read_current)
+
+    def _compare(self, position: int) -> None:
+        difference = self.model.difference
+        if difference is None or not difference.has_pair(position) or position in difference.outcomes:
+            return
+        self._reading = position
+        self._reader.read(partial(self._read, position, with_stats=False, compares=True))
+        self._show_panel()
+
+    def action_diff(self) -> None:
+        """Compare the tensor with the second target; ask for the target if there is none."""
+        row = self.model.current
+        if self.model.difference is None and not self._progress:
+            self._ask(asks_for_target=True)
+        elif row is not None and row.tensor is not None:
+            self._compare(row.tensor)
+        else:
+            self._say("d compares a tensor; D compares all listed tensors")
+
+    def action_list_diff(self) -> None:
+        """Compare the values of all listed tensors."""
+        difference = self.model.difference
+        if difference is None:
+            self.action_diff()
+            return
+        positions = [n for n in self.model.found if difference.has_pair(n) and n not in difference.outcomes]
+
+        def read(position: int) -> Apply:
+            outcome = difference.compare(position)
+            return lambda: difference.outcomes.update({position: outcome})
+
+        self._read_list("comparing", positions, read, difference.describe_outcomes)
+
+    # --- actions ------------------------------------------------------------------------------------------------
+
+    def action_stats(self) -> None:
+        """Read the statistics of the tensor at the cursor."""
+        row = self.model.current
+        if row is None or row.tensor is None:
+            self._say("s reads the statistics of a tensor; S those of all listed tensors")
+            return
+        if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
+            return
+        self._reading = row.tensor
+        self._reader.read(partial(self._read, row.tensor, with_stats=True, compares=False))
+        self._show_panel()
+
+    def action_list_stats(self) -> None:
+        """Read the statistics of all listed tensors."""
+        model = self.model
+        positions = [n for n in model.found if n not in model.listed and model.tensors[n].ranges]
+        model.shows_stats = True
+
+        def read(position: int) -> Apply:
+            stats = model.stats.get(position) or peek.read_statistics(model.tensors[position], self._versions)
+
+            def apply() -> None:
+                model.stats[position] = stats
+                model.listed.add(position)
+
+            return apply
+
+        self._read_list("reading statistics", positions, read, model.describe_stats)
+        self._list.show_rows()
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor."""
+        self._message = ""
+        self._list.move(by)
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor by a page."""
+        self.action_move(by * self._list.page)
+
+    def action_end(self, by: int) -> None:
+        """Move the cursor to the first or the last row."""
+        self.action_move(by * self.model.count)
+
+    def on_tensor_list_moved(self) -> None:
+        """Show the row at the cursor."""
+        self.query_one("#panel").scroll_home(animate=False)
+        self._show()
+
+    def on_tensor_list_activated(self) -> None:
+        """Open or close the module that was clicked."""
+        self.action_toggle_module()
+
+    def on_tensor_list_heading(self, message: TensorList.Heading) -> None:
+        """Sort by the column whose heading was clicked, or reverse its order."""
+        is_same = message.column is self.model.sort
+        self.model.sort_by(message.column, descending=not self.model.is_descending if is_same else None)
+        self._show()
+
+    def action_open(self) -> None:
+        """Open the module at the cursor."""
+        self.model.open_node()
+        self._show()
+
+    def action_close(self) -> None:
+        """Close the module at the cursor, or go to the module above."""
+        self.model.close_node()
+        self._show()
+
+    def action_toggle_module(self) -> None:
+        """Open or close the module at the cursor."""
+        self.model.toggle_node()
+        self._show()
+
+    def action_open_all(self) -> None:
+        """Open or close all modules below the cursor."""
+        self.model.open_all()
+        self._show()
+
+    def action_scroll_panel(self, by: int) -> None:
+        """Scroll the panel."""
+        self.query_one("#panel").scroll_relative(y=by * 8, animate=False)
+
+    def action_sort(self, by: int) -> None:
+        """Sort by the next column; after the last, show the tree again."""
+        available = self.model.list_columns()
+        columns = [None, *(column for column in SORT_ORDER if column in available)]
+        at = columns.index(self.model.sort) if self.model.sort in columns else 0
+        self.model.sort_by(columns[(at + by) % len(columns)])
+        self._show()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        sort = self.model.sort or Column.NAME
+        self.model.sort_by(sort, descending=not self.model.is_descending)
+        self._show()
+
+    def action_flat(self) -> None:
+        """Switch between tree and list."""
+        self.model.toggle_flat()
+        self._show()
+
+    def action_mark(self) -> None:
+        """Mark the row, and go to the next."""
+        self.model.toggle_mark()
+        self.action_move(1)
+
+    def action_mark_all(self) -> None:
+        """Mark all listed tensors."""
+        self.model.mark_found()
+        self._show()
+
+    def action_copy(self) -> None:
+        """Copy the marked names as globs, and show them."""
+        written = self.model.write_globs()
+        if not written.globs:
+            self._say(
+                f"no globs select exactly these tensors ({written.extra:,} more would match); mark others"
+                if written.extra
+                else "no globs select exactly these tensors; mark others"
+            )
+            return
+        self.copied = written.text
+        self.copy_to_clipboard(written.text)
+        count = len(self.model.marked) or len(self.model.current.positions if self.model.current else ())
+        self.push_screen(Overlay(f"copied, for {plural(count, 'tensor')}:\n\n{written.text}"))
+
+    def action_edit(self) -> None:
+        """Open the source line of the tensor in the editor."""
+        row = self.model.current
+        origin = None if row is None else self.model.tensors[row.positions[0]].origin
+        if origin is None:
+            self._say("no source line is known for this row; a model class has source lines")
+            return
+        command = editor.build_command(origin)
+        try:
+            with self.suspend():
+                subprocess.run(command, check=False)  # noqa: S603 - the editor of the user
+        except OSError as error:
+            self._say(f"{escape_name(command[0])}: {error.strerror}; set EDITOR")
+        self.refresh()
+
+    def action_panel(self) -> None:
+        """Show or hide the panel."""
+        self._shows_panel = not self._has_panel()
+        self._lay_out()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(Overlay(format_help()))
+
+    def action_escape(self) -> None:
+        """Stop reading; else remove filter and order."""
+        if self._reader.reads_list:
+            self._reader.read_list(None)
+            self._end_list(lambda: "stopped")
+            self._show()
+            return
+        self.model.sort_by(None)
+        self.model.set_filter("")
+        self._message = ""
+        self._show()
+
+    # --- the line for filter and target -------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        self._ask(asks_for_target=False)
+
+    def _ask(self, *, asks_for_target: bool) -> None:
+        self._asks_for_target = asks_for_target
+        line = self._line
+        line.placeholder = "file, folder or URL to compare with" if asks_for_target else "name, glob, dtype, size>1MB"
+        line.value = "" if asks_for_target else self.model.filter_text
+        line.display = True
+        self.screen.set_focus(line)  # at once; `focus` would come after keys that are waiting
+        self._say(
+            "enter: compare   esc: cancel" if asks_for_target else "enter: keep the filter   esc: remove it   ↓: list"
+        )
+
+    async def _type(self, event: events.Key) -> None:
+        """Take a key of the line."""
+        if event.key == "enter":
+            self._submit()
+        elif event.key in ("escape", "down"):
+            if not self._asks_for_target:
+                self._filter("" if event.key == "escape" else self._line.value)
+            self._close_line()
+        elif event.key in _LINE_ACTIONS:
+            await self._line.run_action(_LINE_ACTIONS[event.key])
+        elif event.is_printable and event.character is not None:
+            self._line.insert_text_at_cursor(event.character)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the user types."""
+        if self._line.display and not self._asks_for_target and event.value == self._line.value:
+            self._filter(event.value)
+
+    def _filter(self, text: str) -> None:
+        if text != self.model.filter_text:
+            self.model.set_filter(text)
+            self._show()
+
+    def _submit(self) -> None:
+        """Keep the filter, or read the second target."""
+        text = self._line.value
+        self._close_line()
+        if not self._asks_for_target:
+            self._filter(text)
+        elif text.strip():
+            row = self.model.current
+            self._pair(partial(self._read_other, text.strip()), row.tensor if row is not None else None)
+            self._show_lines()
+
+    def _close_line(self) -> None:
+        self._line.display = False
+        self.screen.set_focus(self._list)
+        self._say("")

@@ -1,0 +1,47 @@
+"""The command that opens a source line in the user's editor."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from statecli.core.model_state import Origin
+
+#: Editors that take `file:line`, with the option before it.
+_COLON_EDITORS = {
+    "code": ("-g",),
+    "codium": ("-g",),
+    "cursor": ("-g",),
+    "windsurf": ("-g",),
+    "subl": (),
+    "hx": (),
+    "helix": (),
+    "zed": (),
+}
+_DEFAULT = "vi"
+
+
+def find_editor() -> list[str]:
+    """Return the words of `$VISUAL` or `$EDITOR`, or `vi`."""
+    for name in ("VISUAL", "EDITOR"):
+        text = os.environ.get(name, "").strip()
+        if text:
+            try:
+                return shlex.split(text)
+            except ValueError:  # an open quote
+                return [text]
+    return [_DEFAULT]
+
+
+def describe_editor() -> str:
+    """Return the name of the editor."""
+    return os.path.basename(find_editor()[0])
+
+
+def build_command(origin: Origin) -> list[str]:
+    """Return the command that opens the source line. The file is an absolute path, so no name is an option."""
+    words, path = find_editor(), os.path.abspath(origin.file)
+    name = os.path.basename(words[0])
+    if name in _COLON_EDITORS:
+        return [*words, *_COLON_EDITORS[name], f"{path}:{origin.line}"]
+    return [*words, f"+{origin.line}", path]

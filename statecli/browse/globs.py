@@ -1,0 +1,112 @@
+"""Write marked tensors as few globs for `-i`, which select exactly these tensors."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+import msgspec
+
+from statecli.core.errors import FilteredOut
+from statecli.core.escaping import escape
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.selection import Selection, glob_names, select
+from statecli.report import fold
+
+#: Rows of quantized weights by section and name of their tensors, as `select` takes them.
+RowsByPart = Mapping[tuple[str, str], TensorInfo]
+
+
+_SPECIAL = frozenset("*?[")
+
+
+class GlobText(msgspec.Struct, frozen=True):
+    """Globs of marked tensors.
+
+    Attributes:
+        globs: The globs; () if no globs select exactly the marked tensors.
+        extra: Number of tensors that are not marked, and that the shortest globs would select too.
+    """
+
+    globs: tuple[str, ...]
+    extra: int = 0
+
+    @property
+    def text(self) -> str:
+        """The globs as options for a shell."""
+        return " ".join(f"-i {shlex.quote(glob)}" for glob in self.globs)
+
+
+def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> GlobText:
+    """Return globs that select exactly the marked positions of `state` with `-i`."""
+    if not marked:
+        return GlobText(())
+    if len(marked) == len(state.tensors):
+        return GlobText(("*",))
+    names = _list_names(state)
+    attempts = (_cover(names, marked), [_escape_glob(names[position]) for position in sorted(marked)])
+    extra = 0
+    for globs in attempts:
+        selected = _select(state, globs, weights)
+        if selected == marked:
+            return GlobText(tuple(globs))
+        extra = len(selected - marked)
+    return GlobText((), extra)
+
+
+def _list_names(state: ModelState) -> list[str]:
+    """Return the name of each tensor as a glob matches it: behind its section if there are several."""
+    by_section = len(state.sections) > 1
+    return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
+
+
+def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set[int]:
+    by_identity = {id(tensor): position for position, tensor in enumerate(state.tensors)}
+    try:
+        selected = select(state, Selection(include=tuple(globs)), state.target, weights).tensors
+    except FilteredOut:
+        return set()
+    return {by_identity[id(tensor)] for tensor in selected}
+
+
+def _escape_glob(name: str) -> str:
+    """Return a glob for one name. A character that a terminal acts on is `?`, so that it is never pasted."""
+    if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
+        return name
+    return "".join(
+        f"[{character}]" if character in _SPECIAL else character if escape(character) == character else "?"
+        for character in name
+    )
+
+
+def _cover(names: Sequence[str], marked: Set[int]) -> list[str]:
+    """Return globs for the marked names: the modules and repeated layers that are marked whole, largest first."""
+    total = Counter(glob for name in names for glob in _list_wider_globs(name))
+    within: dict[str, list[int]] = {}
+    for position in sorted(marked):
+        for glob in _list_wider_globs(names[position]):
+            within.setdefault(glob, []).append(position)
+    whole = {glob: positions for glob, positions in within.items() if len(positions) == total[glob]}
+    ordered = sorted(whole.items(), key=lambda item: (-len(item[1]), len(item[0]), item[1][0]))
+    globs: list[tuple[int, str]] = []
+    missing = set(marked)
+    for glob, positions in ordered:
+        if len(missing & set(positions)) > 1:
+            globs.append((positions[0], glob))
+            missing.difference_update(positions)
+    globs.extend((position, _escape_glob(names[position])) for position in missing)
+    return [glob for _, glob in sorted(globs)]
+
+
+def _list_wider_globs(name: str) -> Iterator[str]:
+    """Yield the globs for a name: all names, its modules, and the name with any number in place of its own."""
+    yield "*"
+    escaped = _escape_glob(name)
+    template, numbers = fold.split_numbers(escaped)
+    if numbers and template != escaped:
+        yield fold.insert_numbers(escaped, ["*"] * len(numbers))
+    end = name.find(".")
+    while end != -1:
+        yield f"{_escape_glob(name[:end])}.*"
+        end = name.find(".", end + 1)

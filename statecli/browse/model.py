@@ -1,0 +1,325 @@
+"""What the screen shows, without the screen: rows, filter, order, open nodes, marks, and the values that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from statecli.browse.columns import DESCENDING, STATISTICS, Column, make_sort_key
+from statecli.browse.filter import Filter
+from statecli.browse.globs import GlobText, RowsByPart, write_globs
+from statecli.browse.outline import Node, NodeKey, build_roots
+from statecli.browse.peek import Peek
+from statecli.core import sizes
+from statecli.core.model_state import ModelState, Stats, TensorInfo
+from statecli.core.selection import glob_names
+from statecli.core.units import format_fqn
+
+if TYPE_CHECKING:
+    from statecli.browse.difference import Difference
+
+#: Rows of the tree at the beginning, at most: they fit on a terminal of 24 lines.
+FIRST_ROWS = 21
+
+
+#: Modules of more tensors are described once.
+MAX_DESCRIBED_AGAIN = 200
+
+_Description = TypeVar("_Description")
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A line of the list: a node of the tree, or a tensor of the flat list (`node` None)."""
+
+    depth: int
+    label: str
+    positions: Sequence[int]
+    tensor: int | None
+    node: Node | None = None
+
+
+class Model:
+    """Contents of the screen.
+
+    Attributes:
+        state: The target.
+        tensors: Its tensors; a position is an index of this tuple.
+        stats: Statistics that were read, by position.
+        peeks: First values and bytes that were read, by position.
+        difference: Comparison with a second target; None without one.
+        marked: Positions that are marked.
+        shows_stats: Whether the list has columns of statistics.
+        listed: Positions whose statistics were read for the list.
+        cursor: Index of the selected row.
+        total_bytes: Size of all tensors, shared storage counted once.
+        name_cells: Characters of the longest name in the list, with its indent.
+    """
+
+    def __init__(self, state: ModelState, weights: RowsByPart) -> None:
+        self.state, self.tensors = state, state.tensors
+        self.stats: dict[int, Stats] = {}
+        self.peeks: dict[int, Peek] = {}
+        self.difference: Difference | None = None
+        self.marked: set[int] = set()
+        self.shows_stats = False
+        self.listed: set[int] = set()
+        self.cursor = 0
+        self.filter_text = ""
+        self.sort: Column | None = None
+        self.is_descending = False
+        self.is_flat = False
+        self._weights = weights
+        self._by_section = len(state.sections) > 1
+        self._filter = Filter(self.tensors, by_section=self._by_section)
+        self._found: list[int] = list(range(len(self.tensors)))
+        self._roots: list[Node] = []
+        self._open: set[NodeKey] = set()
+        self._rows: list[tuple[int, Node]] = []
+        self._positions: list[int] = []
+        self._name_lengths = [len(tensor.fqn) for tensor in self.tensors]
+        self._descriptions: dict[NodeKey, Any] = {}
+        self.total_bytes = sizes.sum_bytes(self.tensors)
+        self.name_cells = 0
+        self._open_first_levels()
+        self._update()
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shows_tree(self) -> bool:
+        """True for the tree: no filter, no order, and not switched off."""
+        return not (self.filter_text.strip() or self.sort or self.is_flat)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self._rows) if self.shows_tree else len(self._positions)
+
+    @property
+    def found(self) -> Sequence[int]:
+        """Positions that match the filter, in the order of the target."""
+        return self._found
+
+    def get_row(self, number: int) -> Row:
+        """Return a row."""
+        if self.shows_tree:
+            depth, node = self._rows[number]
+            return Row(depth, node.label, node.positions, node.tensor, node)
+        position = self._positions[number]
+        return Row(0, self.get_name(position), (position,), position)
+
+    @property
+    def current(self) -> Row | None:
+        """The row at the cursor; None if there are no rows."""
+        return self.get_row(min(self.cursor, self.count - 1)) if self.count else None
+
+    def get_name(self, position: int) -> str:
+        """Return the name of a tensor, behind its section if there are several sections."""
+        tensor = self.tensors[position]
+        return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
+
+    def set_filter(self, text: str) -> None:
+        """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
+        with_current = self._remember()
+        self.filter_text = text
+        self._found = self._filter.find(text)
+        self._update(with_current)
+
+    def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:
+        """Sort by a column; None for the tree in the order of the target."""
+        with_current = self._remember()
+        self.sort = column
+        self.is_descending = column in DESCENDING if descending is None else descending
+        self._update(with_current)
+        if column is not None:
+            self.cursor = 0
+
+    def list_columns(self) -> tuple[Column, ...]:
+        """Return the columns: of statistics only if they were read for the list, of changes with a second target."""
+        hidden = set() if self.shows_stats else set(STATISTICS)
+        if self.difference is None:
+            hidden.add(Column.CHANGE)
+        return tuple(column for column in Column if column not in hidden)
+
+    def toggle_flat(self) -> None:
+        """Switch between the tree and the list of whole names."""
+        with_current = self._remember()
+        if self.shows_tree:
+            self.is_flat = True
+        else:
+            self.is_flat, self.sort = False, None
+        self._update(with_current)
+
+    def refresh_order(self) -> None:
+        """Sort again, after values were read."""
+        self._update(self._remember())
+
+    def remember(self, row: Row, describe: Callable[[], _Description]) -> _Description:
+        """Return a description of a module's tensors, made once: the first module may have 100,000."""
+        if row.node is None or len(row.positions) <= MAX_DESCRIBED_AGAIN:
+            return describe()
+        if row.node.key not in self._descriptions:
+            self._descriptions[row.node.key] = describe()
+        description: _Description = self._descriptions[row.node.key]
+        return description
+
+    # --- tree ---------------------------------------------------------------------------------------------------
+
+    def is_open(self, node: Node) -> bool:
+        """Return True if the rows below the node are shown."""
+        return node.key in self._open
+
+    def toggle_node(self) -> bool:
+        """Open or close the node at the cursor; return False if it is a tensor."""
+        row = self.current
+        if row is None or row.node is None or row.tensor is not None:
+            return False
+        self._open ^= {row.node.key}
+        self._update()
+        return True
+
+    def open_node(self) -> None:
+        """Open the node at the cursor; go to its first row if it is open."""
+        row = self.current
+        if row is not None and row.node is not None and row.tensor is None:
+            if self.is_open(row.node):
+                self.cursor += 1
+            else:
+                self.toggle_node()
+
+    def close_node(self) -> None:
+        """Close the node at the cursor, or go to the node above it."""
+        row = self.current
+        if row is None or row.node is None:
+            return
+        if row.tensor is None and self.is_open(row.node):
+            self.toggle_node()
+            return
+        for number in range(self.cursor - 1, -1, -1):
+            if self._rows[number][0] < row.depth:
+                self.cursor = number
+                return
+
+    def open_all(self) -> None:
+        """Open all nodes below the cursor's node, or close them if all are open."""
+        row = self.current
+        if row is None or row.node is None or row.tensor is not None:
+            return
+        keys = {node.key for node in _walk(row.node, self.tensors) if node.tensor is None}
+        self._open = self._open - keys if keys <= self._open else self._open | keys
+        self._update()
+
+    def select_position(self, position: int) -> None:
+        """Move the cursor to a tensor that the list shows, in the tree by opening its nodes."""
+        if not self.shows_tree:
+            if position in self._positions:
+                self.cursor = self._positions.index(position)
+            return
+        nodes, path = self._roots, []
+        while nodes:
+            node = next((node for node in nodes if position in node.positions), None)
+            if node is None:
+                return
+            path.append(node)
+            nodes = node.list_children(self.tensors)
+        self._open.update(node.key for node in path[:-1])
+        self._rows = list(self._list_rows(self._roots, 0))
+        self.cursor = next((n for n, (_, node) in enumerate(self._rows) if node is path[-1]), 0)
+
+    def _open_first_levels(self) -> None:
+        """Open the first levels as far as they fit on a small screen, so that the first screen says something."""
+        self._roots = build_roots(self.tensors, range(len(self.tensors)))
+        level, rows = self._roots, len(self._roots)
+        while level:
+            modules = [node for node in level if node.tensor is None]
+            below = []
+            for node in modules:
+                children = [] if node.members else node.list_children(self.tensors)
+                if children and rows + len(children) <= FIRST_ROWS:
+                    self._open.add(node.key)
+                    rows += len(children)
+                    below += children
+            level = below
+
+    def _list_rows(self, nodes: Sequence[Node], depth: int) -> Iterator[tuple[int, Node]]:
+        stack = [(depth, node) for node in reversed(nodes)]
+        while stack:
+            depth, node = stack.pop()
+            yield depth, node
+            if node.tensor is None and self.is_open(node):
+                stack.extend((depth + 1, child) for child in reversed(node.list_children(self.tensors)))
+
+    def _remember(self) -> int | None:
+        row = self.current
+        return row.positions[0] if row is not None else None
+
+    def _update(self, position: int | None = None) -> None:
+        if self.shows_tree:
+            self._rows = list(self._list_rows(self._roots, 0))
+            self.name_cells = max((2 * depth + 2 + len(node.label) for depth, node in self._rows), default=0)
+        else:
+            self.name_cells = max((self._name_lengths[position] for position in self._found), default=0)
+            self._positions = list(self._found)
+            if self.sort is not None:
+                key = make_sort_key(self, self.sort, descending=self.is_descending)
+                is_text = self.sort in (Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE)
+                self._positions.sort(key=key, reverse=is_text and self.is_descending)  # type: ignore[arg-type]
+        if position is not None:
+            self.select_position(position)
+        self.cursor = max(0, min(self.cursor, self.count - 1))
+
+    # --- marks --------------------------------------------------------------------------------------------------
+
+    def toggle_mark(self, number: int | None = None) -> None:
+        """Mark the tensors of a row; remove the marks if all of them are marked."""
+        if not self.count:
+            return
+        positions = set(self.get_row(self.cursor if number is None else number).positions)
+        self.marked = self.marked - positions if positions <= self.marked else self.marked | positions
+
+    def mark_found(self) -> None:
+        """Mark all tensors that the list shows; remove all marks if all are marked."""
+        found = set(self._found)
+        self.marked = self.marked - found if found <= self.marked else self.marked | found
+
+    def count_marked(self, positions: Iterable[int]) -> int:
+        """Return how many of the tensors are marked."""
+        return sum(position in self.marked for position in positions) if self.marked else 0
+
+    def write_globs(self) -> GlobText:
+        """Return globs for the marked tensors, or for the row at the cursor without marks."""
+        row = self.current
+        return write_globs(self.state, self.marked or set(row.positions if row else ()), self._weights)
+
+    # --- values -------------------------------------------------------------------------------------------------
+
+    def get_number(self, position: int, column: Column) -> float | None:
+        """Return the number of a statistic or of the change; None if it is not known."""
+        if column is Column.CHANGE:
+            return self.difference.get_size(position) if self.difference else None
+        stats = self.stats.get(position)
+        number: float | None = getattr(stats, column.value) if stats is not None else None
+        return number
+
+    def describe_stats(self) -> str:
+        """Return `statistics of 88 tensors: 1 has nan, 0 have inf`."""
+        read = [self.stats[position] for position in self.listed]
+        parts = [f"{sum(bool(getattr(stats, name)) for stats in read):,} with {name}" for name in ("nan", "inf")]
+        failed = sum(stats.reason is not None for stats in read)
+        return f"statistics of {len(read):,} read: {', '.join(parts)}" + (
+            f", {failed:,} not complete" if failed else ""
+        )
+
+    def format_change(self, position: int) -> str:
+        """Return the text of the column change."""
+        return self.difference.format_change(position) if self.difference else ""
+
+
+def _walk(node: Node, tensors: Sequence[TensorInfo]) -> Iterator[Node]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.list_children(tensors))

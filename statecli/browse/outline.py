@@ -1,0 +1,116 @@
+"""Tree of the names of a state, built where somebody opens it: modules, equal layers joined, and tensors."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable, Sequence
+
+from statecli.core.model_state import TensorInfo
+from statecli.core.units import format_fqn
+from statecli.report import fold
+
+#: What names a node: its section, the names of its tensors up to here, and whether it joins equal modules.
+NodeKey = tuple[str, str, bool]
+
+
+class Node:
+    """A module, equal modules joined, or a tensor.
+
+    Attributes:
+        label: Text of the node: the part of the name below the parent.
+        section: Section of the tensors.
+        prefix: Start of the names of its tensors, with the last dot; of a tensor, its name.
+        positions: Positions of the tensors below the node, in order.
+        tensor: Position of the tensor, if the node is one.
+        members: The equal nodes that are joined; () for any other node.
+    """
+
+    __slots__ = ("_children", "label", "members", "positions", "prefix", "section", "tensor")
+
+    def __init__(
+        self,
+        label: str,
+        section: str,
+        prefix: str,
+        positions: Sequence[int],
+        tensor: int | None = None,
+        members: tuple[Node, ...] = (),
+    ) -> None:
+        self.label, self.section, self.prefix, self.positions = label, section, prefix, positions
+        self.tensor, self.members = tensor, members
+        self._children: list[Node] | None = list(members) if members else [] if tensor is not None else None
+
+    @property
+    def key(self) -> NodeKey:
+        """Key of the node, the same in each tree of a state."""
+        return self.section, self.prefix, bool(self.members)
+
+    def list_children(self, tensors: Sequence[TensorInfo]) -> list[Node]:
+        """Return the nodes below; equal ones that differ only in a number are joined."""
+        if self._children is None:
+            self._children = _join_equal(_split(self, tensors), tensors)
+        return self._children
+
+
+def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int]) -> list[Node]:
+    """Return the nodes of the first level: the sections, or the modules if there is a single section."""
+    by_section: dict[str, list[int]] = {}
+    for position in positions:
+        by_section.setdefault(tensors[position].section, []).append(position)
+    sections = [Node(section or "(top level)", section, "", found) for section, found in by_section.items()]
+    return sections[0].list_children(tensors) if len(sections) == 1 else sections
+
+
+def _split(node: Node, tensors: Sequence[TensorInfo]) -> list[Node]:
+    """Return the nodes below a module. A module with a single module in it is one node with it: `h.0`."""
+    start = len(node.prefix)
+    modules: dict[str, list[int]] = {}
+    order: list[Node | str] = []
+    for position in node.positions:
+        name = tensors[position].fqn
+        part, dot, _ = name[start:].partition(".")
+        if not dot:
+            order.append(Node(format_fqn(part), node.section, name, (position,), tensor=position))
+        elif part in modules:
+            modules[part].append(position)
+        else:
+            modules[part] = [position]
+            order.append(part)
+    return [entry if isinstance(entry, Node) else _build(entry, modules[entry], node, tensors) for entry in order]
+
+
+def _build(part: str, positions: list[int], parent: Node, tensors: Sequence[TensorInfo]) -> Node:
+    names = [tensors[position].fqn for position in positions]
+    if len(names) == 1:
+        label = names[0][len(parent.prefix) :]
+        return Node(format_fqn(label), parent.section, names[0], positions, tensor=positions[0])
+    # The names in between share the start, too.
+    common = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 - characters of names, not of paths
+    prefix = common[: common.rfind(".") + 1]
+    if len(prefix) <= len(parent.prefix):  # a name that is also the start of another
+        prefix = f"{parent.prefix}{part}."
+    return Node(prefix[len(parent.prefix) : -1], parent.section, prefix, positions)
+
+
+def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo]) -> list[Node]:
+    alike: dict[object, list[Node]] = {}
+    for number, node in enumerate(nodes):
+        template, numbers = fold.split_numbers(node.label)
+        key = (template, _make_content_key(node, tensors)) if len(numbers) == 1 else number
+        alike.setdefault(key, []).append(node)
+    return [group[0] if len(group) == 1 else _join(group) for group in alike.values()]
+
+
+def _make_content_key(node: Node, tensors: Sequence[TensorInfo]) -> object:
+    """Return a key that is equal for nodes with tensors of the same names, kinds, dtypes and shapes."""
+    start = len(node.prefix)
+    rows = (tensors[position] for position in node.positions)
+    return node.tensor is None, tuple((row.fqn[start:], row.kind, row.dtype, row.shape) for row in rows)
+
+
+def _join(nodes: list[Node]) -> Node:
+    nodes = sorted(nodes, key=lambda node: fold.split_numbers(node.label)[1])
+    numbers = [fold.split_numbers(node.label)[1][0] for node in nodes]
+    label = fold.insert_numbers(nodes[0].label, [fold.format_numbers(numbers)])
+    positions = [position for node in nodes for position in node.positions]
+    return Node(label, nodes[0].section, nodes[0].prefix, positions, members=tuple(nodes))

@@ -1,0 +1,304 @@
+"""Text of the panel: facts, values and bytes of a tensor, totals of a module, the difference with a second target."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
+from typing import TYPE_CHECKING, NamedTuple
+
+from statecli.browse.editor import describe_editor
+from statecli.browse.model import Model, Row
+from statecli.browse.peek import reads_automatically
+from statecli.core import sizes
+from statecli.core.errors import StateError
+from statecli.core.escaping import escape_name, escape_sentence
+from statecli.core.model_state import ByteRange, Stats, TensorInfo
+from statecli.core.units import (
+    format_count,
+    format_fqn,
+    format_kind,
+    format_number,
+    format_origin,
+    format_shape,
+    format_size,
+    format_yes_no,
+    plural,
+)
+
+if TYPE_CHECKING:
+    from statecli.values.preview import ValueHistogram
+
+#: Widths of a panel with 8 and with 16 bytes on a line.
+_HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
+#: Fields of Stats, a tuple for each line.
+_STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",), ("nan", "inf"))
+_BAR = "▏▎▍▌▋▊▉█"
+#: Names of a list in the panel.
+_MAX_NAMES = 6
+
+
+class Line(NamedTuple):
+    """A line of the panel: its text, without line breaks, and its style (`bold`, `dim`, `bad`, `good` or "")."""
+
+    text: str
+    style: str = ""
+
+
+def describe_row(model: Model, row: Row, width: int, *, is_reading: bool = False) -> list[Line]:
+    """Return the lines of the panel for a row; no line is wider than the panel, except a long word."""
+    if row.tensor is None:
+        lines = _describe_module(model, row)
+    else:
+        lines = _describe_tensor(model, row.tensor, width, is_reading=is_reading)
+    return [part for line in lines for part in _wrap(line, width)]
+
+
+def _wrap(line: Line, width: int) -> Iterator[Line]:
+    if len(line.text) <= width:
+        yield line
+        return
+    indent = "  " if line.style != "bold" else ""
+    wrapped = textwrap.wrap(line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False)
+    for text in wrapped:
+        yield Line(text, line.style)
+
+
+def _describe_module(model: Model, row: Row) -> Iterator[Line]:
+    node = row.node
+    yield Line(escape_name(f"{node.prefix}*" if node is not None and not node.members else row.label), "bold")
+    if node is not None and node.members:
+        of_each = len(node.members[0].positions)
+        yield Line(f"{len(node.members)} equal modules of {plural(of_each, 'tensor')} each")
+    marked = model.count_marked(row.positions)
+    if marked:
+        yield Line(f"{marked:,} marked")
+    yield from model.remember(row, lambda: tuple(_describe_contents(model, row)))
+    if model.difference is not None and model.difference.only_after:
+        yield Line("")
+        yield Line(f"only in {escape_name(model.difference.other)}", "bold")
+        yield Line(_list_names(model.difference.only_after))
+
+
+def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
+    tensors = [model.tensors[position] for position in row.positions]
+    share = f", {sizes.sum_bytes(tensors) / model.total_bytes:.1%} of all" if model.total_bytes else ""
+    yield Line(f"{plural(len(tensors), 'tensor')}, {format_size(sizes.sum_bytes(tensors))}{share}")
+    yield Line("")
+    for kind, sums in sizes.sum_by_kind(tensors).items():
+        if sums.tensors:
+            yield Line(f"{kind:<11}{sums.tensors:>8,}{format_count(sums.elements):>8}{format_size(sums.bytes):>9}")
+    yield Line("")
+    by_dtype: Counter[str] = Counter()
+    for tensor in tensors:
+        by_dtype[tensor.dtype] += tensor.nbytes
+    for dtype, size in by_dtype.most_common():
+        yield Line(f"{escape_name(dtype):<27}{format_size(size):>9}")
+    yield Line("")
+    yield Line("largest", "bold")
+    start = row.node.prefix if row.node is not None and not row.node.members else ""
+    for tensor in nsmallest(_MAX_NAMES, tensors, key=lambda tensor: -tensor.nbytes):
+        yield Line(f"{format_size(tensor.nbytes):>8}  {escape_name(format_fqn(tensor.fqn.removeprefix(start)))}")
+
+
+def _describe_tensor(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
+    tensor = model.tensors[position]
+    yield Line(escape_name(model.get_name(position)), "bold")
+    yield Line(f"{format_kind(tensor)}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
+    yield Line(f"{tensor.elements:,} elements, {format_size(tensor.nbytes)} ({tensor.nbytes:,} B)")
+    yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
+    if model.difference is not None:
+        yield Line("")
+        yield from _describe_difference(model, position, is_reading=is_reading)
+    yield Line("")
+    yield from _describe_values(model, position, width, is_reading=is_reading)
+
+
+def _describe_facts(tensor: TensorInfo, *, is_class: bool) -> Iterator[Line]:
+    if tensor.damage is not None:
+        yield Line(f"unreadable: {escape_sentence(tensor.damage)}", "bad")
+    facts = [
+        ("layout", tensor.layout if tensor.layout != "strided" else None),
+        ("device", tensor.device),
+        ("requires_grad", format_yes_no(tensor.requires_grad)),
+        ("persistent", format_yes_no(tensor.persistent)),
+        ("in state_dict", format_yes_no(tensor.saved) if is_class else None),
+        ("moves with model", format_yes_no(tensor.moves)),
+        ("belongs to", tensor.belongs_to),
+        ("note", tensor.note),
+        ("computed from", tensor.derived),
+    ]
+    for name, value in facts:
+        if value is not None:
+            yield Line(f"{name}: {escape_sentence(value)}")
+    if tensor.tied_to:
+        yield Line(f"shares storage with: {_list_names(tensor.tied_to)}")
+    if tensor.aliases:
+        yield Line(f"also reached as: {_list_names(tensor.aliases)}")
+    if tensor.origin is not None:
+        yield Line(f"assigned at {escape_sentence(format_origin(tensor.origin))} (e: open in {describe_editor()})")
+    if tensor.fix is not None:
+        yield Line("fix:", "bold")
+        for text in tensor.fix.splitlines():
+            yield Line(f"  {escape_sentence(text)}")
+    yield from _describe_places(tensor)
+
+
+def _describe_places(tensor: TensorInfo) -> Iterator[Line]:
+    ranges = tensor.ranges
+    for where in ranges[:_MAX_NAMES]:
+        if where.path:
+            yield Line(f"file: {escape_name(where.path)}", "dim")
+            yield Line(f"  {_describe_range(where, tensor)}", "dim")
+    if len(ranges) > _MAX_NAMES:
+        yield Line(f"  and {len(ranges) - _MAX_NAMES:,} more pieces", "dim")
+
+
+def _describe_range(where: ByteRange, tensor: TensorInfo) -> str:
+    place = where.place
+    if place is None:
+        return "in several pieces"
+    packed = ", compressed" if where.packing is not None and where.packing.how == "deflate" else ""
+    packed = ", in an archive of its own" if where.packing is not None and not packed else packed
+    text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packed}"
+    if tensor.data is not None and tensor.data.offset and where == tensor.data.storage:
+        text += f", from element {tensor.data.offset:,} on"
+    return text
+
+
+def _list_names(names: Sequence[str]) -> str:
+    listed = ", ".join(escape_name(format_fqn(name)) for name in names[:_MAX_NAMES])
+    return listed + (f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else "")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_values(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
+    tensor, peek = model.tensors[position], model.peeks.get(position)
+    if not tensor.ranges and tensor.data is None:
+        yield Line(_explain_no_values(model, tensor), "dim")
+        return
+    stats = model.stats.get(position)
+    if stats is not None:
+        yield from _describe_stats(stats)
+        if peek is not None and peek.histogram is not None:
+            yield Line("")
+            yield from draw_histogram(peek.histogram, width)
+    elif is_reading:
+        yield Line("reading …", "dim")
+    elif not reads_automatically(tensor):
+        yield Line(f"s: read the statistics ({format_size(tensor.nbytes)})", "dim")
+    if peek is None:
+        return
+    if peek.error is not None:
+        yield Line(escape_sentence(peek.error), "bad" if peek.raw is None else "dim")
+    if peek.values:
+        yield Line("")
+        yield Line("first values", "bold")
+        yield from _format_values(peek.values, width)
+    if peek.raw:
+        yield Line("")
+        yield Line("first bytes", "bold")
+        yield from format_hex(peek.raw, width)
+
+
+def _explain_no_values(model: Model, tensor: TensorInfo) -> str:
+    if model.state.traits.is_class:
+        return "a class has only initial values: statecli inspect --stats reads them"
+    if tensor.device == "meta":
+        return "a meta tensor has no data"
+    return "the values are not in the file"
+
+
+def _describe_stats(stats: Stats) -> Iterator[Line]:
+    if stats.reason is not None:
+        yield Line(f"statistics: {escape_sentence(stats.reason)}", "dim")
+    for names in _STATS_LINES:
+        values = [(name, getattr(stats, name)) for name in names if getattr(stats, name) is not None]
+        if values:
+            texts = [f"{name} {_format_statistic(value)}" for name, value in values]
+            is_bad = any(name in ("nan", "inf") and value > 0 for name, value in values)
+            yield Line("".join(f"{text:<18}" for text in texts).rstrip(), "bad" if is_bad else "")
+
+
+def _format_statistic(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
+
+
+def draw_histogram(histogram: ValueHistogram, width: int) -> Iterator[Line]:
+    """Yield a line for each bin: its lower edge, its number of values, and a bar."""
+    largest = max(histogram.counts)
+    room = max(4, min(width - 20, 60))
+    for edge, count in zip(histogram.edges, histogram.counts, strict=False):
+        eighths = -(-count * room * 8 // largest) if largest else 0
+        bar = _BAR[-1] * (eighths // 8) + (_BAR[eighths % 8 - 1] if eighths % 8 else "")
+        yield Line(f"{format_number(edge, 3):>10} {format_count(count):>7} {bar}")
+
+
+def _format_values(values: Sequence[int | float | complex], width: int) -> Iterator[Line]:
+    texts = [str(value) if isinstance(value, int | complex) else format_number(value, 5) for value in values]
+    cell = max(map(len, texts)) + 2
+    columns = max(1, width // cell)
+    for start in range(0, len(texts), columns):
+        yield Line("".join(f"{text:>{cell}}" for text in texts[start : start + columns]))
+
+
+def format_hex(raw: bytes, width: int) -> Iterator[Line]:
+    """Yield lines of bytes: offset, hexadecimal, and ASCII with a dot for any other byte."""
+    size = next(size for least, size in _HEX_WIDTHS if width >= least)
+    for start in range(0, len(raw), size):
+        piece = raw[start : start + size]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
+        yield Line(f"{start:04x}  {piece.hex(' '):<{size * 3 - 1}}  {text}")
+
+
+# --- the difference ---------------------------------------------------------------------------------------------------
+
+
+def _describe_difference(model: Model, position: int, *, is_reading: bool) -> Iterator[Line]:
+    from statecli.report.change_text import STATUS_LETTERS, describe_change
+    from statecli.values.compare import NotCompared
+
+    difference = model.difference
+    if difference is None:
+        return
+    yield Line(f"difference with {escape_name(difference.other)}", "bold")
+    change = difference.get_change(position)
+    if change is None or change.after is None:
+        yield Line("D removed: only in this target", "bad")
+        return
+    if change.renamed_from is not None:
+        yield Line(f"R renamed to {escape_name(change.fqn)}")
+    text = describe_change(change)
+    if text:
+        yield Line(f"{STATUS_LETTERS[change.status]} {escape_sentence(text)}", "bad")
+    outcome = difference.outcomes.get(position)
+    if outcome is None:
+        yield Line("comparing …" if is_reading else "d: compare the values", "dim")
+    elif isinstance(outcome, StateError):
+        yield Line(escape_sentence(str(outcome)), "bad")
+    elif isinstance(outcome, NotCompared):
+        yield Line(f"values not compared: {escape_sentence(outcome.reason)}", "dim")
+    elif not outcome.changed:
+        yield Line("values: identical", "good")
+    else:
+        yield Line(f"values: {outcome.changed:,} of {outcome.elements:,} differ", "bad")
+        numbers = [
+            ("relative L2", outcome.relative_l2),
+            ("max |Δ|", outcome.max_abs),
+            ("mean |Δ|", outcome.mean_abs),
+            ("cosine", outcome.cosine),
+        ]
+        for name, value in numbers:
+            if value is not None:
+                yield Line(f"{name:<12}{format_number(value)}")
+        if outcome.nan_before or outcome.nan_after:
+            yield Line(f"{'nan':<12}{outcome.nan_before:,} → {outcome.nan_after:,}", "bad")
+        if outcome.inf_before or outcome.inf_after:
+            yield Line(f"{'inf':<12}{outcome.inf_before:,} → {outcome.inf_after:,}", "bad")
+        if outcome.first is not None:
+            yield Line(f"{'first at':<12}{list(outcome.first)}")
+        if outcome.reason is not None:
+            yield Line(escape_sentence(outcome.reason), "dim")

@@ -1,0 +1,112 @@
+"""Read what the panel shows of a tensor's values: the first ones, the first bytes, statistics and a histogram."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecli.core.errors import StateError, UnreadableError
+from statecli.core.model_state import Stats, TensorData, TensorInfo
+from statecli.storage import files
+from statecli.storage.file_version import FileVersion, read_version
+from statecli.values.require_numpy import require_numpy
+
+if TYPE_CHECKING:
+    from statecli.values.preview import ValueHistogram
+
+#: Values and bytes at the start of a tensor.
+FIRST_VALUES = 24
+FIRST_BYTES = 64
+#: Largest local tensor whose statistics are read without being asked for: a few hundredths of a second.
+MAX_AUTOMATIC_BYTES = 16 << 20
+
+_CHANGED = "{path}: changed since statecli read its header; quit, and open it again"
+
+
+class Peek(msgspec.Struct, frozen=True):
+    """What was read of a tensor.
+
+    Attributes:
+        values: The first values; None if they are not numbers or cannot be read.
+        raw: The first stored bytes.
+        error: Why values or bytes could not be read; None without an error.
+        histogram: How the values are spread; None before the statistics are read.
+    """
+
+    values: tuple[int | float | complex, ...] | None = None
+    raw: bytes | None = None
+    error: str | None = None
+    histogram: ValueHistogram | None = None
+
+
+class Versions:
+    """Versions of the local files when their headers were read."""
+
+    def __init__(self, versions: dict[str, FileVersion | None]) -> None:
+        self._versions = versions
+
+    def check(self, tensor: TensorInfo) -> None:
+        """Raise UnreadableError if a file of the tensor changed since."""
+        for path in {where.path for where in tensor.ranges if where.path}:
+            if path in self._versions and read_version(path) != self._versions[path]:
+                raise UnreadableError(_CHANGED.format(path=path))
+
+
+def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
+    """Return the strided data to look at, and the name of the part: of a sparse tensor its stored values."""
+    if tensor.data is not None:
+        return "", tensor.data
+    parts = dict(tensor.parts)
+    name = "values" if "values" in parts else next(iter(parts), None)
+    return None if name is None else (name, parts[name])
+
+
+def reads_automatically(tensor: TensorInfo) -> bool:
+    """Return True if the statistics of the tensor are read when the cursor rests on it."""
+    return tensor.nbytes <= MAX_AUTOMATIC_BYTES and not any(files.is_remote(where.path) for where in tensor.ranges)
+
+
+def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
+    """Read the first values and bytes. An error is in the result, because the screen stays."""
+    found = find_data(tensor)
+    if tensor.damage is not None or found is None:
+        return Peek(error=tensor.damage)
+    values, raw, error = None, None, None
+    try:
+        with require_numpy():
+            from statecli.values.preview import read_first_bytes, read_first_values
+        versions.check(tensor)
+        raw = read_first_bytes(found[1], tensor.fqn, FIRST_BYTES)
+        values = tuple(read_first_values(found[1], tensor.fqn, FIRST_VALUES))
+    except StateError as caught:
+        error = str(caught)
+    return Peek(values, raw, error)
+
+
+def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
+    """Read the statistics, and verify the checksums of the tensor. An error is the reason in the result."""
+    if tensor.damage is not None:
+        return Stats(reason=tensor.damage)
+    try:
+        with require_numpy():
+            from statecli.values.stats import StatsTask, stats_batch
+        versions.check(tensor)
+        (result,) = stats_batch(None, [StatsTask(tensor, tuple(dict.fromkeys(tensor.ranges)))])
+        return Stats(reason=str(result)) if isinstance(result, StateError) else result
+    except StateError as error:
+        return Stats(reason=str(error))
+
+
+def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> ValueHistogram | None:
+    """Return how the values are spread; None if they cannot be read, have no order, or are all equal."""
+    found = find_data(tensor)
+    if found is None or stats.min is None or stats.max is None:
+        return None
+    from statecli.values.preview import compute_value_histogram
+
+    try:
+        versions.check(tensor)
+        return compute_value_histogram(found[1], tensor.fqn, stats.min, stats.max)
+    except StateError:
+        return None  # the statistics have reported the error

@@ -1,0 +1,93 @@
+"""A thread that reads values while the screen stays responsive: the selected tensor first, then long lists."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+#: A change of the model, for the thread of the screen.
+Apply = Callable[[], None]
+#: Seconds of work of a list between two results.
+SLICE_S = 0.1
+
+
+class Reader:
+    """A thread that runs one job for the selected tensor, and in between the steps of a list.
+
+    The thread is a daemon: quitting does not wait for a read of many gigabytes.
+    """
+
+    def __init__(self, deliver: Callable[[Apply], object]) -> None:
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._job: Callable[[], Apply] | None = None
+        self._list: Iterator[Apply] | None = None
+        self._ends = self._is_running = False
+        self._thread: threading.Thread | None = None
+
+    def read(self, job: Callable[[], Apply]) -> None:
+        """Run the job; a job that has not begun is dropped, because the cursor has left its tensor."""
+        with self._changed:
+            self._job = job
+            self._start()
+
+    def read_list(self, steps: Iterator[Apply] | None) -> None:
+        """Run the steps one after the other instead of an earlier list; None ends that list."""
+        with self._changed:
+            self._list = steps
+            self._start()
+
+    @property
+    def reads_list(self) -> bool:
+        """True while a list is read."""
+        return self._list is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while something is to be read."""
+        return self._is_running or self._job is not None or self._list is not None
+
+    def close(self) -> None:
+        """End the thread after its present step, without waiting for it."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="statecli-browse-reader", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._ends or self._job or self._list):
+                    self._is_running = False
+                    self._changed.wait()
+                self._is_running = True
+                if self._ends:
+                    return
+                job, steps = self._job, self._list
+                self._job = None
+            apply = job() if job is not None else self._take_steps(steps) if steps is not None else None
+            if apply is not None and not self._ends:
+                self._deliver(apply)
+
+    def _take_steps(self, steps: Iterator[Apply]) -> Apply:
+        end = time.monotonic() + SLICE_S
+        changes: list[Apply] = []
+        while time.monotonic() < end and self._list is steps and self._job is None:
+            apply = next(steps, None)
+            if apply is None:
+                with self._changed:
+                    self._list = None if self._list is steps else self._list
+                break
+            changes.append(apply)
+
+        def apply_all() -> None:
+            for change in changes:
+                change()
+
+        return apply_all

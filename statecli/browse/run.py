@@ -1,0 +1,69 @@
+"""Run `statecli browse`: read the targets, show the screen, return what was copied.
+
+This room writes no report: its output is a screen. `model.py` and the modules below it know nothing of the screen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from statecli.commands.inspect.quantized import list_rows_by_part
+from statecli.commands.inspect.run import Inspection, Request, inspect
+from statecli.core.distribution import install_extra
+from statecli.core.errors import MissingDependency, UsageError
+from statecli.core.model_state import ModelState
+from statecli.requests.options import BrowseOptions
+from statecli.storage import files
+from statecli.targets import load
+
+_NEEDS_TEXTUAL = f"statecli browse needs the package textual: {install_extra('tui')}"
+
+
+def browse(options: BrowseOptions, reserve_stdout: Callable[[], None]) -> str:
+    """Show the screen until the user quits; return the text copied last, because the screen is gone then.
+
+    `reserve_stdout` sends what a model prints to stderr. Raises StateError, before the screen opens, if a target cannot
+    be read.
+    """
+    _check_terminal()
+    try:
+        import textual  # noqa: F401 - only whether it can be imported
+    except ImportError as error:
+        raise MissingDependency(_NEEDS_TEXTUAL) from error
+    from statecli.browse.app import Browser
+    from statecli.browse.model import Model
+    from statecli.browse.peek import Versions
+
+    reserve_stdout()
+    with files.record_opened_files() as opened:
+        inspection = _read(options.target, options)
+    other = None if options.other is None else _read(options.other, options).state
+    model = Model(inspection.state, list_rows_by_part(inspection.weights))
+    app = Browser(model, Versions(dict(opened)), _read_other, other)
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+    return app.copied
+
+
+def _check_terminal() -> None:
+    """Raise UsageError if keys or the screen are not those of a terminal."""
+    if os.environ.get("TERM") == "dumb":
+        raise UsageError("browse: the terminal is dumb (TERM=dumb); use statecli inspect")
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
+        if stream is None or not stream.isatty():
+            raise UsageError(f"browse: standard {name} is not a terminal; use statecli inspect")
+
+
+def _read(target: str, options: BrowseOptions) -> Inspection:
+    is_class = load.find_class_spec(target) is not None
+    return inspect(Request(target, init_device=options.init_device if is_class else None))
+
+
+def _read_other(target: str) -> ModelState:
+    """Read a second target typed on the screen. Raises UsageError for a class, whose code may end the process."""
+    if load.find_class_spec(target) is not None:
+        raise UsageError(f"{target}: is a model class; quit, and write it as OTHER: statecli browse TARGET {target}")
+    return load.read_checkpoint(target)

@@ -1,0 +1,203 @@
+"""The list of the screen: only the visible rows are drawn, so that 100,000 tensors scroll as twelve do."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from statecli.browse.columns import LEFT, WIDTHS, Column, choose_columns, format_cell
+from statecli.browse.model import Model, Row
+from statecli.core import sizes
+from statecli.core.escaping import escape_name, truncate_middle
+from statecli.core.units import format_count, format_size
+
+_CURSOR = Style(reverse=True)
+_PLAIN = Style()
+_HEADING = Style(bold=True, underline=True)
+_DIM = Style(dim=True)
+_MODULE = Style(bold=True)
+_BAD = Style(color="red")
+#: Cells before the names: the cursor and the mark.
+_GUTTER = 2
+_MAX_INDENT = 16
+
+
+class TensorList(ScrollView, can_focus=True):
+    """The rows of the model, with a heading."""
+
+    DEFAULT_CSS = "TensorList { scrollbar-size-vertical: 1; overflow-x: hidden; overflow-y: auto; }"
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+    class Activated(Message):
+        """The row at the cursor was clicked again."""
+
+    class Heading(Message):
+        """The heading of a column was clicked."""
+
+        def __init__(self, column: Column) -> None:
+            super().__init__()
+            self.column = column
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+        self._sizes: dict[object, int] = {}
+
+    def show_rows(self) -> None:
+        """Draw the rows again after they changed."""
+        self.virtual_size = Size(self.size.width, self._model.count + 1)
+        self._show_cursor()
+        self.refresh()
+
+    def move(self, by: int) -> None:
+        """Move the cursor by so many rows."""
+        self._model.cursor = max(0, min(self._model.count - 1, self._model.cursor + by))
+        self._show_cursor()
+        self.refresh()
+        self.post_message(self.Moved())
+
+    @property
+    def page(self) -> int:
+        """Number of rows that are visible at once."""
+        return max(1, self.size.height - 1)
+
+    def _show_cursor(self) -> None:
+        # The heading covers the first line, so a row is visible if the line before it is.
+        self.scroll_to_region(
+            Region(0, self._model.cursor, 1, 2), animate=False, force=True, immediate=True, x_axis=False
+        )
+
+    def on_resize(self) -> None:
+        """Keep the cursor visible in the new size."""
+        self.show_rows()
+
+    def on_click(self, event: events.Click) -> None:
+        """Select a row; sort by a column; open or close the selected row."""
+        if event.y == 0:
+            column = self._find_column(event.x)
+            if column is not None:
+                self.post_message(self.Heading(column))
+            return
+        row = self.scroll_offset.y + event.y - 1
+        if row >= self._model.count:
+            return
+        if event.x < _GUTTER:
+            self._model.toggle_mark(row)
+        elif row == self._model.cursor:
+            self.post_message(self.Activated())
+        self._model.cursor = row
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def _find_column(self, x: int) -> Column | None:
+        columns = self._choose_columns()
+        start = self._content_width() - sum(WIDTHS[column] + 1 for column in columns)
+        if x < start:
+            return Column.NAME
+        for column in columns:
+            start += WIDTHS[column] + 1
+            if x < start:
+                return column
+        return None
+
+    # --- drawing ------------------------------------------------------------------------------------------------
+
+    def _content_width(self) -> int:
+        return self.scrollable_content_region.width
+
+    def _choose_columns(self) -> list[Column]:
+        model = self._model
+        width = self._content_width() - _GUTTER
+        return choose_columns(width, model.name_cells, model.list_columns(), model.sort)
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the widget."""
+        width, columns = self._content_width(), self._choose_columns()
+        if y == 0:
+            return self._draw_heading(width, columns)
+        number = self.scroll_offset.y + y - 1
+        if number >= self._model.count:
+            return Strip.blank(width)
+        row = self._model.get_row(number)
+        is_current = number == self._model.cursor
+        style = _CURSOR if is_current else _PLAIN
+        cells = self._format_cells(row, columns)
+        name_width = width - _GUTTER - sum(WIDTHS[column] + 1 for column in columns)
+        name, name_style = self._format_name(row, name_width)
+        gutter = ("›" if is_current else " ") + self._format_mark(row)
+        segments = [Segment(gutter, style), Segment(name, style + name_style)]
+        for column, text in zip(columns, cells, strict=True):
+            segments.append(Segment(" ", style))
+            segments.append(Segment(_align(text, column), style + self._choose_style(row, column, text)))
+        return Strip(segments, width).adjust_cell_length(width, style)
+
+    def _draw_heading(self, width: int, columns: list[Column]) -> Strip:
+        name = self._format_heading(Column.NAME)
+        name_width = width - _GUTTER - sum(WIDTHS[column] + 1 for column in columns)
+        texts = [" " * _GUTTER + name.ljust(name_width)]
+        texts += [" " + _align(self._format_heading(column), column) for column in columns]
+        return Strip([Segment("".join(texts), _HEADING)], width).adjust_cell_length(width)
+
+    def _format_heading(self, column: Column) -> str:
+        if column is not self._model.sort:
+            return column.value
+        return column.value + ("▼" if self._model.is_descending else "▲")
+
+    def _format_mark(self, row: Row) -> str:
+        marked = self._model.count_marked(row.positions)
+        return "●" if marked and marked == len(row.positions) else "◐" if marked else " "
+
+    def _format_name(self, row: Row, width: int) -> tuple[str, Style]:
+        label = escape_name(row.label)
+        if row.node is None:
+            # The end of a long name tells it from its neighbours.
+            return _fit(f"…{label[1 - width :]}" if len(label) > width > 1 else label, width), _PLAIN
+        sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
+        start = " " * min(2 * row.depth, _MAX_INDENT) + sign
+        return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
+
+    def _format_cells(self, row: Row, columns: list[Column]) -> list[str]:
+        if row.tensor is not None:
+            return [escape_name(format_cell(self._model, row.tensor, column)) for column in columns]
+        return [self._format_module_cell(row, column) for column in columns]
+
+    def _format_module_cell(self, row: Row, column: Column) -> str:
+        if row.node is None:
+            return ""
+        if column is Column.SIZE:
+            key = row.node.key
+            if key not in self._sizes:
+                self._sizes[key] = sizes.sum_bytes(self._model.tensors[position] for position in row.positions)
+            return format_size(self._sizes[key])
+        if column is Column.ELEMENTS:
+            return format_count(sum(self._model.tensors[position].elements for position in row.positions))
+        return ""
+
+    def _choose_style(self, row: Row, column: Column, text: str) -> Style:
+        if row.tensor is None:
+            return _DIM
+        is_bad = column in (Column.NAN, Column.INF) and text not in ("", "0", "-")
+        return _BAD if is_bad or self._model.tensors[row.tensor].damage is not None else _PLAIN
+
+
+def _fit(text: str, width: int) -> str:
+    """Return the text in exactly so many cells; the middle of a longer one is left out."""
+    if text.isascii():
+        return truncate_middle(text, width).ljust(width)
+    while cell_len(text) > width and len(text) > 1:
+        text = truncate_middle(text, min(width, len(text) - 1))
+    return set_cell_size(text, max(width, 0))
+
+
+def _align(text: str, column: Column) -> str:
+    width = WIDTHS[column]
+    text = _fit(text, width) if cell_len(text) > width else text
+    return text.ljust(width) if column in LEFT else text.rjust(width)

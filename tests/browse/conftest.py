@@ -1,0 +1,61 @@
+"""Checkpoints for the browser."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.browse.model import Model
+from statecli.commands.inspect.quantized import list_rows_by_part
+from statecli.commands.inspect.run import Request, inspect
+
+
+def build_tensors(layers=4, size=8):
+    """A small transformer: bfloat16 weights, float32 norms."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    tensors = {"model.embed.weight": draw(32, size)}
+    for n in range(layers):
+        for name in ("q_proj", "v_proj"):
+            tensors[f"model.layers.{n}.attn.{name}.weight"] = draw(size, size)
+        tensors[f"model.layers.{n}.norm.weight"] = torch.ones(size)
+    tensors["lm_head.weight"] = draw(32, size)
+    tensors["lm_head.bias"] = torch.arange(32.0)
+    return tensors
+
+
+def open_model(path):
+    """The model of the screen for a file."""
+    inspection = inspect(Request(str(path)))
+    return Model(inspection.state, list_rows_by_part(inspection.weights))
+
+
+@pytest.fixture
+def first(tmp_path):
+    """A checkpoint."""
+    path = tmp_path / "first.safetensors"
+    save_file(build_tensors(), path)
+    return path
+
+
+@pytest.fixture
+def second(tmp_path):
+    """The same with a changed layer, a NaN, without a tensor, and with a new one."""
+    tensors = build_tensors()
+    tensors["model.layers.2.attn.q_proj.weight"] *= 2
+    tensors["model.layers.3.norm.weight"][1] = float("nan")
+    del tensors["lm_head.bias"]
+    tensors["added"] = torch.zeros(3)
+    path = tmp_path / "second.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+@pytest.fixture
+def model(first):
+    """The model of the screen for the first checkpoint."""
+    return open_model(first)

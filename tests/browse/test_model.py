@@ -1,0 +1,303 @@
+"""What the screen of browse shows, without the screen: tree, filter, order, and globs of marked tensors."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecli.browse.columns import Column, choose_columns
+from statecli.browse.globs import write_globs
+from statecli.browse.model import Model
+from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
+from statecli.core.errors import FilteredOut
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.selection import Selection, select
+
+from .conftest import open_model
+
+
+def labels(model):
+    return [model.get_row(number).label for number in range(model.count)]
+
+
+def build_state(names, sections=None):
+    tensors = tuple(
+        TensorInfo(name, "float32", (2,), 2, 8, section=section)
+        for name, section in zip(names, sections or ["model"] * len(names), strict=True)
+    )
+    return ModelState("x", "safetensors", tensors, tuple(dict.fromkeys(tensor.section for tensor in tensors)))
+
+
+# --- tree ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_screen_joins_equal_layers(model):
+    """Small modules are open, and the four layers are one row."""
+    assert "{0..3}" in labels(model)
+    assert "bias" in labels(model)
+
+
+def test_joined_layers_open_into_layers_in_the_order_of_their_numbers():
+    """`layers.2` comes before `layers.10`, whatever the order of the file."""
+    model = Model(build_state([f"layers.{n}.{name}" for n in (10, 2, 1) for name in "ab"]), {})
+    model.cursor = labels(model).index("{1,2,10}")
+    model.open_node()
+    assert labels(model)[-3:] == ["1", "2", "10"]
+
+
+def test_a_name_that_begins_another_has_a_row_of_each():
+    """`a` is a tensor, and `a.b` is in a module `a`."""
+    model = Model(build_state(["a", "a.b", "a.c"]), {})
+    assert labels(model) == ["a", "a", "b", "c"]
+
+
+def test_a_name_of_a_thousand_dots_is_a_row():
+    """Nothing recurses on names."""
+    name = ".".join("a" * 5000)
+    model = Model(build_state([name, f"{name}.b"]), {})
+    model.cursor = 0
+    model.open_all()
+    assert model.count
+
+
+def test_every_tensor_is_in_the_open_tree_once(model):
+    """Opening all shows each tensor."""
+    for number in reversed(range(model.count)):
+        model.cursor = number
+        if not model.is_open(model.current.node):
+            model.open_all()
+    rows = [model.get_row(number) for number in range(model.count)]
+    assert sorted(row.tensor for row in rows if row.tensor is not None) == list(range(len(model.tensors)))
+
+
+def test_sections_are_the_first_level(tmp_path):
+    """Of a training checkpoint, the model and the optimizer."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+    model = open_model(tmp_path / "train.pt")
+    assert [model.get_row(n).label for n in range(model.count) if model.get_row(n).depth == 0] == ["model", "optimizer"]
+    model.set_filter("optimizer.*")
+    assert {model.tensors[position].section for position in model.found} == {"optimizer"}
+
+
+# --- filter -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("", 15),
+        ("q_proj", 4),
+        ("Q_PROJ", 4),
+        ("*.layers.*.norm.weight", 4),
+        ("layers.? norm", 0),
+        ("dtype:bf16", 10),
+        ("bfloat16", 10),
+        ("dtype:float32 !norm", 1),
+        ("kind:param", 15),
+        ("kind:buffer", 0),
+        ("shape:8x8", 8),
+        ("8x8", 8),
+        ("[32,8]", 2),
+        ("shape:*x8", 10),
+        ("size>200", 2),
+        ("size>=512", 2),
+        ("size<1kB size>128", 2),
+        ("size:>200", 2),
+        ("size>", 15),
+        ("dtype:", 15),
+        ("nothing", 0),
+    ],
+)
+def test_a_filter_finds(model, text, count):
+    """All words must match; a word that is still typed filters nothing."""
+    model.set_filter(text)
+    assert len(model.found) == count
+
+
+def test_a_filter_matches_globs_as_include_does(model):
+    """A glob finds the tensors that `-i` selects."""
+    for glob in ("*", "model.*", "*.weight", "model.layers.[0-2].*", "lm_head.?ias"):
+        model.set_filter(glob)
+        assert [model.tensors[n] for n in model.found] == list(
+            select(model.state, Selection(include=(glob,)), "x").tensors
+        )
+
+
+def test_the_selected_tensor_stays_selected(model):
+    """With a filter, without it again, and in another order."""
+    model.set_filter("v_proj")
+    model.cursor = 2
+    name = model.current.label
+    model.set_filter("")
+    assert model.get_name(model.current.tensor) == name
+    model.toggle_flat()
+    assert model.current.label == name
+
+
+# --- order --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", [Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE, Column.ELEMENTS, Column.SIZE])
+def test_an_order_and_its_reverse_have_all_tensors(model, column):
+    """Each column sorts, and the reverse begins with a last value."""
+    keys = {
+        Column.SIZE: lambda tensor: tensor.nbytes,
+        Column.ELEMENTS: lambda tensor: tensor.elements,
+        Column.SHAPE: lambda tensor: tensor.shape,
+        Column.NAME: lambda tensor: tensor.fqn,
+        Column.KIND: lambda tensor: tensor.kind.value,
+        Column.DTYPE: lambda tensor: tensor.dtype,
+    }
+    for descending in (False, True):
+        model.sort_by(column, descending=descending)
+        tensors = [model.tensors[model.get_row(number).tensor] for number in range(model.count)]
+        values = [keys[column](tensor) for tensor in tensors]
+        assert values == sorted(values, reverse=descending)
+        assert len(set(map(id, tensors))) == len(model.tensors)
+
+
+def test_what_was_not_read_is_last_in_both_directions(model):
+    """A tensor without statistics is not one with the mean 0."""
+    model.stats[3] = read_statistics(model.tensors[3], Versions({}))
+    for descending in (False, True):
+        model.sort_by(Column.MEAN, descending=descending)
+        assert model.get_row(0).tensor == 3
+
+
+def test_columns_fit_and_the_sorted_one_is_shown():
+    """At any width."""
+    for width in range(24, 200):
+        columns = choose_columns(width, 40, tuple(Column), Column.MEAN)
+        assert Column.MEAN in columns
+    assert choose_columns(200, 20, tuple(Column)[:6], None) == list(Column)[1:6]
+
+
+# --- globs --------------------------------------------------------------------------------------------------------
+
+PARTS = st.sampled_from(["a", "b", "layers", "0", "1", "10", "x[0]", "w*", "q?", "\x1b[31m", "\u202e", ""])
+NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=4).map(".".join), min_size=1, max_size=14, unique=True)
+
+
+@given(names=NAMES, data=st.data())
+def test_copied_globs_select_exactly_the_marked_tensors(names, data):
+    """With `-i`, as a shell gives them; or the browser says that no globs do."""
+    sections = data.draw(st.lists(st.sampled_from(["model", "ema", ""]), min_size=len(names), max_size=len(names)))
+    state = build_state(names, sections)
+    marked = data.draw(st.sets(st.integers(0, len(names) - 1), min_size=1))
+    written = write_globs(state, marked, {})
+    if not written.globs:
+        return
+    words = shlex.split(written.text)
+    assert words[::2] == ["-i"] * len(written.globs)
+    selected = select(state, Selection(include=tuple(words[1::2])), "x").tensors
+    assert {id(tensor) for tensor in selected} == {id(state.tensors[n]) for n in marked}
+    assert written.text.isprintable()
+
+
+def test_globs_are_written_for_plain_names():
+    """No globs is the answer only if names are hostile."""
+    names = [f"model.layers.{n}.{name}" for n in range(12) for name in ("q.weight", "q.bias", "norm")]
+    state = build_state(names)
+    for marked in ({0}, {0, 1, 2}, {1, 4, 7}, set(range(36)), set(range(0, 36, 3)), {35, 3}):
+        assert write_globs(state, marked, {}).globs
+
+
+@pytest.mark.parametrize(
+    ("chosen", "globs"),
+    [
+        (lambda name: True, ("*",)),
+        (lambda name: name.startswith("layers.1."), ("layers.1.*",)),
+        (lambda name: name.endswith("q.weight"), ("layers.*.q.weight",)),
+        (lambda name: name.startswith(("layers.0.", "layers.1.", "layers.2.")),
+         ("layers.0.*", "layers.1.*", "layers.2.*")),
+        (lambda name: name == "layers.3.q.bias", ("layers.3.q.bias",)),
+    ],
+)  # fmt: skip
+def test_globs_are_short(chosen, globs):
+    """Whole modules and repeated layers are one glob."""
+    names = [f"layers.{n}.{name}" for n in range(12) for name in ("q.weight", "q.bias")] + ["norm.weight"]
+    state = build_state(names)
+    assert write_globs(state, {n for n, name in enumerate(names) if chosen(name)}, {}).globs == globs
+
+
+def test_the_tensors_of_a_quantized_weight_are_copied_together_or_not_at_all(tmp_path):
+    """`-i` with the name of a weight selects its scales too."""
+    tensors = {
+        "fc.weight": np.zeros((4, 4), np.int8),
+        "fc.weight_scale": np.ones((4, 1), np.float32),
+        "head.weight": np.ones((2, 2), np.float32),
+    }
+    safetensors.numpy.save_file(tensors, tmp_path / "q.safetensors")
+    model = open_model(tmp_path / "q.safetensors")
+    for n in range(3):
+        model.marked = {n}
+        written = model.write_globs()
+        if written.globs:
+            selected = select(model.state, Selection(include=written.globs), "x", model._weights).tensors
+            assert [tensor.fqn for tensor in selected] == [model.tensors[n].fqn]
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "float16"])
+def test_first_values_bytes_and_histogram_are_numpys(tmp_path, dtype):
+    """Of a tensor of a file, compared with numpy."""
+    array = (np.arange(60).reshape(3, 4, 5) * 3 % 17).astype(dtype)
+    safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
+    (tensor,) = open_model(tmp_path / "a.safetensors").tensors
+    peek = read_peek(tensor, Versions({}))
+    assert list(peek.values) == array.reshape(-1)[:24].tolist()
+    assert peek.raw == array.tobytes()[:64]
+    stats = read_statistics(tensor, Versions({}))
+    histogram = read_histogram(tensor, stats, Versions({}))
+    counts, edges = np.histogram(array.astype(np.float64), len(histogram.counts))
+    assert list(histogram.counts) == counts.tolist()
+    assert np.allclose(histogram.edges, edges)
+
+
+def test_first_values_of_a_transposed_tensor_are_in_logical_order(tmp_path):
+    """As torch prints them."""
+    base = torch.arange(12.0).reshape(3, 4)
+    torch.save({"a": base.t()}, tmp_path / "a.pt")
+    (tensor,) = open_model(tmp_path / "a.pt").tensors
+    assert list(read_peek(tensor, Versions({})).values) == base.t().flatten().tolist()
+
+
+def test_a_truncated_file_is_an_error_of_one_line(tmp_path, first):
+    """The screen stays."""
+    last = max(open_model(first).tensors, key=lambda tensor: tensor.data.storage.offset)
+    first.write_bytes(first.read_bytes()[: last.data.storage.offset + 8])
+    peek, stats = read_peek(last, Versions({})), read_statistics(last, Versions({}))
+    assert "truncated" in peek.error
+    assert "truncated" in stats.reason
+
+
+def test_a_file_that_changed_is_not_shown(first):
+    """Values of another file would stand below the facts of this one."""
+    from statecli.storage import files
+
+    with files.record_opened_files() as opened:
+        model = open_model(first)
+    time.sleep(0.01)
+    first.write_bytes(first.read_bytes()[::-1])
+    assert "changed since statecli read its header" in read_peek(model.tensors[0], Versions(dict(opened))).error
+
+
+def test_nothing_is_found_in_a_state_without_marks():
+    """FilteredOut never reaches the user of the screen."""
+    state = build_state(["a*b", "axb"])
+    assert write_globs(state, {0}, {}).globs == ("a[*]b",)
+    with pytest.raises(FilteredOut):
+        select(state, Selection(include=("z",)), "x")

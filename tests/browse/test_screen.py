@@ -1,0 +1,416 @@
+"""The screen of browse: keys and mouse by textual's pilot, and what stands on the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.commands.inspect.run import Request, inspect
+from statecli.core.errors import UsageError
+from statecli.core.model_state import ModelState, Origin, Stats, TensorInfo
+from statecli.core.selection import Selection, select
+
+pytest.importorskip("textual")
+
+from statecli.browse import editor, run
+from statecli.browse.app import Browser
+from statecli.browse.model import Model
+from statecli.browse.peek import Versions
+
+from .conftest import open_model
+
+#: Columns and lines.
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+@pytest.fixture
+def in_folder(first, second, monkeypatch):
+    """Run in the folder of both checkpoints."""
+    monkeypatch.chdir(first.parent)
+
+
+def show(app):
+    """The text of the screen."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def drive(path, *keys, size=(80, 24), other=None, look=show):
+    """What `look` returns after the keys; a callable among the keys is called with the pilot."""
+
+    async def run_keys():
+        second = None if other is None else inspect(Request(str(other))).state
+        app = Browser(open_model(path), Versions({}), run_read_other, second)
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            for key in keys:
+                if callable(key):
+                    await key(pilot)
+                else:
+                    await pilot.press(key)
+                await pilot.pause()
+            await settle(pilot)
+            result = look(app)
+        assert app.failure is None
+        return result
+
+    return asyncio.run(run_keys())
+
+
+def run_read_other(text):
+    """Read a second target, as the command does."""
+    return run._read_other(text)
+
+
+async def settle(pilot):
+    """Wait until nothing is read: the rest of the cursor, then the thread."""
+    await pilot.pause(0.16)
+    for _ in range(200):
+        app = pilot.app
+        if not (app._reader.is_busy or app._progress or app._reading is not None):
+            break
+        await pilot.pause(0.02)
+    await pilot.pause()
+
+
+def typed(text):
+    """The keys of a text."""
+    names = {" ": "space", ".": "full_stop", "*": "asterisk", "/": "slash", ">": "greater_than_sign"}
+    names |= {
+        ":": "colon",
+        "!": "exclamation_mark",
+        "_": "underscore",
+        "-": "minus",
+        "[": "left_square_bracket",
+        "]": "right_square_bracket",
+    }
+    return [names.get(character, character) for character in text]
+
+
+# --- the screen ---------------------------------------------------------------------------------------------------
+
+
+def check_screen(name, screen):
+    """Compare with the kept screen; GOLDEN=write keeps this one."""
+    path = Path(__file__).parent / "screens" / f"{name}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{screen}\n")
+    assert f"{screen}\n" == path.read_text()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen_of_a_module(in_folder, size):
+    """The tree left, the totals right, the keys below; each line fits."""
+    screen = drive("first.safetensors", size=size)
+    check_screen(f"module-{size[0]}", screen)
+    assert all(len(line) <= size[0] for line in screen.splitlines())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen_of_a_tensor(in_folder, size):
+    """Facts, place in the file, statistics, histogram, first values and bytes, and the difference."""
+    screen = drive("first.safetensors", *typed("/q_proj"), "enter", "D", size=size, other="second.safetensors")
+    check_screen(f"tensor-{size[0]}", screen)
+
+
+def test_a_narrow_screen_has_no_panel_until_v(in_folder):
+    """60 columns are for the list."""
+    assert "│" not in drive("first.safetensors", size=(60, 20))
+    assert "│" in drive("first.safetensors", "v", size=(60, 20))
+    assert "│" not in drive("first.safetensors", "v", size=(80, 24))
+
+
+def test_a_tiny_screen_does_not_fail(in_folder):
+    """20 columns and 5 lines."""
+    assert "bias" in drive("first.safetensors", "down", "end", "home", "v", "v", size=(20, 5))
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(app):
+    return [app.model.get_row(number).label for number in range(app.model.count)]
+
+
+def test_the_filter_works_while_it_is_typed(in_folder):
+    """Enter keeps the filter, escape removes it."""
+    assert drive("first.safetensors", *typed("/dtype:bf16 attn"), look=lambda app: len(rows_of(app))) == 8
+    assert drive("first.safetensors", *typed("/norm"), "enter", look=lambda app: len(rows_of(app))) == 4
+    assert "{0..3}" in drive("first.safetensors", *typed("/norm"), "enter", "escape", look=rows_of)
+    assert "{0..3}" in drive("first.safetensors", *typed("/norm"), "escape", look=rows_of)
+
+
+def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
+    """And the next keys are keys again."""
+    assert drive("first.safetensors", *typed("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
+
+
+def test_a_filter_without_a_match_says_so(in_folder):
+    """And every key is harmless then."""
+    screen = drive("first.safetensors", *typed("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape")
+    assert "no tensor matches" in drive("first.safetensors", *typed("/zzz"), "enter")
+    assert "first.safetensors" in screen
+
+
+def test_modules_open_and_close(in_folder):
+    """With enter, the arrows, and all at once."""
+    joined = [*["down"] * 5]
+    assert drive("first.safetensors", *joined, "enter", look=rows_of).count("▸") == 0
+    opened = drive("first.safetensors", *joined, "right", look=rows_of)
+    assert opened[6:10] == ["0", "1", "2", "3"]
+    assert drive("first.safetensors", *joined, "right", "left", look=rows_of) == drive(
+        "first.safetensors", look=rows_of
+    )
+    everything = drive("first.safetensors", *joined, "asterisk", look=rows_of)
+    assert everything.count("q_proj.weight") == 4
+
+
+def test_o_sorts_and_r_reverses(in_folder):
+    """By size first: the largest, then the smallest."""
+    assert drive("first.safetensors", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
+    assert "norm.weight" in drive("first.safetensors", "o", "r", look=rows_of)[0]
+    assert drive("first.safetensors", "o", "O", look=rows_of) == drive("first.safetensors", look=rows_of)
+
+
+def test_all_statistics_find_the_nan(in_folder):
+    """S reads those of all listed tensors; sorted by nan, the tensor is first."""
+    screen = drive("second.safetensors", "S", "o", "o", size=(120, 40))
+    assert "› model.layers.3.norm.weight" in screen
+    assert "statistics of 15 read: 1 with nan, 0 with inf" in screen
+
+
+def test_the_largest_difference_is_found(in_folder):
+    """D compares all; the first order is by change."""
+    screen = drive("first.safetensors", "D", "o", size=(120, 40), other="second.safetensors")
+    listed = [line.partition("│")[0].split() for line in screen.splitlines()[2:6]]
+    assert [words[-1] for words in listed[:3]] == ["D", "nan/inf", "1"] or [words[-1] for words in listed[:3]] == [
+        "nan/inf",
+        "D",
+        "1",
+    ]
+    assert "14 compared: 2 differ" in screen
+
+
+def test_a_second_target_is_typed(in_folder):
+    """d asks for it; a wrong one is a line, and the screen stays."""
+    keys = [*typed("/q_proj"), "enter", "down", "down", "d"]
+    assert "values: 64 of 64 differ" in drive("first.safetensors", *keys, *typed("second.safetensors"), "enter")
+    assert "no such file" in drive("first.safetensors", *keys, *typed("missing.pt"), "enter", size=(120, 24))
+    assert "is a model class" in drive("first.safetensors", *keys, *typed("net.py:Net"), "enter", size=(120, 24))
+
+
+def test_the_difference_is_that_of_diff(in_folder, statecli):
+    """The same figures as `statecli diff`."""
+    changes = statecli("diff", "first.safetensors", "second.safetensors", "-f", "json").json["changes"]
+    expected = {change["fqn"]: change["values"] for change in changes if change["before"] and change["after"]}
+    app = drive("first.safetensors", "D", other="second.safetensors", look=lambda app: app)
+    outcomes = app.model.difference.outcomes
+    changed = {app.model.tensors[position].fqn: outcome for position, outcome in outcomes.items() if outcome.changed}
+    assert changed.keys() == expected.keys()
+    for fqn, outcome in changed.items():
+        for field in ("changed", "max_abs", "mean_abs", "relative_l2", "cosine", "nan_after"):
+            assert getattr(outcome, field) == expected[fqn][field]
+
+
+@pytest.mark.parametrize(
+    ("keys", "globs"),
+    [
+        (["y"], ["lm_head.*"]),
+        (["down", "space", "space", "y"], ["lm_head.*"]),
+        ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], [f"model.layers.{n}.*" for n in range(3)]),
+        ([*typed("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
+    ],
+)
+def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
+    """They select exactly these tensors with `statecli inspect -i`."""
+    app = drive("first.safetensors", *keys, look=lambda app: app)
+    words = shlex.split(app.copied)
+    assert words[1::2] == globs
+    model = app.model
+    marked = model.marked or set(model.current.positions)
+    selected = select(model.state, Selection(include=tuple(globs)), "x").tensors
+    assert {tensor.fqn for tensor in selected} == {model.tensors[position].fqn for position in marked}
+
+
+def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
+    """Not every terminal takes OSC 52."""
+    assert "copied, for 2 tensors:" in drive("first.safetensors", "y")
+    assert "first.safetensors" in drive("first.safetensors", "y", "x")
+
+
+def test_help_fits_on_80_columns_and_24_lines(in_folder):
+    """Every key of the screen is in it."""
+    screen = drive("first.safetensors", "question_mark")
+    assert "quit" in screen
+    assert "next row" in screen
+
+
+def test_q_quits(in_folder):
+    """And nothing was copied."""
+    assert drive("first.safetensors", "q", look=lambda app: (app.copied, app.return_code)) == ("", 0)
+
+
+def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
+    """A click on a row, again, on a heading, and on the gutter."""
+
+    async def click(pilot, x, y):
+        await pilot.click("TensorList", offset=(x, y))
+
+    async def click_row(pilot):
+        await click(pilot, 8, 6)
+
+    async def click_size(pilot):
+        await click(pilot, 38, 0)
+
+    async def click_gutter(pilot):
+        await click(pilot, 1, 2)
+
+    assert drive("first.safetensors", click_row, look=lambda app: app.model.current.label) == "{0..3}"
+    assert "0" in drive("first.safetensors", click_row, click_row, look=rows_of)
+    assert drive("first.safetensors", click_size, look=lambda app: app.model.sort.value) == "size"
+    assert drive("first.safetensors", click_gutter, look=lambda app: len(app.model.marked)) == 1
+
+
+# --- hostile and large --------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_are_inert(tmp_path):
+    """Escape codes, line breaks, bidirectional marks and markup are text."""
+    names = ["a\x1b[31mred", "b[red]bold[/red]", "c\u202eevil", "d\nnewline", "[link=x]y", "e\x9b5m", "x" * 500]
+    save_file({name: torch.zeros(2) for name in names}, tmp_path / "h.safetensors")
+    for keys in ((), ("end",), ("a", "y"), ("o",), typed("/[red]"), ("down", "y")):
+        screen = drive(tmp_path / "h.safetensors", *keys)
+        assert not {"\x1b", "\u202e", "\x9b"} & set(screen)
+    screen = drive(tmp_path / "h.safetensors")
+    assert "b[red]bold[/red]" in screen
+    assert "a\\x1b[31mred" in screen
+
+
+def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
+    """A key reads, and draws, what fits on the screen."""
+    tensors = tuple(TensorInfo(f"layers.{n // 10}.w{n % 10}", "float32", (2,), 2, 8) for n in range(100_000))
+    model = Model(ModelState("big", "safetensors", tensors), {})
+    model.toggle_flat()
+    asked = []
+    get_row = model.get_row
+
+    def count(number):
+        asked.append(number)
+        return get_row(number)
+
+    model.get_row = count
+
+    async def run_keys():
+        app = Browser(model, Versions({}), run_read_other)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("end", "home", *["pagedown"] * 5)
+            await pilot.pause()
+        assert app.failure is None
+
+    asyncio.run(run_keys())
+    assert len(asked) < 5000
+    assert model.cursor == 5 * 21
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_bytes_that_are_looked_at_are_read(in_folder, monkeypatch):
+    """A large tensor: its first values, and no statistics before s."""
+    monkeypatch.setattr("statecli.browse.peek.MAX_AUTOMATIC_BYTES", 100)
+    read = []
+    monkeypatch.setattr("statecli.browse.peek.read_statistics", lambda tensor, _: read.append(tensor.fqn) or Stats())
+    keys = [*typed("/embed"), "enter"]
+    screen = drive("first.safetensors", *keys)
+    assert "s: read the statistics (512 B)" in screen
+    assert "first bytes" in screen
+    assert not read
+    drive("first.safetensors", *keys, "s")
+    assert read == ["model.embed.weight"]
+
+
+def test_escape_stops_the_reading_of_a_list(in_folder, monkeypatch):
+    """The rest is not read."""
+    read = []
+
+    def slow(tensor, _):
+        read.append(tensor.fqn)
+        time.sleep(0.2)
+        return Stats(nan=0)
+
+    monkeypatch.setattr("statecli.browse.peek.read_statistics", slow)
+    assert "stopped" in drive("first.safetensors", "S", "escape")
+    assert len(read) < 15
+
+
+# --- the editor ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("vim", ["vim", "+7", "/x/net.py"]),
+        ("emacs -nw", ["emacs", "-nw", "+7", "/x/net.py"]),
+        ("code --wait", ["code", "--wait", "-g", "/x/net.py:7"]),
+        ("/usr/bin/hx", ["/usr/bin/hx", "/x/net.py:7"]),
+        ("", ["vi", "+7", "/x/net.py"]),
+    ],
+)
+def test_the_editor_opens_the_line(monkeypatch, words, command):
+    """With the words of $EDITOR."""
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", words)
+    assert editor.build_command(Origin("/x/net.py", 7)) == command
+
+
+def test_a_checkpoint_has_no_source_lines(in_folder):
+    """e says so."""
+    assert "no source line is known" in drive("first.safetensors", "e")
+
+
+# --- before the screen --------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_a_line_says_so(statecli, first):
+    """In a pipe, and in CI."""
+    result = statecli("browse", first)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "statecli: browse: standard input is not a terminal; use statecli inspect\n"
+
+
+def test_without_textual_a_line_says_what_to_install(statecli, first, monkeypatch):
+    """The extra tui."""
+    monkeypatch.setattr(run, "_check_terminal", lambda: None)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert statecli("browse", first).err == (
+        "statecli: statecli browse needs the package textual: pip install 'torch-statecli[tui]'\n"
+    )
+
+
+def test_a_dumb_terminal_is_refused(monkeypatch):
+    """It would show escape codes as text."""
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(UsageError, match="TERM=dumb"):
+        run._check_terminal()
+
+
+def test_an_internal_error_is_one_line(statecli, first, monkeypatch):
+    """Not a traceback over the screen."""
+    monkeypatch.setattr(run, "_check_terminal", lambda: None)
+
+    def fail(app):
+        app.failure = ZeroDivisionError("x")
+
+    monkeypatch.setattr(Browser, "run", fail)
+    result = statecli("browse", first)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
