@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -46,7 +49,7 @@ _KEYS_LINE = "/ filter  space mark  y copy  d diff  s stats  o sort  ? help  q q
 #: The action of each key on the list.
 _ACTIONS = {
     "q": "quit",
-    "ctrl+z": "suspend_process",
+    "ctrl+z": "suspend",
     "down": "move(1)",
     "j": "move(1)",
     "up": "move(-1)",
@@ -105,7 +108,7 @@ class Overlay(ModalScreen[None]):
 
     DEFAULT_CSS = """
     Overlay { align: center middle; background: transparent; }
-    Overlay > Static { width: auto; max-width: 100%; max-height: 100%; border: solid; padding: 0 1; }
+    Overlay > Static { width: auto; max-width: 100%; max-height: 100%; border: solid ansi_default; padding: 0 1; }
     """
 
     def __init__(self, text: str) -> None:
@@ -141,8 +144,8 @@ class Browser(App[None]):
     #title, #status { height: 1; width: 100%; text-style: bold; }
     #status { text-style: none; }
     #line { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
-    #panel { border-left: solid; padding: 0 0 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable;
-        overflow-x: hidden; }
+    #panel { border-left: solid ansi_bright_black; padding: 0 0 0 1; overflow-x: hidden;
+        scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #panel > Static { width: 100%; height: auto; }
     TensorList { width: 1fr; }
     """
@@ -367,7 +370,7 @@ class Browser(App[None]):
             try:
                 with require_numpy():
                     from statecli.browse.difference import pair_states
-                difference = pair_states(self.model.state, read())
+                difference = pair_states(self.model.state, read(), self._versions)
             except StateError as error:
                 return partial(self._end_pairing, escape_sentence(str(error)))
 
@@ -562,6 +565,13 @@ class Browser(App[None]):
         except OSError as error:
             self._say(f"{escape_name(command[0])}: {error.strerror}; set EDITOR")
         self.refresh()
+
+    def action_suspend(self) -> None:
+        """Stop as a program does at Ctrl-Z: the whole process group, because model code runs in a child process."""
+        if sys.platform != "win32":
+            with self.suspend():
+                os.kill(0, signal.SIGTSTP)
+            self.refresh(layout=True)
 
     def action_panel(self) -> None:
         """Show or hide the panel."""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import msgspec
+
+from statecli.browse.peek import Versions
 from statecli.commands.diff.result import Change, Status
 from statecli.commands.diff.run import Request, compare_states
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState
 from statecli.core.units import format_number
-from statecli.report.change_text import STATUS_LETTERS
+from statecli.report.change_text import STATUS_LETTERS, combine_relative_change
 from statecli.values.compare import NotCompared, Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 
 #: How the values of a pair differ, or why that is not known.
 Outcome = Delta | NotCompared | StateError
+
+
+#: Tensors of the largest module whose changes are combined: it is done each time the row is drawn.
+MAX_COMBINED = 1000
 
 
 class Difference:
@@ -26,8 +34,8 @@ class Difference:
         outcomes: What was found about the values, by position in the target.
     """
 
-    def __init__(self, other: str, changes: dict[int, Change], only_after: tuple[str, ...]) -> None:
-        self.other, self.only_after = other, only_after
+    def __init__(self, other: str, changes: dict[int, Change], only_after: tuple[str, ...], versions: Versions) -> None:
+        self.other, self.only_after, self._versions = other, only_after, versions
         self.outcomes: dict[int, Outcome] = {}
         self._changes = changes
 
@@ -48,7 +56,8 @@ class Difference:
         if change.before.shape != change.after.shape:
             return NotCompared("the shapes differ", reshaped=True)
         # One job: workers are forked, and a fork of a process with a screen and threads may hang.
-        (outcome,) = compare_pairs([Pair(change.before, change.after)], CompareOptions(), jobs=1)
+        pairs = [Pair(change.before, change.after)]
+        (outcome,) = compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
         return outcome
 
     def get_size(self, position: int) -> float | None:
@@ -81,6 +90,26 @@ class Difference:
         letter = STATUS_LETTERS[change.status].strip() if isinstance(outcome, Delta) or sign != "=" else ""
         return sign if sign[0].isdigit() or sign == "nan/inf" else f"{letter} {sign}".strip()
 
+    def format_changes(self, positions: Sequence[int]) -> str:
+        """Return the relative change of a module's changed tensors together, `=` for equal values.
+
+        "" if some were not compared.
+        """
+        if len(positions) > MAX_COMBINED:
+            return ""
+        outcomes = [self.outcomes.get(position) for position in positions if self.has_pair(position)]
+        deltas = [outcome for outcome in outcomes if isinstance(outcome, Delta)]
+        if len(deltas) < len(positions):
+            return ""
+        if any(map(_changes_nonfinite, deltas)):
+            return "nan/inf"
+        changes = [
+            msgspec.structs.replace(self._changes[position], values=self.outcomes[position]) for position in positions
+        ]
+        if not any(delta.changed for delta in deltas):
+            return "="
+        return format_number(combine_relative_change(changes), 3)
+
     def describe_outcomes(self) -> str:
         """Return `87 compared: 2 differ, 1 not compared`."""
         outcomes = self.outcomes.values()
@@ -93,7 +122,7 @@ def _changes_nonfinite(delta: Delta) -> bool:
     return delta.nan_before != delta.nan_after or delta.inf_before != delta.inf_after
 
 
-def pair_states(before: ModelState, after: ModelState) -> Difference:
+def pair_states(before: ModelState, after: ModelState, versions: Versions) -> Difference:
     """Pair the tensors of both targets by name, prefix and shape; no values are read."""
     request = Request(before.target, after.target, values=False, jobs=1)
     diff = compare_states(request, before, after, {}, {})
@@ -103,4 +132,4 @@ def pair_states(before: ModelState, after: ModelState) -> Difference:
         if change.before is not None and (key := (change.before.section, change.before.fqn)) in positions:
             changes[positions[key]] = change
     only_after = tuple(change.fqn for change in diff.changes if change.before is None)
-    return Difference(after.target, changes, only_after)
+    return Difference(after.target, changes, only_after, versions)

@@ -153,8 +153,9 @@ class Model:
         self._update(with_current)
 
     def refresh_order(self) -> None:
-        """Sort again, after values were read."""
-        self._update(self._remember())
+        """Sort again, after values were read. The cursor stays, in a list on its tensor."""
+        if not self.shows_tree:
+            self._update(self._remember())
 
     def remember(self, row: Row, describe: Callable[[], _Description]) -> _Description:
         """Return a description of a module's tensors, made once: the first module may have 100,000."""

@@ -88,13 +88,13 @@ def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
     yield Line("")
     for kind, sums in sizes.sum_by_kind(tensors).items():
         if sums.tensors:
-            yield Line(f"{kind:<11}{sums.tensors:>8,}{format_count(sums.elements):>8}{format_size(sums.bytes):>9}")
+            yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
     yield Line("")
     by_dtype: Counter[str] = Counter()
     for tensor in tensors:
         by_dtype[tensor.dtype] += tensor.nbytes
     for dtype, size in by_dtype.most_common():
-        yield Line(f"{escape_name(dtype):<27}{format_size(size):>9}")
+        yield Line(f"{escape_name(dtype):<26}{format_size(size):>9}")
     yield Line("")
     yield Line("largest", "bold")
     start = row.node.prefix if row.node is not None and not row.node.members else ""

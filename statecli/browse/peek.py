@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,8 +44,17 @@ class Peek(msgspec.Struct, frozen=True):
 class Versions:
     """Versions of the local files when their headers were read."""
 
-    def __init__(self, versions: dict[str, FileVersion | None]) -> None:
-        self._versions = versions
+    def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
+        self._versions = dict(versions)
+
+    @property
+    def known(self) -> Mapping[str, FileVersion | None]:
+        """The versions by path."""
+        return self._versions
+
+    def add(self, versions: Mapping[str, FileVersion | None]) -> None:
+        """Add files whose headers were read later; the first version of a file stays."""
+        self._versions = {**versions, **self._versions}
 
     def check(self, tensor: TensorInfo) -> None:
         """Raise UnreadableError if a file of the tensor changed since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 #: A change of the model, for the thread of the screen.
 Apply = Callable[[], None]
@@ -71,7 +72,10 @@ class Reader:
                     return
                 job, steps = self._job, self._list
                 self._job = None
-            apply = job() if job is not None else self._take_steps(steps) if steps is not None else None
+            try:
+                apply = job() if job is not None else self._take_steps(steps) if steps is not None else None
+            except Exception as error:  # noqa: BLE001 - an internal error ends the screen, not the thread alone
+                apply = partial(_raise, error)
             if apply is not None and not self._ends:
                 self._deliver(apply)
 
@@ -91,3 +95,7 @@ class Reader:
                 change()
 
         return apply_all
+
+
+def _raise(error: Exception) -> None:
+    raise error

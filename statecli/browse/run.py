@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
+from statecli.browse.model import Model
+from statecli.browse.peek import Versions
 from statecli.commands.inspect.quantized import list_rows_by_part
 from statecli.commands.inspect.run import Inspection, Request, inspect
 from statecli.core.distribution import install_extra
@@ -32,16 +35,15 @@ def browse(options: BrowseOptions, reserve_stdout: Callable[[], None]) -> str:
         import textual  # noqa: F401 - only whether it can be imported
     except ImportError as error:
         raise MissingDependency(_NEEDS_TEXTUAL) from error
-    from statecli.browse.app import Browser
-    from statecli.browse.model import Model
-    from statecli.browse.peek import Versions
+    from statecli.browse.app import Browser  # imports textual
 
     reserve_stdout()
     with files.record_opened_files() as opened:
         inspection = _read(options.target, options)
-    other = None if options.other is None else _read(options.other, options).state
+        other = None if options.other is None else _read(options.other, options).state
     model = Model(inspection.state, list_rows_by_part(inspection.weights))
-    app = Browser(model, Versions(dict(opened)), _read_other, other)
+    versions = Versions(opened)
+    app = Browser(model, versions, partial(_read_other, versions), other)
     app.run()
     if app.failure is not None:
         raise app.failure
@@ -58,12 +60,17 @@ def _check_terminal() -> None:
 
 
 def _read(target: str, options: BrowseOptions) -> Inspection:
-    is_class = load.find_class_spec(target) is not None
-    return inspect(Request(target, init_device=options.init_device if is_class else None))
+    """Read a target. Raises UsageError for --init-device if none of the targets is a class."""
+    targets = [options.target, options.other or options.target]
+    builds = [text for text in targets if load.find_class_spec(text) is not None]
+    return inspect(Request(target, init_device=options.init_device if target in builds or not builds else None))
 
 
-def _read_other(target: str) -> ModelState:
+def _read_other(versions: Versions, target: str) -> ModelState:
     """Read a second target typed on the screen. Raises UsageError for a class, whose code may end the process."""
     if load.find_class_spec(target) is not None:
         raise UsageError(f"{target}: is a model class; quit, and write it as OTHER: statecli browse TARGET {target}")
-    return load.read_checkpoint(target)
+    with files.record_opened_files() as opened:
+        state = load.read_checkpoint(target)
+    versions.add(opened)
+    return state

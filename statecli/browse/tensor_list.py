@@ -15,7 +15,7 @@ from statecli.browse.columns import LEFT, WIDTHS, Column, choose_columns, format
 from statecli.browse.model import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
-from statecli.core.units import format_count, format_size
+from statecli.core.units import format_count, format_size, plural
 
 _CURSOR = Style(reverse=True)
 _PLAIN = Style()
@@ -177,6 +177,11 @@ class TensorList(ScrollView, can_focus=True):
             if key not in self._sizes:
                 self._sizes[key] = sizes.sum_bytes(self._model.tensors[position] for position in row.positions)
             return format_size(self._sizes[key])
+        if column is Column.SHAPE:
+            return plural(len(row.positions), "tensor")
+        if column is Column.CHANGE:
+            difference = self._model.difference
+            return difference.format_changes(row.positions) if difference is not None else ""
         if column is Column.ELEMENTS:
             return format_count(sum(self._model.tensors[position].elements for position in row.positions))
         return ""

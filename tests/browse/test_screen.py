@@ -67,7 +67,7 @@ def drive(path, *keys, size=(80, 24), other=None, look=show):
 
 def run_read_other(text):
     """Read a second target, as the command does."""
-    return run._read_other(text)
+    return run._read_other(Versions({}), text)
 
 
 async def settle(pilot):
@@ -375,6 +375,58 @@ def test_the_editor_opens_the_line(monkeypatch, words, command):
 def test_a_checkpoint_has_no_source_lines(in_folder):
     """e says so."""
     assert "no source line is known" in drive("first.safetensors", "e")
+
+
+def test_modules_have_the_change_of_their_tensors(in_folder):
+    """After D, a layer's change is that of its changed tensors together, as `statecli diff --tree` shows."""
+    keys = ["D", *["down"] * 5, "right"]
+    screen = drive("first.safetensors", *keys, size=(120, 40), other="second.safetensors")
+    changes = {line.split()[1]: line.partition("│")[0].split()[-1] for line in screen.splitlines() if "  ▸ " in line}
+    assert changes["0"] == changes["1"] == "="
+    assert changes["2"] == "1"
+    assert changes["3"] == "nan/inf"
+
+
+def test_an_error_of_the_thread_ends_the_screen(in_folder, monkeypatch):
+    """It does not read for ever."""
+
+    def fail(*_):
+        raise ZeroDivisionError("x")
+
+    monkeypatch.setattr("statecli.browse.peek.read_peek", fail)
+    app = Browser(open_model("first.safetensors"), Versions({}), run_read_other)
+
+    async def run_keys():
+        async with app.run_test() as pilot:
+            await pilot.press("down")
+            await pilot.pause(0.5)
+
+    asyncio.run(run_keys())
+    assert isinstance(app.failure, ZeroDivisionError)
+
+
+def test_a_second_target_that_changed_is_not_compared(in_folder, second):
+    """Its values would not be those of the header."""
+    versions = Versions({})
+
+    async def change(_):
+        second.write_bytes(second.read_bytes()[:-1])
+
+    keys = [*typed("/embed"), "enter", "d", *typed("second.safetensors"), "enter", settle, change, "D", settle]
+
+    async def run_keys():
+        app = Browser(open_model("first.safetensors"), versions, lambda text: run._read_other(versions, text))
+        async with app.run_test(size=(120, 40)) as pilot:
+            for key in keys:
+                await (key(pilot) if callable(key) else pilot.press(key))
+            app.model.difference.outcomes.clear()
+            await pilot.press("D")
+            await settle(pilot)
+            return show(app)
+
+    screen = asyncio.run(run_keys())
+    assert "changed" in screen.partition("difference with")[2]
+    assert "0 differ, 1 not compared" in screen
 
 
 # --- before the screen --------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""`statecli browse` of a remote file reads the header, and the bytes that are looked at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.browse.peek import Versions, read_peek, read_statistics, reads_automatically
+from statecli.commands.inspect.run import Request, inspect
+
+pytest.importorskip("urllib3")
+
+
+def test_the_first_values_of_a_remote_tensor_are_a_small_read(served):
+    """Of 8 MB, the first values are less than 100 kB; the statistics are the tensor, and only on request."""
+    save_file({"a": torch.arange(2e6), "b": torch.ones(2_000_000)}, served.folder / "m.safetensors")
+    state = inspect(Request(served.url("m.safetensors"))).state
+    after_header = served.sent
+    tensor = next(tensor for tensor in state.tensors if tensor.fqn == "a")
+    peek = read_peek(tensor, Versions({}))
+    assert peek.values[:3] == (0.0, 1.0, 2.0)
+    assert len(peek.raw) == 64
+    assert served.sent - after_header < 100_000
+    assert not reads_automatically(tensor)
+    assert read_statistics(tensor, Versions({})).max == 2e6 - 1
+    assert served.sent - after_header < 8_200_000
