@@ -106,7 +106,7 @@ SORT_ORDER = (
     *(column for column in STATISTICS if column is not Column.NAN),
 )
 #: Cells for names, at least, and their largest share of the list if a name is longer.
-MIN_NAME_CELLS, MAX_NAME_SHARE = 22, 0.62
+MIN_NAME_CELLS, MAX_NAME_SHARE = 14, 0.62
 
 
 def choose_columns(width: int, names: int, available: tuple[Column, ...], sort: Column | None) -> list[Column]:

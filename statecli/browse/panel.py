@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from statecli.browse.editor import describe_editor
 from statecli.browse.model import Model, Row
-from statecli.browse.peek import reads_automatically
+from statecli.browse.peek import find_data, reads_automatically
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
@@ -67,10 +67,13 @@ def _wrap(line: Line, width: int) -> Iterator[Line]:
 
 def _describe_module(model: Model, row: Row) -> Iterator[Line]:
     node = row.node
-    yield Line(escape_name(f"{node.prefix}*" if node is not None and not node.members else row.label), "bold")
+    is_module = node is not None and node.prefix and not node.members
+    yield Line(escape_name(f"{node.prefix}*" if node is not None and is_module else row.label), "bold")
     if node is not None and node.members:
         of_each = len(node.members[0].positions)
-        yield Line(f"{len(node.members)} equal modules of {plural(of_each, 'tensor')} each")
+        is_tensor = node.members[0].tensor is not None
+        equal = "tensors" if is_tensor else f"modules of {plural(of_each, 'tensor')} each"
+        yield Line(f"{len(node.members)} equal {equal}")
     marked = model.count_marked(row.positions)
     if marked:
         yield Line(f"{marked:,} marked")
@@ -192,15 +195,17 @@ def _describe_values(model: Model, position: int, width: int, *, is_reading: boo
         yield Line(f"s: read the statistics ({format_size(tensor.nbytes)})", "dim")
     if peek is None:
         return
+    found = find_data(tensor)
+    of_part = f" of its {found[0]}" if found is not None and found[0] else ""
     if peek.error is not None:
         yield Line(escape_sentence(peek.error), "bad" if peek.raw is None else "dim")
     if peek.values:
         yield Line("")
-        yield Line("first values", "bold")
+        yield Line(f"first values{of_part}", "bold")
         yield from _format_values(peek.values, width)
     if peek.raw:
         yield Line("")
-        yield Line("first bytes", "bold")
+        yield Line(f"first bytes{of_part}", "bold")
         yield from format_hex(peek.raw, width)
 
 
@@ -238,7 +243,7 @@ def draw_histogram(histogram: ValueHistogram, width: int) -> Iterator[Line]:
 
 
 def _format_values(values: Sequence[int | float | complex], width: int) -> Iterator[Line]:
-    texts = [str(value) if isinstance(value, int | complex) else format_number(value, 5) for value in values]
+    texts = [f"{value:.5g}" if isinstance(value, complex) else format_number(value, 5) for value in values]
     cell = max(map(len, texts)) + 2
     columns = max(1, width // cell)
     for start in range(0, len(texts), columns):

@@ -110,13 +110,13 @@ def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
 
 def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> ValueHistogram | None:
     """Return how the values are spread; None if they cannot be read, have no order, or are all equal."""
-    found = find_data(tensor)
-    if found is None or stats.min is None or stats.max is None:
+    # The stored values of a sparse tensor are not all of its values.
+    if tensor.data is None or stats.min is None or stats.max is None:
         return None
     from statecli.values.preview import compute_value_histogram
 
     try:
         versions.check(tensor)
-        return compute_value_histogram(found[1], tensor.fqn, stats.min, stats.max)
+        return compute_value_histogram(tensor.data, tensor.fqn, stats.min, stats.max)
     except StateError:
         return None  # the statistics have reported the error

@@ -280,6 +280,18 @@ def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
     assert drive("first.safetensors", click_gutter, look=lambda app: len(app.model.marked)) == 1
 
 
+def test_values_of_unusual_tensors(tmp_path):
+    """A sparse tensor has no histogram, because only some values are stored; complex values are short."""
+    tensors = {"s": torch.eye(3).to_sparse(), "c": torch.tensor([1 + 2j]), "b": torch.tensor(True), "e": torch.zeros(0)}
+    torch.save(tensors, tmp_path / "odd.pt")
+    screen = drive(tmp_path / "odd.pt", size=(120, 40))
+    assert "first values of its values" in screen
+    assert "█" not in screen
+    assert "1+2j" in drive(tmp_path / "odd.pt", "down", size=(120, 40))
+    assert "bool, []" in drive(tmp_path / "odd.pt", "down", "down", size=(120, 40))
+    assert "0 elements" in drive(tmp_path / "odd.pt", "end", size=(120, 40))
+
+
 # --- hostile and large --------------------------------------------------------------------------------------------
 
 
