@@ -20,6 +20,8 @@ from statecli.core.selection import Selection, select
 
 pytest.importorskip("textual")
 
+from textual import events
+
 from statecli.browse import editor, run
 from statecli.browse.app import Browser
 from statecli.browse.model import Model
@@ -410,8 +412,12 @@ def test_an_error_of_the_thread_ends_the_screen(in_folder, monkeypatch):
 
     async def run_keys():
         async with app.run_test() as pilot:
-            await pilot.press("down")
-            await pilot.pause(0.5)
+            await pilot.pause()
+            app.post_message(events.Key("down", None))  # `press` would wait for the screen that has ended
+            for _ in range(500):
+                if app.failure is not None:
+                    break
+                await asyncio.sleep(0.02)
 
     asyncio.run(run_keys())
     assert isinstance(app.failure, ZeroDivisionError)
