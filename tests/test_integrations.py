@@ -78,6 +78,7 @@ def act(name, **inputs):
     step = next(one for one in action["runs"]["steps"] if one["name"] == name)
     given = {key: one.get("default", "") for key, one in action["inputs"].items()} | inputs
     environment = {key: given[value.split("inputs.")[1].rstrip(" }")] for key, value in step["env"].items()}
+    environment["RUNNER_TEMP"] = str(Path.cwd().parent)
     files = {key: key.lower() for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     for path in files.values():
         Path(path).write_text("")
