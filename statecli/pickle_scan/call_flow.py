@@ -18,6 +18,7 @@ from typing import Any
 from statecli.core import quoting
 from statecli.pickle_scan import (
     compiled_modules,
+    computed_bytes,
     dates,
     deferred_calls,
     exceptions,
@@ -210,7 +211,10 @@ class Flow:
         return (
             _PLAIN_DATA.issuperset(map(get_plain_name, names))
             and all(
-                type(call.cls) is Global and not call.kwargs and not _uses_unknown_codec(get_plain_name(call.cls), call)
+                type(call.cls) is Global
+                and not call.kwargs
+                and not _uses_unknown_codec(name := get_plain_name(call.cls), call)
+                and not computed_bytes.computes_bytes(name, call)
                 for call in self.calls
             )
             and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in built)
@@ -339,6 +343,8 @@ class Flow:
                 call.cls,
                 "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
             )
+        if computed_bytes.computes_bytes(name, call):
+            self.note_misuse(call.cls, computed_bytes.WHY)
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
