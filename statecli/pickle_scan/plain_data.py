@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import array_texts, known_names, random_states, texts_as_code
+from statecli.pickle_scan import array_texts, evaluated_texts, known_names, random_states, texts_as_code
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,
@@ -214,6 +214,10 @@ class _Walk:
                 yield from self.check_python_state(key, value, node)
             if type(key) is str and texts_as_code.is_dtype_key(key):
                 yield from self._check_dtype(node, key, value)
+            if type(key) is str and key in evaluated_texts.KEYS:
+                yield from self._check_evaluated(node, key, value)
+        if len(items) == 2:  # `dict.update` takes the keys for a key and its value
+            yield from self._check_evaluated_pair(node, [*items])
         if "params" in items:
             yield from self._check_param_group(node, items)
         if "milestones" in items:
@@ -257,6 +261,26 @@ class _Walk:
         ):
             where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
             yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
+
+    def _check_evaluated(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
+        """Check a text that fairseq evaluates; Python evaluates bytes and arrays of numpy too."""
+        text, hazard = read_text(value), None
+        where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
+        if type(text) is str:
+            self._steps.take(Budget.TEXT, 1 + len(text))
+            hazard = evaluated_texts.check_text(where, key, text)
+        elif text is COMPUTED_TEXT:
+            hazard = describe_computed_text(where)
+        elif evaluated_texts.is_own_key(key) and _is_bytes(value):
+            hazard = Hazard(f"{where} is bytes or an array instead of a text; fairseq evaluates it as Python")
+        if hazard:
+            yield hazard
+
+    def _check_evaluated_pair(self, node: Value, pair: Sequence[Value]) -> Iterator[Hazard]:
+        """Check a key and its value that are not in a dict: `dict.update` takes a list of such pairs."""
+        key = read_text(pair[0])
+        if type(key) is str and key in evaluated_texts.KEYS:
+            yield from self._check_evaluated(node, key, pair[1])
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
         """Return what Python yields of a value without a tensor, if these may be numbers; None for other values."""
@@ -391,6 +415,8 @@ class _Walk:
         for index, value in enumerate(elements):
             if type(value) in _CONTAINERS:
                 yield from self.check_python_state(index, value, node)
+        if len(elements) == 2:
+            yield from self._check_evaluated_pair(node, elements)
 
     def check_python_state(self, key: Value, state: Value, parent: Value = None) -> Iterator[Hazard]:
         """Check a value as a version 2 state of Python's generator: C checks states of version 3."""
@@ -435,6 +461,8 @@ class _Walk:
             )
 
 
+#: The classes and functions that make arrays.
+_ARRAYS = ("numpy.", "array.")
 #: Subscripts that a message shows, and characters of each.
 _SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT = 4, 1000
 #: Largest power of an integer: computed at once, and far beyond what trainings use.
@@ -464,6 +492,14 @@ def _is_template(value: Value) -> bool:
     if type(text) is str:
         return "%" in text
     return text is COMPUTED_TEXT or b"%" in (read_raw_bytes(value) or raw or b"")
+
+
+def _is_bytes(value: Value) -> bool:
+    """Return True for bytes, and for other objects whose memory Python evaluates as bytes."""
+    if type(value) is not Obj or random_states.read_number(value) is not None:
+        return type(value) is bytes
+    is_array = split_call(value)[0].startswith(_ARRAYS)
+    return is_array or read_raw_bytes(value) is not None or read_bytearray(value) is not None
 
 
 def _is_true(value: Value) -> bool:

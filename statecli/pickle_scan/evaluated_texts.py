@@ -1,0 +1,135 @@
+"""Judge texts of plain data that a loader gives to `eval`.
+
+fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
+`conv_feature_layers`. Composer evaluates the `repr` of each algorithm, behind `algorithms.`. A text is clean if it
+computes a small literal, or if it can call nothing. Sources: fairseq 0.12 (models, criterions, utils.py), s3prl 0.4
+(upstream), coqui-tts 0.28 (vc/layers/freevc/wavlm), composer 0.32 (core/state.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from statecli.core import quoting, unicode_forms
+from statecli.core.model_state import Hazard
+
+#: Keys that only these libraries use.
+_OWN_NAMES = (
+    "conv_feature_layers conv_aggregator_layers extractor_conv_feature_layers override_encoder_layers feat_type "
+    "adam_betas adamax_betas lamb_betas adafactor_eps character_filters wer_args w2l_conv_enc_config "
+    "vggblock_enc_config transformer_enc_config transformer_dec_config conv_dec_config transformer_context "
+    "transformer_sampling xformers_att_config left_pad_source left_pad_target decoder_zero_init "
+    "pipeline_encoder_balance pipeline_decoder_balance pipeline_encoder_devices pipeline_decoder_devices"
+)
+_OWN_KEYS = frozenset(_OWN_NAMES.split())
+#: Keys that other libraries use too, for texts that are not evaluated.
+_SHARED_NAMES = (
+    "encoder_layers decoder_layers encoder_attention decoder_attention self_attention gated_attention project_input "
+    "downsample pretrained"
+)
+KEYS = _OWN_KEYS | frozenset(_SHARED_NAMES.split())
+
+#: A text that calls nothing, formats nothing and computes nothing large, whatever the names in it are.
+_INERT = re.compile(r"[^(\[{*<'\"]*")
+_LITERAL_NODES = (
+    *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub),
+    *(ast.BinOp, ast.Add, ast.Mult),
+)
+#: Composer writes names and attributes as arguments: `apply_at=Event.AFTER_LOAD`.
+_ARGUMENT_NODES = (*_LITERAL_NODES, ast.Call, ast.keyword, ast.Name, ast.Attribute)
+#: The only call that Composer writes as an argument.
+_ARGUMENT_CALL = "Time"
+_MAX_CHARACTERS = 8192
+#: Elements of the longest value that a text may compute; the models have tens of layers.
+_MAX_ELEMENTS = 10_000
+_HELP = "do not give the file to the library unless you trust its author"
+
+
+def is_own_key(key: str) -> bool:
+    """Return whether no other library uses the key."""
+    return key in _OWN_KEYS
+
+
+def is_inert(text: str) -> bool:
+    """Return whether Python calls nothing when it evaluates the text, or fails to parse the text."""
+    return _INERT.fullmatch(text) is not None
+
+
+def check_text(where: str, key: str, text: str) -> Hazard | None:
+    """Return the hazard of a text that fairseq evaluates; None for a small literal and for plain words."""
+    if is_inert(text):
+        return None
+    tree, is_error = parse(text), is_own_key(key)
+    if tree is None:
+        why = "is not an expression that statecli can parse"
+    elif not all(isinstance(node, _LITERAL_NODES) for node in ast.walk(tree)):
+        why, is_error = "is more than numbers, texts, lists and dicts", True
+    elif not _computes_small_value(tree):
+        why, is_error = f"computes more than {_MAX_ELEMENTS:,} elements", True
+    else:
+        return None
+    return Hazard(f"{where} {why}; fairseq evaluates it as Python", is_error=is_error, needs_review=True, help=_HELP)
+
+
+def check_representation(where: str, text: str) -> Hazard | None:
+    """Return the hazard of the text of an algorithm of Composer; None for one call with plain arguments."""
+    # No expression goes on with `<` after a point: `<my.Algorithm object at 0x7f>`.
+    if text.startswith("<"):
+        return None
+    tree = parse(text)
+    if tree is not None and _is_plain_call(tree.body) and _computes_small_value(tree):
+        return None
+    why = f"{quoting.quote(text[:80])} is not one call of an algorithm with plain arguments"
+    return Hazard(f"{where} {why}; Composer evaluates it as Python", help=_HELP)
+
+
+def parse(text: str) -> ast.Expression | None:
+    """Return the expression; None if the text is too long or none that this release of Python can parse."""
+    if len(text) > _MAX_CHARACTERS or unicode_forms.has_too_many_marks(text):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in texts
+            return ast.parse(text.lstrip(" \t"), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _is_plain_call(call: ast.expr) -> bool:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return False
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    nodes = [node for argument in arguments for node in ast.walk(argument)]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return all(isinstance(node, _ARGUMENT_NODES) for node in nodes) and all(
+        isinstance(function, ast.Name) and function.id == _ARGUMENT_CALL for function in calls
+    )
+
+
+def _computes_small_value(tree: ast.Expression) -> bool:
+    """Return whether no list or text in the value is long; operands are measured before their operators."""
+    numbers: dict[ast.AST, int] = {}
+    lengths: dict[ast.AST, int] = {}
+    for node in reversed([*ast.walk(tree)]):
+        match node:
+            case ast.Constant(value=int() as number):
+                numbers[node] = number
+            case ast.Constant(value=str() | bytes() as text):
+                lengths[node] = len(text)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                lengths[node] = len(elements)
+            case ast.UnaryOp(operand=operand) if operand in numbers:
+                numbers[node] = -numbers[operand] if isinstance(node.op, ast.USub) else numbers[operand]
+            case ast.BinOp(left=left, right=right) if left in numbers and right in numbers:
+                is_sum = isinstance(node.op, ast.Add)
+                numbers[node] = numbers[left] + numbers[right] if is_sum else numbers[left] * numbers[right]
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                lengths[node] = lengths.get(left, 0) + lengths.get(right, 0)
+            case ast.BinOp(left=left, right=right):
+                factors = (numbers.get(left, lengths.get(left, 0)), numbers.get(right, lengths.get(right, 0)))
+                lengths[node] = max(0, factors[0]) * max(0, factors[1])
+        if lengths.get(node, 0) > _MAX_ELEMENTS:
+            return False
+    return True

@@ -1,0 +1,131 @@
+"""Texts of plain data that fairseq and Composer evaluate: code is found, and what honest checkpoints have is not."""
+
+from __future__ import annotations
+
+import ast
+from argparse import Namespace
+from array import array
+from collections import OrderedDict, UserString
+
+import numpy as np
+import pytest
+import torch
+
+from statecli.core.finding import Severity
+from statecli.pickle_scan import evaluated_texts
+
+CODE = "[open('PROOF', 'w').write('code ran')] and [(8, 10, 5)]"
+HONEST = {
+    "conv_feature_layers": "[(512,10,5)] + [(512,3,2)] * 4 + [(512,2,2)] * 2",
+    "conv_aggregator_layers": "[(512, 2, 1), (512, 3, 1), (512, 4, 1)]",
+    "extractor_conv_feature_layers": "[(512,10,5)] + [(512,3,2)] * 4 + [(512,2,2)] * 2",
+    "override_encoder_layers": "[4, 4, 4]",
+    "adam_betas": "(0.9, 0.98)",
+    "adafactor_eps": "(1e-30, 1e-3)",
+    "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256)]",
+    "encoder_layers": "[(512, 3)] * 20",
+    "decoder_layers": "[(512, 4)] * 4 + [(768, 4, -1)] * 2 + [(1024, 4)]",
+    "decoder_attention": "True",
+    "feat_type": "fbank",
+    "wer_args": "('lm.bin', 'lexicon.lst', 2, -1)",
+    "xformers_att_config": "{'name': 'scaled_dot_product'}",
+    # Of other libraries, which evaluate no text.
+    "pretrained": "https://host/resnet50-0676ba61.pth?download=true",
+    "downsample": "conv-1x1",
+    "self_attention": "flash_attention_2",
+}
+
+
+@pytest.fixture
+def judge(found, tmp_path):
+    """`judge(data)`: severities and messages of unsafe-data for an archive of torch.save."""
+
+    def judge(data):
+        torch.save(data, tmp_path / "archive.pt")
+        return [(finding.severity, finding.message) for finding in found("unsafe-data", tmp_path / "archive.pt")]
+
+    return judge
+
+
+@pytest.mark.parametrize("key", sorted(evaluated_texts.KEYS))
+def test_unsafe_data_finds_code_that_fairseq_evaluates(judge, key):
+    """At each key whose text fairseq, or a library with a copy of its models, gives to `eval`."""
+    ((severity, message),) = judge({"cfg": {key: CODE}, "model": {"w": torch.ones(2)}})
+    assert severity is Severity.ERROR
+    assert message.startswith(f"['cfg']['{key}'] is more than numbers, texts, lists and dicts; fairseq evaluates it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            CODE,
+            "f'{exit()}'",
+            "[x for x in (1,)]",
+            "(9).__class__",
+            "[*range(10**9)]",
+            "{**a()}",
+            "2**9**9",
+            "(x := [])",
+        ),
+        *(
+            "[0] * 10001",
+            "'a' * 99999 * 99999",
+            "[[0] * 200] * 200 * 200",
+            "-(-99999) * [0]",
+            "[0] + [1] * (200 * 200)",
+        ),
+        *("[1 2]", "[" + "1," * 9999 + "]", "(" * 500, "'" + "\u0315\u0300" * 100 + "'", "[0] \\\n and exit()"),
+    ],
+)
+def test_unsafe_data_finds_what_is_no_small_literal(judge, text):
+    """Calls, comprehensions, powers, long values and what cannot be parsed; in cost of their length."""
+    ((severity, message),) = judge({"cfg": {"conv_feature_layers": text}})
+    assert severity is Severity.ERROR
+    assert message.partition(" (archive")[0].endswith("fairseq evaluates it as Python")
+
+
+@pytest.mark.parametrize(("key", "text"), HONEST.items(), ids=HONEST)
+def test_unsafe_data_passes_honest_configurations(judge, key, text):
+    """Defaults of fairseq, and texts that other libraries have at the same keys; in a Namespace too."""
+    assert judge({"cfg": {key: text, "x": 1, "y": 2}, "args": Namespace(**{key: text}), "pair": [key, text]}) == []
+    assert (
+        judge({key: np.str_(text), "n": {key: 12}, "m": {key: None}, "l": {key: [1, 2]}, "i": {key: np.int64(3)}}) == []
+    )
+
+
+@pytest.mark.parametrize("text", [text for text in HONEST.values() if text[0] in "[('{"])
+def test_clean_literals_are_what_python_computes_of_them(text):
+    """Python computes a value of plain types; what statecli passes names nothing."""
+    assert evaluated_texts.check_text("x", "conv_feature_layers", text) is None
+    assert eval(text, {"__builtins__": {}}) is not None  # noqa: S307
+    assert not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        Namespace(conv_feature_layers=CODE),
+        OrderedDict(conv_feature_layers=CODE),
+        [("conv_feature_layers", CODE)],
+        [{"conv_feature_layers": 0, CODE: 0}],
+        {"conv_feature_layers": UserString(CODE)},
+        {np.str_("conv_feature_layers"): np.str_(CODE)},
+        {"conv_feature_layers": CODE.encode()},
+        {"conv_feature_layers": bytearray(CODE.encode())},
+        {"conv_feature_layers": np.frombuffer(CODE.encode(), np.uint8).copy()},
+        {"conv_feature_layers": array("b", CODE.encode())},
+    ],
+    ids=["namespace", "ordered", "pairs", "keys", "user", "numpy", "bytes", "bytearray", "ndarray", "array"],
+)
+def test_unsafe_data_finds_code_in_what_becomes_a_configuration(judge, cfg):
+    """`__dict__.update` takes pairs, and `eval` takes bytes and arrays."""
+    findings = judge({"cfg": cfg})
+    assert any(severity is Severity.ERROR and "conv_feature_layers" in message for severity, message in findings)
+
+
+def test_unsafe_data_warns_of_a_text_that_is_unparsable_at_a_common_key(judge):
+    """A newer Python may parse the text; in most checkpoints no one evaluates the text."""
+    ((severity, message),) = judge({"cfg": {"pretrained": "best model (v2).pt"}})
+    assert severity is Severity.WARNING
+    assert "['cfg']['pretrained'] is not an expression that statecli can parse" in message
