@@ -48,6 +48,8 @@ _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
 #: Keys of MMEngine's `runtime_info` whose paths are deleted: `best_ckpt`, and `best_ckpt_` with the name of a metric.
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
+#: Keys of Composer's state with its algorithms, and with the text of one.
+_ALGORITHMS, _REPRESENTATION = "algorithms", "repr"
 
 
 #: Characters of a text in base64 that are decoded in a step.
@@ -232,6 +234,8 @@ class _Walk:
                 yield from self._check_runtime_info(info)
         if _OLD_CHECKPOINT_PATH in items:
             yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
+        if _ALGORITHMS in items and self._is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
+            yield from self._check_algorithms(node, items[_ALGORITHMS])
         if array_texts.SPACE in items:
             yield from self._check_space(node, items)
         for parent_key in texts_as_code.CONFIG_PARENTS:
@@ -281,6 +285,19 @@ class _Walk:
         key = read_text(pair[0])
         if type(key) is str and key in evaluated_texts.KEYS:
             yield from self._check_evaluated(node, key, pair[1])
+
+    def _check_algorithms(self, node: Value, algorithms: Value) -> Iterator[Hazard]:
+        """Check the texts of Composer's algorithms, which are pairs of a name and a mapping with the text."""
+        where = f"{self.describe_path(node)}[{_ALGORITHMS!r}]…[{_REPRESENTATION!r}]"
+        for pair in self.find_elements(algorithms):
+            for items in (items for value in self.find_elements(pair) for items in self.find_mappings(value)):
+                text = read_text(items.get(_REPRESENTATION))
+                if type(text) is str:
+                    self._steps.take(Budget.TEXT, 1 + len(text))
+                    if hazard := evaluated_texts.check_representation(where, text):
+                        yield hazard
+                elif type(text) in (Obj, Key):  # Composer formats any object as text
+                    yield describe_computed_text(where)
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
         """Return what Python yields of a value without a tensor, if these may be numbers; None for other values."""

@@ -267,7 +267,8 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     hours for large ones.
     `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
     Some loaders run text: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine runs its saved
-    configuration, HQQ evaluates the letters of a dtype, and fairseq evaluates texts of its configuration.
+    configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration, and Composer
+    evaluates the `repr` of an algorithm.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine with the usual name
     (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of MMEngine
     that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those with an

@@ -129,3 +129,47 @@ def test_unsafe_data_warns_of_a_text_that_is_unparsable_at_a_common_key(judge):
     ((severity, message),) = judge({"cfg": {"pretrained": "best model (v2).pt"}})
     assert severity is Severity.WARNING
     assert "['cfg']['pretrained'] is not an expression that statecli can parse" in message
+
+
+# Algorithms of Composer.
+
+HONEST_ALGORITHMS = [
+    "BlurPool(replace_convs=True,replace_maxpools=True,blur_first=True,min_channels=16)",
+    "GatedLinearUnits(act_fn=act_fn,gated_layer_bias=False,non_gated_layer_bias=False)",
+    "LowPrecisionLayerNorm(apply_at=Event.AFTER_LOAD)",
+    "StochasticDepth(target_layer_name='ResNetBottleneck',drop_rate=0.2,drop_warmup=Time(0.0, TimeUnit.DURATION))",
+    "NoOpModel()",
+    "<my.Algorithm object at 0x7f64>",
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BlurPool() if open('PROOF', 'w') else None",
+        "BlurPool(x=open('PROOF', 'w'))",
+        "BlurPool(x=Time(open('PROOF', 'w')))",
+        "BlurPool(x=[0 for _ in Time()])",
+        "BlurPool(x=[0] * 99999)",
+        "BlurPool(x=f'{exit()}')",
+        "BlurPool(*exit())",
+        "BlurPool(x=Event.mro())",
+        "BlurPool().__class__()",
+        "BlurPool(",
+        "__loader__.load_module('os')",
+        UserString("BlurPool(exit())"),
+        ValueError("BlurPool(exit())"),
+    ],
+)
+def test_unsafe_data_finds_code_that_composer_evaluates(judge, text):
+    """Composer evaluates the text of an algorithm, and formats any object as text."""
+    for pair in (("BlurPool", {"repr": text}), ["BlurPool", OrderedDict(repr=text)]):
+        ((severity, message),) = judge({"state": {"model": {}, "algorithms": [pair]}, "rng": []})
+        assert severity is Severity.ERROR
+        assert message.startswith("['state']['algorithms']…['repr'] ")
+
+
+def test_unsafe_data_passes_the_algorithms_of_composer(judge):
+    """What `repr` gives for its algorithms, and for one without a `repr` of its own."""
+    algorithms = [(text.partition("(")[0], {"repr": text}) for text in HONEST_ALGORITHMS]
+    assert judge({"state": {"model": {}, "algorithms": [*algorithms, ("X", {"repr": None}), ("Y", {})]}}) == []
