@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import array_texts, evaluated_texts, known_names, random_states, texts_as_code
+from statecli.pickle_scan import (
+    array_texts,
+    composer_model,
+    evaluated_texts,
+    known_names,
+    random_states,
+    texts_as_code,
+)
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,
@@ -236,6 +243,10 @@ class _Walk:
             yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
         if _ALGORITHMS in items and self._is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
             yield from self._check_algorithms(node, items[_ALGORITHMS])
+        integrations = items.get(composer_model.INTEGRATIONS)
+        if type(integrations) in _CONTAINERS and self._is_unchecked(composer_model.INTEGRATIONS, integrations):
+            for saved in self._find_nested(integrations, composer_model.HUGGINGFACE):
+                yield from self._check_composer_model(saved)
         if array_texts.SPACE in items:
             yield from self._check_space(node, items)
         for parent_key in texts_as_code.CONFIG_PARENTS:
@@ -298,6 +309,37 @@ class _Walk:
                         yield hazard
                 elif type(text) in (Obj, Key):  # Composer formats any object as text
                     yield describe_computed_text(where)
+
+    def _find_nested(self, value: Value, *keys: str) -> Iterator[Mapping[Any, Any]]:
+        """Yield the mappings that a loader may find below the keys of a value, one after the other."""
+        found = [*self.find_mappings(value)]
+        for key in keys:
+            found = [inner for items in found for inner in self.find_mappings(items.get(key))]
+        yield from found
+
+    def _check_composer_model(self, saved: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check the model and the tokenizer of transformers that Composer saves."""
+        where = f"[{composer_model.TOKENIZER!r}]"
+        for name, file in (
+            pair for files in self.find_mappings(saved.get(composer_model.TOKENIZER)) for pair in files.items()
+        ):
+            if type(name) is not str:
+                yield Hazard(f"{where} has a file whose name is not a text; Composer writes the file to any path")
+                continue
+            extensions = [read_text(content.get(composer_model.EXTENSION)) for content in self.find_mappings(file)]
+            if hazard := composer_model.check_file(where, name, extensions[0] if extensions else None):
+                yield hazard
+        where = f"[{composer_model.MODEL!r}][{composer_model.CONFIG!r}]"
+        for config in self._find_nested(saved.get(composer_model.MODEL), composer_model.CONFIG):
+            name = read_text(config.get(composer_model.CLASS))
+            where_class = f"{where}[{composer_model.CLASS!r}]"
+            if name is COMPUTED_TEXT:
+                yield describe_computed_text(where_class)
+            elif type(name) is str and (hazard := composer_model.check_class(where_class, name)):
+                yield hazard
+            for content in self.find_mappings(config.get(composer_model.CONTENT)):
+                if _is_true(content.get(composer_model.TRUST)):
+                    yield composer_model.describe_trust(f"{where}[{composer_model.TRUST!r}]")
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
         """Return what Python yields of a value without a tensor, if these may be numbers; None for other values."""

@@ -107,7 +107,7 @@ def check_class_path(where: str, name: str) -> Hazard | None:
     """Return the hazard of a name that LightningCLI calls; None for classes of torch that compute."""
     if name in _list_classes():
         return None
-    return _judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
+    return judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
@@ -128,7 +128,7 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
             help = "check the file before you give the checkpoint to LightningCLI"
             yield Hazard(what, is_error=False, help=help)
         elif _is_class_name(name) and name not in _list_classes():
-            found = _judge_call(
+            found = judge_call(
                 f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object"
             )
             yield replace(found, needs_review=found.is_error or _FILE_NAME.fullmatch(name) is None)
@@ -139,7 +139,7 @@ def _is_class_name(name: str) -> bool:
     return "." in name and all(map(str.isidentifier, name.split("."))) and not _PLAIN_DTYPE.fullmatch(name)
 
 
-def _judge_call(what: str, name: str, loader: str, help: str, condition: str = "") -> Hazard:
+def judge_call(what: str, name: str, loader: str, help: str, condition: str = "") -> Hazard:
     """Return the hazard of a name that the loader calls: an error for a known harm, else a warning."""
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
@@ -186,7 +186,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
         yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
     for name in types:
         if not _is_registered(name):
-            yield _judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
+            yield judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
     for scope in scopes:
         if scope not in _SCOPES | _OWN_SCOPES:
             why = f"has the scope {quoting.name(scope)}, of which MMEngine imports the module registry"

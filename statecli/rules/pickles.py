@@ -268,11 +268,13 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
     Some loaders run text: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine runs its saved
     configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration, and Composer
-    evaluates the `repr` of an algorithm.
+    evaluates the `repr` of an algorithm. Composer also calls the class of a transformers model, and writes the files of
+    a tokenizer to the paths that the checkpoint names.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine with the usual name
     (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of MMEngine
     that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those with an
-    `_instantiator`) that may name a class or a configuration file.
+    `_instantiator`) that may name a class or a configuration file. So are Python files in a tokenizer of Composer, and the class
+    of its model if statecli does not know the class.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.

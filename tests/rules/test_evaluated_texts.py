@@ -6,6 +6,7 @@ import ast
 from argparse import Namespace
 from array import array
 from collections import OrderedDict, UserString
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,3 +174,68 @@ def test_unsafe_data_passes_the_algorithms_of_composer(judge):
     """What `repr` gives for its algorithms, and for one without a `repr` of its own."""
     algorithms = [(text.partition("(")[0], {"repr": text}) for text in HONEST_ALGORITHMS]
     assert judge({"state": {"model": {}, "algorithms": [*algorithms, ("X", {"repr": None}), ("Y", {})]}}) == []
+
+
+# The model and the tokenizer of transformers in a checkpoint of Composer.
+
+TOKENIZER = {
+    "tokenizer_config.json": {"file_extension": ".json", "content": {"tokenizer_class": "PreTrainedTokenizerFast"}},
+    "vocab.txt": {"file_extension": ".txt", "content": ["a", "b"]},
+    "special_tokens_map": {"file_extension": ".json", "content": {}},
+}
+BERT = "transformers.models.bert.modeling_bert.BertModel"
+
+
+def build_composer(files=(), name=BERT, **entries):
+    """A checkpoint of `HuggingFaceModel`, with more files, another class or more entries of its configuration."""
+    config = {"file_extension": ".json", "content": {"model_type": "bert", **entries}, "class": name}
+    huggingface = {"model": {"config": config}, "tokenizer": {**TOKENIZER, **dict(files)}}
+    return {"state": {"model": {"w": torch.ones(2)}, "integrations": {"huggingface": huggingface}}}
+
+
+@pytest.mark.parametrize("name", ["/home/me/.bashrc", "../x.json", "a/b.json", "..\\x.json", "C:x.json", "..", "\0"])
+def test_unsafe_data_finds_files_that_composer_writes_elsewhere(judge, name):
+    """Composer joins the name to a folder, and so writes to any path."""
+    ((severity, message),) = judge(build_composer({name: {"file_extension": ".json", "content": {}}}))
+    assert severity is Severity.ERROR
+    assert "which is not a plain name; Composer writes the file to this path" in message
+
+
+@pytest.mark.parametrize("name", [("a", "b"), b"x.json", Path("../x.json")], ids=["tuple", "bytes", "path"])
+def test_unsafe_data_finds_names_of_files_that_are_no_texts(judge, name):
+    """Composer joins any value to a folder; statecli checks texts alone."""
+    ((severity, message),) = judge(build_composer({name: {"file_extension": ".json", "content": {}}}))
+    assert severity is Severity.ERROR
+    assert "['tokenizer']" in message
+
+
+@pytest.mark.parametrize("name", ["tokenization_x.py", "tokenization_x"])
+def test_unsafe_data_warns_of_python_files_that_composer_writes(judge, name):
+    """A tokenizer of the user's own is saved as such a file."""
+    ((severity, message),) = judge(build_composer({name: {"file_extension": ".py", "content": "print()"}}))
+    assert severity is Severity.WARNING
+    assert f"has the Python file {name!r}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [("os.system", Severity.ERROR), ("my_models.Net", Severity.WARNING), ("transformers.os.system", Severity.WARNING)],
+)
+def test_unsafe_data_finds_a_class_that_composer_calls(judge, name, severity):
+    """Composer imports and calls what the checkpoint names as the class of the model."""
+    ((found_severity, message),) = judge(build_composer(name=name))
+    assert found_severity is severity
+    assert "which Composer imports and calls" in message
+
+
+def test_unsafe_data_finds_a_configuration_that_trusts_remote_code(judge):
+    """Composer gives the entries to `AutoConfig.from_pretrained`, with the repository at `_name_or_path`."""
+    ((severity, message),) = judge(build_composer(trust_remote_code=True, _name_or_path="author/repository"))
+    assert severity is Severity.ERROR
+    assert "['trust_remote_code'] is set, so transformers runs Python files" in message
+
+
+@pytest.mark.parametrize("name", [BERT, "transformers.BertModel", "peft.peft_model.PeftModelForCausalLM"])
+def test_unsafe_data_passes_what_composer_saves_for_transformers(judge, name):
+    """The files of a tokenizer and the class of a model."""
+    assert judge(build_composer(name=name, trust_remote_code=False)) == []

@@ -1,0 +1,49 @@
+"""Check the model and the tokenizer that Composer saves for transformers, in `state["integrations"]["huggingface"]`.
+
+`HuggingFaceModel.hf_from_composer_checkpoint` writes each file of the tokenizer under its name in the checkpoint, calls
+the class of the model, and gives the entries of the configuration to `AutoConfig.from_pretrained` as arguments. Source:
+composer/models/huggingface.py of 0.32.
+"""
+
+from __future__ import annotations
+
+import re
+
+from statecli.core import quoting
+from statecli.core.model_state import Hazard
+from statecli.pickle_scan import texts_as_code
+
+#: Keys that lead to the files and to the configuration; and the keys of a file and of a configuration.
+INTEGRATIONS, HUGGINGFACE, TOKENIZER, MODEL, CONFIG = "integrations", "huggingface", "tokenizer", "model", "config"
+EXTENSION, CLASS, CONTENT = "file_extension", "class", "content"
+#: The entry by which transformers runs Python files of the repository that the configuration names.
+TRUST = "trust_remote_code"
+
+_FILE_NAME = re.compile(r"[^/\\:\0]+")
+_PYTHON = ".py"
+#: Models of these libraries, whose classes are called with a configuration.
+_MODEL_CLASS = re.compile(r"(?:transformers|peft)(?:\.[a-z]\w*)*\.[A-Z]\w*")
+_HELP = "do not load the file with hf_from_composer_checkpoint unless you trust its author"
+
+
+def check_file(where: str, name: str, extension: object) -> Hazard | None:
+    """Return the hazard of a file of the tokenizer; None for a plain name of a file that is not Python."""
+    if not _FILE_NAME.fullmatch(name) or name in (".", ".."):
+        what = f"{where} has the file {quoting.quote(name[:200])}, which is not a plain name"
+        return Hazard(f"{what}; Composer writes the file to this path, even over a file of the user", help=_HELP)
+    if name.endswith(_PYTHON) or extension == _PYTHON:
+        what = f"{where} has the Python file {quoting.quote(name[:200])}"
+        why = "Composer writes the file next to the user's files, where transformers or Python may run it"
+        return Hazard(f"{what}; {why}", is_error=False, needs_review=True, help=_HELP)
+    return None
+
+
+def check_class(where: str, name: str) -> Hazard | None:
+    """Return the hazard of the class of the model; None for classes of transformers and PEFT."""
+    return None if _MODEL_CLASS.fullmatch(name) else texts_as_code.judge_call(f"{where} is", name, "Composer", _HELP)
+
+
+def describe_trust(where: str) -> Hazard:
+    """Return the hazard of a configuration that trusts the code of a repository."""
+    what = f"{where} is set, so transformers runs Python files of the repository that the configuration names"
+    return Hazard(what, help=_HELP)
