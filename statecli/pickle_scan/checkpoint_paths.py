@@ -1,9 +1,11 @@
 """Check the paths in a checkpoint that a training library deletes or downloads when it resumes from the checkpoint.
 
-Lightning takes the paths from the state of its ModelCheckpoint, MMEngine from the `runtime_info` of its message hub.
+Lightning takes the paths from the state of its ModelCheckpoint, MMEngine from the `runtime_info` of its message hub,
+and MMCV 1 from the `hook_msgs` of its `meta`.
 Both accept other objects than texts: fsspec takes the attribute `path` of any object for the path, and Python opens
 bytes. So only a text, a path of pathlib and None are clean.
 Sources: lightning/pytorch/callbacks/model_checkpoint.py of 2.6; mmengine/hooks/checkpoint_hook.py of 0.10;
+mmcv/runner/hooks/evaluation.py of 1.7;
 fsspec/utils.py and implementations/local.py of 2025.
 """
 
@@ -71,26 +73,28 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")
 
 
-def check_mmengine_path(where: str, value: Value, steps: Steps) -> Iterator[Hazard]:
+def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str = "MMEngine") -> Iterator[Hazard]:
     """Check the path of the best checkpoint, which MMEngine deletes anywhere after it has saved a better one.
 
-    Numbers are clean, because Python removes no file by a number.
+    `library` is "MMCV" for the path in a checkpoint of MMCV 1, which deletes files only. Numbers are clean, because
+    Python removes no file by a number.
     """
     if random_states.read_number(value) is not None:
         return
-    text, hazard = _read_path(where, value, "MMEngine deletes", steps)
+    text, hazard = _read_path(where, value, f"{library} deletes", steps)
     if hazard:
         yield hazard
     if not text:
         return
     protocol = _PROTOCOL.match(text)
-    what = f"{where} is {_show_url(text, protocol)}; MMEngine deletes this path after it has saved a better checkpoint"
+    what = f"{where} is {_show_url(text, protocol)}; {library} deletes this path after it has saved a better checkpoint"
     if _PARENT.search(text):
         yield Hazard(f"{what}, although its `..` may leave the user's folder")
     elif _BEST_NAME.fullmatch(text):
         yield Hazard(what, is_error=False)
     else:
-        why = "even a folder with all its files; MMEngine itself writes the name best_*.pth"
+        extent = "even a folder with all its files" if library == "MMEngine" else "even a file of the user"
+        why = f"{extent}; {library} itself writes the name best_*.pth"
         help = "check the path before you resume from the file"
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
 

@@ -55,6 +55,8 @@ _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
 #: Keys of MMEngine's `runtime_info` whose paths are deleted: `best_ckpt`, and `best_ckpt_` with the name of a metric.
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
+#: Keys of MMCV 1 above the path of the best checkpoint.
+_META, _HOOK_MESSAGES = "meta", "hook_msgs"
 #: Keys of Composer's state with its algorithms, and with the text of one.
 _ALGORITHMS, _REPRESENTATION = "algorithms", "repr"
 
@@ -239,6 +241,10 @@ class _Walk:
         if _RUNTIME_INFO in items and self._is_unchecked(_RUNTIME_INFO, items[_RUNTIME_INFO]):
             for info in self.find_mappings(items[_RUNTIME_INFO]):
                 yield from self._check_runtime_info(info)
+        for meta in self.find_mappings(items.get(_META)):
+            where = f"[{_META!r}][{_HOOK_MESSAGES!r}][{_BEST_CHECKPOINT!r}]"
+            for path in self._find_updates(meta.get(_HOOK_MESSAGES), _BEST_CHECKPOINT):
+                yield from check_mmengine_path(where, path, self._steps, library="MMCV")
         if _OLD_CHECKPOINT_PATH in items:
             yield from check_lightning_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH], self._steps)
         if _ALGORITHMS in items and self._is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
@@ -316,6 +322,16 @@ class _Walk:
         for key in keys:
             found = [inner for items in found for inner in self.find_mappings(items.get(key))]
         yield from found
+
+    def _find_updates(self, value: Value, key: str) -> Iterator[Value]:
+        """Yield what `dict.update` sets at a key: it takes a mapping, or a sequence of pairs."""
+        for items in self.find_mappings(value):
+            if key in items:
+                yield items[key]
+        for element in self.find_elements(value):
+            pair = [*(self.get_items(element) or self._count(self.get_elements(element)) or ())]
+            if len(pair) == 2 and read_text(pair[0]) == key:
+                yield pair[1]
 
     def _check_composer_model(self, saved: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the model and the tokenizer of transformers that Composer saves."""

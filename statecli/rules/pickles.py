@@ -261,8 +261,8 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     Why: `torch.load(weights_only=True)` returns numbers and text as they are, and loaders trust them. numpy and torch
     take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python
     formats a text in the state of its generator, of any length. Lightning downloads, unpickles and removes the paths in
-    the state of a ModelCheckpoint, and MMEngine removes the path of the best checkpoint. `load_state_dict` obeys
-    `assign_to_params_buffers` in the `_metadata` of the file: the file's tensors replace the parameters, and an
+    the state of a ModelCheckpoint, and MMEngine and MMCV 1 remove the path of the best checkpoint. `load_state_dict`
+    obeys `assign_to_params_buffers` in the `_metadata` of the file: the file's tensors replace the parameters, and an
     optimizer made before trains the old ones. Optimizers and schedulers compute powers of integers exactly, which takes
     hours for large ones.
     `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
@@ -270,11 +270,11 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration, and Composer
     evaluates the `repr` of an algorithm. Composer also calls the class of a transformers model, and writes the files of
     a tokenizer to the paths that the checkpoint names.
-    A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine with the usual name
-    (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of MMEngine
-    that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those with an
-    `_instantiator`) that may name a class or a configuration file. So are Python files in a tokenizer of Composer, and the class
-    of its model if statecli does not know the class.
+    A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine or MMCV with the usual
+    name (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of
+    MMEngine that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those
+    with an `_instantiator`) that may name a class or a configuration file. So are Python files in a tokenizer of
+    Composer, and the class of its model if statecli does not know the class.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.

@@ -334,6 +334,27 @@ def test_unsafe_data_finds_paths_that_are_no_texts(found, tmp_path, path):
     assert "is neither a text nor a path, but MMEngine deletes the value as a path" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "severity"),
+    [
+        ("./work_dirs/x/best_bbox_mAP_epoch_12.pth", Severity.NOTE),
+        ("/home/me/precious.txt", Severity.WARNING),
+        ("/work/../best_mAP.pth", Severity.ERROR),
+        (b"/home/me/precious.txt", Severity.ERROR),
+    ],
+)
+@pytest.mark.parametrize("kind", [dict, UserDict, lambda items: [*items.items()]])
+def test_unsafe_data_finds_the_path_that_mmcv_removes(found, tmp_path, kind, path, severity):
+    """The EvalHook of MMCV 1 deletes the file when it saves a better one; `dict.update` takes pairs too."""
+    messages = kind({"best_ckpt": path})
+    torch.save({"state_dict": {}, "meta": {"epoch": 1, "hook_msgs": messages}}, tmp_path / "epoch_1.pth")
+    (finding,) = found("unsafe-data", tmp_path / "epoch_1.pth")
+    assert finding.severity is severity
+    assert "MMCV deletes" in finding.message
+    torch.save({"meta": {"hook_msgs": {"best_score": 0.5, "last_ckpt": path}}}, tmp_path / "epoch_1.pth")
+    assert not found("unsafe-data", tmp_path / "epoch_1.pth")
+
+
 # Objects that loaders take for texts and dicts.
 
 CALLS_CODE = "model = dict(type='os.system')\n"
