@@ -274,6 +274,9 @@ def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
 ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True, "fqn": "ctypes:cdll", "name": "a"})}}})
 
 
+TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : true}}}}'
+
+
 @pytest.mark.parametrize(
     ("name", "text", "library"),
     [
@@ -283,6 +286,9 @@ ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True,
         ("export.json", ENUM, "torch.utils._pytree"),
         ("export.json", ENUM.replace("__enum__", "__enu\\\\u006d__"), "torch.utils._pytree"),
         ("predictor.json", '{"__kind__": "instance", "class": "os.system", "args": ["true"]}', "GluonTS"),
+        ("open_clip_config.json", TRUST, "open_clip"),
+        ("open_clip_config.json", TRUST.replace("true", "1"), "open_clip"),
+        ("open_clip_config.json", TRUST.replace("trust", r"tr\u0075st"), "open_clip"),
         ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
         ("hyperparams.yaml", "a: !%61pply:builtins.exec [pass]\n", "HyperPyYAML"),
@@ -334,6 +340,13 @@ def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
 def test_yaml_of_plain_values_is_passed(folder, statecli, text):
     """What ordinary libraries write next to a checkpoint."""
     (folder / "hparams.yaml").write_text(text)
+    assert statecli("audit", str(folder)).code == 0
+
+
+@pytest.mark.parametrize("value", ["false", "null", "0", '""'])
+def test_json_that_trusts_no_remote_code_is_passed(folder, statecli, value):
+    """What libraries save of their arguments."""
+    (folder / "args.json").write_text(TRUST.replace("true", value))
     assert statecli("audit", str(folder)).code == 0
 
 

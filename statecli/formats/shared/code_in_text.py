@@ -2,7 +2,7 @@
 
 No such file is a checkpoint, and statecli does not read it: it is reported, in whatever format it is read otherwise.
 Sources: ray 2.60 (train/_checkpoint.py, tune/analysis), torch 2.13 (utils/_pytree.py), gluonts 0.17 (core/serde),
-hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py).
+hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py), open_clip 3.3 (factory.py).
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ _JSON_SIGNS = (
     _Sign(re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles digits in it"),
     _Sign(re.compile(rb"__enum__|default_factory_module"), "torch.utils._pytree", "imports what it names"),
     _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls what it names"),
+    # Any true value: open_clip gives the arguments of a tokenizer to transformers.
+    _Sign(
+        re.compile(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
+        "open_clip",
+        "makes transformers run Python files that it names",
+    ),
 )
 #: Tags of PyYAML for plain values: Lightning writes tuples into hparams.yaml.
 _PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple dict".split()
