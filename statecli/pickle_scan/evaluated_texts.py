@@ -1,14 +1,16 @@
 """Judge texts of plain data that a loader gives to `eval`.
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
-`conv_feature_layers`. Composer evaluates the `repr` of each algorithm, behind `algorithms.`. A text is clean if it
-computes a small literal, or if it can call nothing. Sources: fairseq 0.12 (models, criterions, utils.py), s3prl 0.4
-(upstream), coqui-tts 0.28 (vc/layers/freevc/wavlm), composer 0.32 (core/state.py).
+`conv_feature_layers`. Composer evaluates the `repr` of each algorithm, behind `algorithms.`, and Ultralytics the
+activation in the YAML of a model. A text is clean if it computes a small literal, or if it can call nothing. Sources:
+fairseq 0.12 (models, criterions, utils.py), s3prl 0.4 (upstream), coqui-tts 0.28 (vc/layers/freevc/wavlm), composer
+0.32 (core/state.py), ultralytics 8.4 (nn/tasks.py).
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import warnings
 
@@ -33,6 +35,8 @@ KEYS = _OWN_KEYS | frozenset(_SHARED_NAMES.split())
 
 #: A text that calls nothing, formats nothing and computes nothing large, whatever the names in it are.
 _INERT = re.compile(r"[^(\[{*<'\"]*")
+#: The same of a text in YAML, in which braces and brackets may be of other values: `${model.activation}`.
+_INERT_IN_YAML = re.compile(r"[^(*<'\"]*")
 _LITERAL_NODES = (
     *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub),
     *(ast.BinOp, ast.Add, ast.Mult),
@@ -73,6 +77,28 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
     return Hazard(f"{where} {why}; fairseq evaluates it as Python", is_error=is_error, needs_review=True, help=_HELP)
 
 
+def is_plain_activation(text: str) -> bool:
+    """Return whether a text is an activation as Ultralytics has it: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
+
+    Other libraries have `leaky_relu(0.1)`: a call with numbers of what is not built into Python.
+    """
+    if _INERT_IN_YAML.fullmatch(text):
+        return True
+    tree = parse(text)
+    if tree is None or not isinstance(tree.body, ast.Call):
+        return False
+    nodes = [node for argument in _list_arguments(tree.body) for node in ast.walk(argument)]
+    if not all(isinstance(node, _LITERAL_NODES) for node in nodes) or not _computes_small_value(tree):
+        return False
+    match tree.body.func:
+        case ast.Name(id=name):
+            has_text = any(isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) for node in nodes)
+            return not has_text and not hasattr(builtins, name)
+        case ast.Attribute(value=ast.Name(id="nn") | ast.Attribute(value=ast.Name(id="torch"), attr="nn"), attr=name):
+            return name[:1].isupper()
+    return False
+
+
 def check_representation(where: str, text: str) -> Hazard | None:
     """Return the hazard of the text of an algorithm of Composer; None for one call with plain arguments."""
     # No expression goes on with `<` after a point: `<my.Algorithm object at 0x7f>`.
@@ -100,12 +126,15 @@ def parse(text: str) -> ast.Expression | None:
 def _is_plain_call(call: ast.expr) -> bool:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return False
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    nodes = [node for argument in arguments for node in ast.walk(argument)]
+    nodes = [node for argument in _list_arguments(call) for node in ast.walk(argument)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     return all(isinstance(node, _ARGUMENT_NODES) for node in nodes) and all(
         isinstance(function, ast.Name) and function.id == _ARGUMENT_CALL for function in calls
     )
+
+
+def _list_arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _computes_small_value(tree: ast.Expression) -> bool:

@@ -274,6 +274,33 @@ def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
 ENUM = json.dumps({"components": {"a": {"in_spec": json.dumps({"__enum__": True, "fqn": "ctypes:cdll", "name": "a"})}}})
 
 
+#: Spellings of a key whose text Ultralytics evaluates.
+ACTIVATIONS = [
+    "activation: open('PROOF', 'w') and torch.nn.SiLU()\n",
+    "'activation': exit()\n",
+    '"\\x61ctivation": exit()\n',
+    '"activ\\\n  ation": exit()\n',
+    "? activation # a key\n# of any kind\n: exit()\n",
+    "activation: # the value follows\n  exit()\n",
+    "activation: x or\n  exit()\n",
+    "activation: |\n  exit()\n",
+    "activation: >-\n\n  exit()\n",
+    'activation: "\\x65xit\\x28\\x29"\n',
+    "activation: !!str &a exit()\n",
+    "act: &a exit()\nactivation: *a\n",
+    "act: &a activation\n*a : exit()\n",
+    "act: &a activation\n*a: exit()\n",
+    "m: &m {a: 1, activation: exit()}\n<<: *m\n",
+    "m: &m {\n    activation: x or\nexit()}\n<<: *m\n",
+    "<<: [activation: x or\nexit()]# a: \n",
+    "m: {a: 'x\n# y', activation: exit()}\n",
+    "activation: open('PROOF')\n",
+    "activation: torch.nn.SiLU(exit())\n",
+    "activation: torch.nn.ReLU(*exit())\n",
+    "activation: torch.hub.load('a')\n",
+    "activation: nn.init.Path('a').touch()\n",
+    "activation: f'{exit()}'\n",
+]
 TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : true}}}}'
 
 
@@ -286,6 +313,8 @@ TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : 
         ("export.json", ENUM, "torch.utils._pytree"),
         ("export.json", ENUM.replace("__enum__", "__enu\\\\u006d__"), "torch.utils._pytree"),
         ("predictor.json", '{"__kind__": "instance", "class": "os.system", "args": ["true"]}', "GluonTS"),
+        *(("yolov8n.yaml", "nc: 80\n" + text, "Ultralytics") for text in ACTIVATIONS),
+        ("yolov8n.yaml", b"a\0ctiva\xfftion: exit()\n", "Ultralytics"),
         ("open_clip_config.json", TRUST, "open_clip"),
         ("open_clip_config.json", TRUST.replace("true", "1"), "open_clip"),
         ("open_clip_config.json", TRUST.replace("trust", r"tr\u0075st"), "open_clip"),
@@ -343,6 +372,31 @@ def test_yaml_of_plain_values_is_passed(folder, statecli, text):
     assert statecli("audit", str(folder)).code == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "activation: torch.nn.ReLU() # (optional) model default activation function\n",
+        "activation: nn.LeakyReLU(0.1, inplace=True)\nbackbone:\n  - [-1, 1, Conv, [64, 3, 2]]\n",
+        "backbone:\n  - [-1, 1, nn.Upsample, [None, 2, 'nearest']]\nactivation: nn.SiLU()\nhead: [a(b)]\n",
+        "activation: relu\nbias: Normal(0, 1)\n",
+        "activation: 'gelu'\nother: f(x)\n",
+        "activation: ${model.activation}\nother: (x)\n",
+        "activation: leaky_relu(0.2)\n",
+        "activation:\n  name: gelu\n  text: tanh (approximate)\n",
+        "activation:\n- relu\n- f(x)\n",
+        "activation: null\nactivation_fn: exit()\nhidden-activation: exit()\n",
+        "x: {activation: relu, other: f(x)}\n",
+        "# activation: exit()\na: 1 # activation: exit()\n",
+        "act: &a relu\nactivation: *a\nother: f(x)\n",
+        "layers:\n- activation: relu\n  size: 3\n- activation: f\n- [-1, 1, Conv]\n",
+    ],
+)
+def test_yaml_with_a_plain_activation_is_passed(folder, statecli, text):
+    """A class of torch.nn, or a name: Ultralytics evaluates a text, and other libraries look up a name."""
+    (folder / "model.yaml").write_text(text)
+    assert statecli("audit", str(folder)).code == 0
+
+
 @pytest.mark.parametrize("value", ["false", "null", "0", '""'])
 def test_json_that_trusts_no_remote_code_is_passed(folder, statecli, value):
     """What libraries save of their arguments."""
@@ -373,6 +427,7 @@ def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):
 
 LONG = {
     "backslashes": ("notes.json", b'{"a": "' + b"\\" * 400_000 + b'"}'),
+    "keys in a line": ("a.yaml", b"activation " * 200_000 + b"# activation: x\n"),
     "a path of mmengine": ("last_checkpoint", b"a/" * 200_000),
     "a path of a module": ("modules.json", json.dumps([{"path": "a/" * 200_000}] * 4).encode()),
     "many paths of modules": (

@@ -95,7 +95,14 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
         return None
     if source.size > _MAX_TEXT_BYTES:
         return f"statecli reads {_MAX_TEXT_BYTES >> 20} MB of a text, and this one is longer"
-    text = _decode(source.read(0, source.size))
+    content = source.read(0, source.size)
+    if signs is _YAML_SIGNS:
+        # Imported here, because every command imports this module.
+        from statecli.formats.shared import yolo_activation
+
+        if yolo_activation.has_code(content):
+            return "Ultralytics evaluates the text at activation in it"
+    text = _decode(content)
     escape, changed = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
     for _ in range(_MAX_DECODINGS):
         text, changed = escape.subn(lambda match: bytes([int(match[1], 16)]), text)

@@ -1,0 +1,137 @@
+"""Find code at the key `activation` of a YAML file: Ultralytics evaluates its text when it builds the model.
+
+The text is searched, not parsed as YAML: each place that may be such a key is judged, wherever it is. Ultralytics
+ignores bytes that are not UTF-8, and removes characters that are not printable. Sources: ultralytics 8.4 (nn/tasks.py,
+utils/__init__.py), PyYAML 6 (reader.py, scanner.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from statecli.pickle_scan import evaluated_texts
+
+#: The key, and the spaces after it.
+_KEY = re.compile(r"(?<![\w.-])activation[\"']?\s*")
+_SPACES, _BRACKET = re.compile(r"\s*"), re.compile(r"[\[{]")
+#: What may be before a value: spaces, comments, a tag, and the name by which other places refer to the value.
+_BEFORE_VALUE = re.compile(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
+_ANCHOR, _ALIAS = re.compile(r"&([\w-]+)"), re.compile(r"\*([\w-]+)")
+#: A reference to another value as a key, which may be any text.
+_ALIAS_AS_KEY = re.compile(r"(?<![^\s{\[,])\*[\w-]+\s*:(?!\S)")
+#: What Ultralytics removes, the line breaks of PyYAML, and escapes of letters and of a line break in quotes.
+_REMOVED = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
+_LINE_BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
+_ESCAPE = re.compile(r"\\(?:x|u00|U000000)([46][1-9A-Fa-f]|[57][0-9Aa])|\\\n[ \t]*")
+_SINGLE, _DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"([^"\\]*)"')
+_COMMENT, _TRAILING_COMMENT = re.compile(r"(?:^|\s)#"), re.compile(r"\s#.*")
+#: The beginning of a value that is not a text, and what no line of a text without quotes has.
+_COLLECTION, _MAPPING = re.compile(r"-\s|\[|\{"), re.compile(r":(?:\s|$)")
+#: Comments after a key, characters of a text, and places that are judged.
+_MAX_COMMENTS, _MAX_CHARACTERS, _MAX_PLACES = 8, 4096, 2000
+
+
+def has_code(content: bytes) -> bool:
+    """Return whether a text at the key may call more than a class of torch.nn with literal arguments."""
+    text = _REMOVED.sub("", content.decode("utf-8", "ignore"))
+    text = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else "", _LINE_BREAK.sub("\n", text))
+    if "activation" not in text:
+        return False
+    if _ALIAS_AS_KEY.search(text):
+        return True
+    for count, scalar in enumerate(_iter_scalars(text)):
+        if scalar is None or count > _MAX_PLACES or not evaluated_texts.is_plain_activation(" ".join(scalar.split())):
+            return True
+    return False
+
+
+def _iter_scalars(text: str) -> Iterator[str | None]:
+    """Yield the text at each key; None for one that cannot be judged."""
+    anchors: dict[str, list[int]] | None = None
+    bracket = _BRACKET.search(text)
+    for place in _KEY.finditer(text):
+        end = _skip_comments(text, place.end())
+        if end is None:
+            yield None
+            return
+        if text[end : end + 1] != ":":
+            continue
+        line_end = text.rfind("\n", max(0, place.start() - _MAX_CHARACTERS), place.start())
+        begin = line_end + 1 if line_end >= 0 else max(0, place.start() - _MAX_CHARACTERS)
+        before = text[begin : place.start()]
+        if _is_comment(before):
+            continue
+        start = _skip_to_value(text, end + 1)
+        alias = _ALIAS.match(text, start)
+        if alias:
+            anchors = _list_anchors(text) if anchors is None else anchors
+            yield from (_read_scalar(text, start, None) for start in anchors.get(alias[1], ()))
+        else:
+            is_in_flow = (bracket is not None and bracket.start() < begin) or before.strip(" ?-\"'") != ""
+            yield _read_scalar(text, start, None if is_in_flow else place.start() - begin)
+
+
+def _skip_comments(text: str, position: int) -> int | None:
+    """Return the position after comments; None if there are too many, or one is too long."""
+    for _ in range(_MAX_COMMENTS):
+        if text[position : position + 1] != "#" or not text[position - 1].isspace():
+            return position
+        line_end = text.find("\n", position, position + _MAX_CHARACTERS)
+        if line_end < 0:
+            return None
+        position = (
+            line_end
+            + len(text[line_end : line_end + _MAX_CHARACTERS])
+            - len(text[line_end : line_end + _MAX_CHARACTERS].lstrip())
+        )
+    return None
+
+
+def _skip_spaces(text: str, position: int) -> int:
+    found = _SPACES.match(text, position)
+    return found.end() if found else position
+
+
+def _skip_to_value(text: str, position: int) -> int:
+    found = _BEFORE_VALUE.match(text, position)
+    return found.end() if found else position
+
+
+def _is_comment(before: str) -> bool:
+    """Return whether a comment begins before a key: no quote is between, which could end a text with `#`."""
+    quote = max(before.rfind("'"), before.rfind('"'))
+    return _COMMENT.search(before.rstrip("\"'") if quote == len(before) - 1 else before[quote + 1 :]) is not None
+
+
+def _list_anchors(text: str) -> dict[str, list[int]]:
+    anchors = defaultdict(list)
+    for anchor in _ANCHOR.finditer(text):
+        anchors[anchor[1]].append(_skip_to_value(text, anchor.end()))
+    return anchors
+
+
+def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
+    """Return the text that begins here, "" for another value; None for one that is too long or has escapes.
+
+    `indent`: the column of the key, whose text goes on in lines that are indented more; None if the key may be in
+    braces, where a text goes on in any line.
+    """
+    part = text[start : start + _MAX_CHARACTERS]
+    if part[:1] in ("'", '"'):
+        quoted = (_SINGLE if part[0] == "'" else _DOUBLE).match(part)
+        return quoted[1].replace("''", "'") if quoted else None
+    first, *rest = part.split("\n")
+    is_block = first[:1] in ("|", ">")
+    if _COLLECTION.match(part) or (not is_block and _MAPPING.search(first.partition(" #")[0])):
+        return ""
+    lines = [] if is_block else [_TRAILING_COMMENT.sub("", first)]
+    for line in rest:
+        is_deeper = indent is not None and len(line) - len(line.lstrip(" ")) > indent
+        mapping = _MAPPING.search(line)
+        if line.strip() and not is_deeper and (indent is not None or mapping):
+            rest_of_text = line[: mapping.start()] if mapping and indent is None else ""
+            return "\n".join([*lines, rest_of_text if "(" in rest_of_text else ""])
+        lines.append(line)
+    return "\n".join(lines) if len(part) < _MAX_CHARACTERS else None
