@@ -293,6 +293,7 @@ ACTIVATIONS = [
     "m: &m {a: 1, activation: exit()}\n<<: *m\n",
     "m: &m {\n    activation: x or\nexit()}\n<<: *m\n",
     "<<: [activation: x or\nexit()]# a: \n",
+    "m: {a'#b: 1, activation:\n exit()}\n",
     "m: {a: 'x\n# y', activation: exit()}\n",
     "activation: open('PROOF')\n",
     "activation: torch.nn.SiLU(exit())\n",

@@ -26,7 +26,7 @@ _REMOVED = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 _LINE_BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
 _ESCAPE = re.compile(r"\\(?:x|u00|U000000)([46][1-9A-Fa-f]|[57][0-9Aa])|\\\n[ \t]*")
 _SINGLE, _DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"([^"\\]*)"')
-_COMMENT, _TRAILING_COMMENT = re.compile(r"(?:^|\s)#"), re.compile(r"\s#.*")
+_COMMENT, _TRAILING_COMMENT = re.compile(r"(?<!\S)#"), re.compile(r"\s#.*")
 #: The beginning of a value that is not a text, and what no line of a text without quotes has.
 _COLLECTION, _MAPPING = re.compile(r"-\s|\[|\{"), re.compile(r":(?:\s|$)")
 #: Comments after a key, characters of a text, and places that are judged.
@@ -101,8 +101,9 @@ def _skip_to_value(text: str, position: int) -> int:
 
 def _is_comment(before: str) -> bool:
     """Return whether a comment begins before a key: no quote is between, which could end a text with `#`."""
+    before = before[:-1] if before[-1:] in ("'", '"') else before
     quote = max(before.rfind("'"), before.rfind('"'))
-    return _COMMENT.search(before.rstrip("\"'") if quote == len(before) - 1 else before[quote + 1 :]) is not None
+    return _COMMENT.search(before, max(0, quote)) is not None
 
 
 def _list_anchors(text: str) -> dict[str, list[int]]:
