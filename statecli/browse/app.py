@@ -264,7 +264,7 @@ class Browser(App[None]):
             return
         row = self.model.current
         if row is None:
-            lines = [Line("no tensor matches the filter; esc removes the filter", "dim")]
+            lines = [Line(self.model.explain_nothing(), "dim"), Line("esc removes the filter", "dim")]
         else:
             width = max(panel.scrollable_content_region.width, 8)
             lines = describe_row(self.model, row, width, is_reading=row.tensor == self._reading)

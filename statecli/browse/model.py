@@ -72,7 +72,7 @@ class Model:
         self.is_flat = False
         self._weights = weights
         self._by_section = len(state.sections) > 1
-        self._filter = Filter(self.tensors, by_section=self._by_section)
+        self._filter = Filter(self.tensors, self.stats, by_section=self._by_section)
         self._found: list[int] = list(range(len(self.tensors)))
         self._roots: list[Node] = []
         self._open: set[NodeKey] = set()
@@ -304,10 +304,22 @@ class Model:
         number: float | None = getattr(stats, column.value) if stats is not None else None
         return number
 
+    def _describe_count(self, name: str) -> str:
+        """Return how many listed tensors have such values, with the name of the first one and how to list them."""
+        having = [position for position in self.listed if getattr(self.stats[position], name)]
+        if not having:
+            return f"0 with {name}"
+        more = f" (/{name}>0 lists them)" if len(having) > 1 else ""
+        return f"{len(having):,} with {name}: {self.tensors[having[0]].fqn}{more}"
+
+    def explain_nothing(self) -> str:
+        """Return why the filter matches no tensor."""
+        return self._filter.explain_nothing(self.filter_text) or "no tensor matches the filter"
+
     def describe_stats(self) -> str:
         """Return `statistics of 88 tensors: 1 has nan, 0 have inf`."""
         read = [self.stats[position] for position in self.listed]
-        parts = [f"{sum(bool(getattr(stats, name)) for stats in read):,} with {name}" for name in ("nan", "inf")]
+        parts = [self._describe_count(name) for name in ("nan", "inf")]
         failed = sum(stats.reason is not None for stats in read)
         return f"statistics of {len(read):,} read: {', '.join(parts)}" + (
             f", {failed:,} not complete" if failed else ""

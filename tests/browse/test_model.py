@@ -17,7 +17,7 @@ from statecli.browse.globs import write_globs
 from statecli.browse.model import Model
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
 from statecli.core.errors import FilteredOut
-from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import Selection, select
 
 from .conftest import open_model
@@ -301,3 +301,67 @@ def test_nothing_is_found_in_a_state_without_marks():
     assert write_globs(state, {0}, {}).globs == ("a[*]b",)
     with pytest.raises(FilteredOut):
         select(state, Selection(include=("z",)), "x")
+
+
+# --- what the filter takes ---------------------------------------------------------------------------------------
+
+
+def build_layers():
+    return Model(build_state([f"layers.{n}.{leaf}" for n in range(12) for leaf in ("q.weight", "q.bias")]), {})
+
+
+def find_names(model, text):
+    model.set_filter(text)
+    return [model.tensors[model.get_row(number).tensor].fqn for number in range(model.count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("layers.{3,4,5}.q.bias", (3, 4, 5)),
+        ("layers.{9..11}.q.bias", (9, 10, 11)),
+        ("layers.{0,2..3}.* -weight", (0, 2, 3)),
+        ("layers.[345].*bias", (3, 4, 5)),
+        ("q -{weight,layers.1} !layers.{2..9}", (0,)),
+    ],
+)
+def test_braces_and_exclusions_are_taken_as_they_are_shown(text, numbers):
+    """`{0..3}` is what rows of equal layers are called, and `-` excludes as on the page."""
+    assert find_names(build_layers(), text) == [f"layers.{n}.q.bias" for n in numbers]
+
+
+def test_endless_braces_are_cut():
+    """A typed text cannot stop the screen."""
+    started = time.process_time()
+    find_names(build_layers(), "{0..999999}" * 4)
+    assert time.process_time() - started < 5
+
+
+def test_statistics_filter_once_they_are_read():
+    """Before, the line says how to read them; then it finds the tensor, and names the first one."""
+    model = build_layers()
+    assert find_names(model, "nan>0") == []
+    assert model.explain_nothing() == "nan>0: the statistics of 0 of 24 tensors were read; press esc, then S"
+    model.set_filter("")
+    for position in range(24):
+        model.stats[position] = Stats(nan=int(position == 7), std=float(position))
+    model.listed = set(range(24))
+    assert model.describe_stats() == "statistics of 24 read: 1 with nan: layers.3.q.bias, 0 with inf"
+    assert find_names(model, "nan>0") == ["layers.3.q.bias"]
+    assert find_names(model, "nan:1") == ["layers.3.q.bias"]
+    assert find_names(model, "std>22") == ["layers.11.q.bias"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("dtyp:f32", "dtyp:f32: no field dtyp; fields are name, dtype, kind, shape, size, nan, "),
+        ("dtype:bf16", "dtype:bf16: no tensor has this dtype; there are float32"),
+        ("xyz", "no tensor matches the filter"),
+    ],
+)
+def test_a_slip_in_the_filter_is_named(text, line):
+    """A mistyped field is not a fact about the checkpoint."""
+    model = build_layers()
+    assert find_names(model, text) == []
+    assert model.explain_nothing().startswith(line)
