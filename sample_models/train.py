@@ -1,6 +1,8 @@
 """A training script that saves no scheduler: after a resume, the learning rate starts again.
 
 Try:    statecli resume-check sample_models/train.py::main
+Shows:  a checkpoint without the state of the scheduler loads without an error, and training goes on with another
+        learning rate.
 Fix:    add "scheduler": scheduler.state_dict() to the checkpoint, and load it, as the function `fixed` does.
 """
 

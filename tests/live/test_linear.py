@@ -117,10 +117,10 @@ def test_each_proof_takes_linear_steps(check, model, size):
 
 def test_a_report_of_findings_takes_linear_steps():
     """Each oddity that a finding reports is left out of the notes without a look at all findings."""
-    from statecli.report import View, inspect
+    from statecli.report import RowView, inspect
 
     def report(net: nn.Module) -> object:
-        return inspect.build_inspect_report(statecli.inspect(net, to="meta"), View())
+        return inspect.build_inspect_report(statecli.inspect(net, to="meta"), RowView())
 
     assert _growth(MODELS["one buffer under many names"], report, TIED) < 2.1
 

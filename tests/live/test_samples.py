@@ -20,7 +20,7 @@ from ..forked_python import run_python
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 #: The others write files and have no model.
-MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith("_checkpoints"))
+MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith(("_checkpoints", "train")))
 
 
 def _spec(path: Path) -> str:
