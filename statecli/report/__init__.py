@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,7 +22,9 @@ from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.units import describe_configuration, describe_not_checked, plural
-from statecli.report.tensor_list import TensorList
+
+if TYPE_CHECKING:
+    from statecli.report.tensor_list import TensorList
 
 
 class Column(msgspec.Struct, frozen=True):

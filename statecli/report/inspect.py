@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -71,9 +72,11 @@ from statecli.report.row_order import (
     limit_by_group,
     limit_lines,
 )
-from statecli.report.tensor_list import TensorList, build_tensor_list
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
+
+if TYPE_CHECKING:
+    from statecli.report.tensor_list import TensorList
 
 
 def build_inspect_report(
@@ -127,6 +130,8 @@ def build_inspect_report(
 
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     """Return the list of tensors for a page; names of tied tensors are links there, not remarks."""
+    from statecli.report.tensor_list import build_tensor_list
+
     state = _fold_weights(inspection).state
     outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -72,7 +71,7 @@ def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     known = [value for value in rms if value is not None]
     if len(known) < MIN_LAYERS:
         return None
-    usual = median(known)
+    usual = _find_median(known)
     own = fold.split_numbers(tensors[0].fqn)[1]
     name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, own[1:])])
     names = tuple(tensor.fqn for tensor in tensors)
@@ -92,7 +91,7 @@ def _find_outliers(names: tuple[str, ...], rms: tuple[float | None, ...], usual:
     distances = {
         name: _measure_distance(value, usual) for name, value in zip(names, rms, strict=True) if value is not None
     }
-    limit = max(math.log(OUTLIER_FACTOR), OUTLIER_DEVIATIONS * median(distances.values()))
+    limit = max(math.log(OUTLIER_FACTOR), OUTLIER_DEVIATIONS * _find_median(distances.values()))
     return tuple(name for name, distance in distances.items() if distance > limit)
 
 
@@ -116,3 +115,10 @@ def build_curve(role: Role) -> Curve:
         small=True,
         alarm_noun="outlier",
     )
+
+
+def _find_median(numbers: Collection[float]) -> float:
+    """Return the median; `statistics` costs a start 3 % of its instructions."""
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
