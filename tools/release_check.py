@@ -211,9 +211,19 @@ def with_lowest(built: Built, folder: Path) -> list[str]:
     """Install the lowest direct dependencies that pyproject.toml allows, with the oldest interpreter at hand."""
     python = next(path for version in PYTHONS if (path := find_python(version)))
     interpreter = make_environment(folder, python)
-    wheel = f"{built.pure_wheel}[values]"
-    run([program("uv"), "pip", "install", "--python", interpreter, "--resolution", "lowest-direct", wheel])
+    metadata = zipfile.ZipFile(built.pure_wheel).read(find_metadata(built.pure_wheel)).decode()
+    bounds = re.findall(r"^Requires-Dist: ([\w-]+)>=([\d.]+)", metadata, re.MULTILINE)
+    lowest = folder / "lowest.txt"
+    # torch is not installed, and its lowest release has no wheel for newer interpreters.
+    lowest.write_text("".join(f"{name}=={version}\n" for name, version in bounds if name != "torch"), "utf-8")
+    run([interpreter, "-m", "pip", "install", "--quiet", "--constraint", lowest, f"{built.pure_wheel}[values]"])
     return [interpreter, "-I"]
+
+
+def find_metadata(wheel: Path) -> str:
+    """Return the name of the metadata in a wheel."""
+    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    return name
 
 
 def with_uv_tool(built: Built, folder: Path) -> list[str]:
