@@ -156,3 +156,20 @@ def test_schemas_have_addresses_of_their_versions(statecli):
         assert f'"statecli.{command}/{version}"' in module
         assert "\\n    \\n" not in text
         assert "\\n    Attributes:" not in text
+
+
+def test_alternatives_of_schemas_have_one_order():
+    """Null is last, whatever the release of msgspec."""
+    found = []
+
+    def walk(value):
+        if isinstance(value, dict):
+            found.extend([value["anyOf"]] if "anyOf" in value else [])
+            value = list(value.values())
+        for item in value if isinstance(value, list) else ():
+            walk(item)
+
+    walk(json.loads(schemas.encode_schema("diff")))
+    with_null = [items for items in found if {"type": "null"} in items]
+    assert len(with_null) > 10
+    assert all(items.index({"type": "null"}) == len(items) - 1 for items in with_null)

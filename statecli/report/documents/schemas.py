@@ -43,6 +43,9 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 _VERSIONS: dict[str, int] = {}
 
 
+_NULL = {"type": "null"}
+
+
 def get_version(command: str) -> int:
     """Return the version of a command's document: it grows if a key is removed or changes its meaning."""
     return _VERSIONS.get(command, 1)
@@ -62,16 +65,21 @@ def encode_schema(command: str) -> bytes:
         "title": made_by,
         **msgspec.json.schema(DOCUMENTS[command]),
     }
-    return msgspec.json.format(msgspec.json.encode(_clean_descriptions(schema)), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_normalize(schema)), indent=2) + b"\n"
 
 
-def _clean_descriptions(schema: Any) -> Any:
-    """Return the schema with docstrings as Python 3.13 keeps them, without the indentation of the source."""
-    if isinstance(schema, dict):
-        return {
-            key: inspect.cleandoc(value)
-            if key == "description" and isinstance(value, str)
-            else _clean_descriptions(value)
-            for key, value in schema.items()
-        }
-    return [_clean_descriptions(item) for item in schema] if isinstance(schema, list) else schema
+def _normalize(schema: Any) -> Any:
+    """Return the schema as all releases of Python and msgspec write it.
+
+    Python 3.13 keeps docstrings without the indentation of the source, and msgspec has ordered alternatives in two ways.
+    """
+    if isinstance(schema, list):
+        return [_normalize(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    normal = {key: _normalize(value) for key, value in schema.items()}
+    if isinstance(normal.get("description"), str):
+        normal["description"] = inspect.cleandoc(normal["description"])
+    if "anyOf" in normal:
+        normal["anyOf"] = sorted(normal["anyOf"], key=lambda item: (item == _NULL, msgspec.json.encode(item)))
+    return normal
