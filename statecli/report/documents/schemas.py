@@ -71,7 +71,8 @@ def encode_schema(command: str) -> bytes:
 def _normalize(schema: Any) -> Any:
     """Return the schema as all releases of Python and msgspec write it.
 
-    Python 3.13 keeps docstrings without the indentation of the source, and msgspec has ordered alternatives in two ways.
+    Python 3.13 keeps docstrings without the indentation of the source. Releases of msgspec differ in the order of
+    alternatives.
     """
     if isinstance(schema, list):
         return [_normalize(item) for item in schema]
