@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: Files of a folder of `Accelerator.save_state` that hold the first model, the preferred one first.
-_MODEL_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
 
 class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # accelerate has no types for mypy
     """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
@@ -83,9 +75,4 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
 
     def check_saved(self, folder: str | os.PathLike[str]) -> None:
         """Compare the model with the file in a folder of `Accelerator.save_state`, which was just saved."""
-        paths = (os.path.join(folder, name) for name in _MODEL_FILES)
-        path = next(filter(os.path.isfile, paths), None)
-        if path is None:
-            self.check.report([f"the saved files are not checked: {folder} has no file of the whole model"])
-        else:
-            self.check.check_file(path, self.model)
+        self.check.check_folder(folder, self.model)

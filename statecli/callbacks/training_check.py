@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,13 @@ MAX_STEPS = 10
 _SHORT_DTYPES = ("bfloat16", "float16")
 #: Names or globs that a line lists.
 _SHOWN_NAMES = 5
+#: Files of a checkpoint folder that hold the model, the preferred one first.
+_MODEL_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 #: What may be done to a tensor in a file that holds its values.
 _FAITHFUL = frozenset(
     getattr(TransformationKind, name)
@@ -112,6 +120,15 @@ class TrainingCheck:
         is_zero = not bool(parameter.grad.any()) or not self._rates.get(id(parameter), 1)
         # In float32 the gradient of a bias before a BatchNorm is rounding noise, as expected.
         return "" if is_zero or dtype not in _SHORT_DTYPES else f"rounding to {dtype} removes the update"
+
+    def check_folder(self, folder: str | os.PathLike[str], expected: Any) -> None:
+        """Compare the file of the model in a checkpoint folder with a snapshot or a model."""
+        paths = (os.path.join(folder, name) for name in _MODEL_FILES)
+        path = next(filter(os.path.isfile, paths), None)
+        if path is None:
+            self.report([f"the saved files are not checked: {folder} has no file of the whole model"])
+        else:
+            self.check_file(path, expected)
 
     def check_file(self, path: str, expected: Any) -> None:
         """Compare a saved file with a snapshot or a model."""

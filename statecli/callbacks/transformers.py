@@ -16,14 +16,6 @@ from transformers import TrainerCallback
 
 from statecli.callbacks.training_check import TrainingCheck
 
-#: Files of a checkpoint folder that hold the model, the preferred one first.
-_MODEL_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
 
 class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers has no types for mypy
     """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
@@ -64,8 +56,4 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         if not state.is_world_process_zero:
             return
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
-        paths = [path for name in _MODEL_FILES if os.path.isfile(path := os.path.join(folder, name))]
-        if paths:
-            self.check.check_file(paths[0], model)
-        else:
-            self.check.report([f"the saved files are not checked: {folder} has no file of the whole model"])
+        self.check.check_folder(folder, model)
