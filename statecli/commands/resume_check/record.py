@@ -41,7 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         optimizer_name: Variable of the script with the optimizer.
         model_name: Variable of the script with the model.
         dict_averages: Names of averages that are dicts of tensors.
-        error: Why the run ended early, in one line.
+        error: Why the run ended early: what the script raised or lacks, in one line without its subject.
     """
 
     steps: tuple[StepRecord, ...] = ()

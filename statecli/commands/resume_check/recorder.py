@@ -16,7 +16,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -27,10 +27,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from statecli.commands.resume_check.record import Digests, RunRecord, StepRecord
+from statecli.core.units import join_names
 from statecli.live.installed_code import is_installed_file
 
 #: Hexadecimal digits of a digest.
 _DIGITS = 16
+#: Functions of a script that an error lists.
+MAX_FUNCTIONS = 5
 
 
 def main(arguments: list[str]) -> None:
@@ -65,7 +68,7 @@ def _load_function(target: str) -> Callable[..., Any]:
     """Import the script under the name of its file, so that checkpoints with its classes load again."""
     place, _, name = target.replace("::", ":").rpartition(":")
     if not place.endswith(".py"):
-        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+        return _find_function(importlib.import_module(place), name)
     sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
     module_name = os.path.basename(place).removesuffix(".py")
     spec = importlib.util.spec_from_file_location(module_name, place)
@@ -74,15 +77,30 @@ def _load_function(target: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
-    return getattr(module, name)  # type: ignore[no-any-return]
+    return _find_function(module, name)
+
+
+class _NoFunction(Exception):
+    """The script does not define the function; the message names those that it defines."""
+
+
+def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
+    """Return a function of the imported script, which may also make its functions while it runs."""
+    if hasattr(module, name):
+        return getattr(module, name)  # type: ignore[no-any-return]
+    defined = ((other, value) for other, value in vars(module).items() if isinstance(value, FunctionType))
+    functions = [other for other, value in defined if value.__module__ == module.__name__]
+    raise _NoFunction(f"has no {name}; its functions: {join_names(functions, MAX_FUNCTIONS) or 'none'}")
 
 
 def _describe_error(raised: BaseException) -> str:
     """Return the error and its deepest line of the user's code."""
     text = str(raised).strip().split("\n")[0]
+    if isinstance(raised, _NoFunction):
+        return text
     frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_script(frame.filename)]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(raised).__name__}: {text}{place}" if text else f"{type(raised).__name__}{place}"
+    return f"raised {type(raised).__name__}: {text}{place}" if text else f"raised {type(raised).__name__}{place}"
 
 
 def _is_script(filename: str) -> bool:

@@ -104,7 +104,7 @@ class _Comparison:
         record = run_child([self._target, str(self._steps), str(self._saved_at), folder, checkpoint or "", path])
         if record.error is not None:
             which = "the resumed training" if checkpoint else "the script"
-            raise ModelError(f"{self._target}: {which} raised {record.error}")
+            raise ModelError(f"{self._target}: {which} {record.error}")
         return record
 
     def _find_checkpoint(self, name: str, step: int) -> str:
