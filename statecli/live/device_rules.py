@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from statecli.live import tensor_sources
-from statecli.live.tensor_sources import Fault, How, Mismatch, Place, Refused, Source
+from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -102,6 +102,8 @@ class DeviceWatch:
     taken_from_elsewhere: dict[str, tuple[str, Place | None]] = field(default_factory=dict)
     #: Mismatches that are recorded so that forward goes on; others are raised. None: raise only those in `caught`.
     carried_over: frozenset[Mismatch] | None = None
+    #: Calls in which a mismatch has ended forward: no handler of the model is around them, so others there do too.
+    uncaught_calls: frozenset[CallStack] = frozenset()
     caught: frozenset[Mismatch] = frozenset()
     raised: set[Mismatch] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
@@ -280,8 +282,10 @@ class DeviceWatch:
     def _record_or_raise(self, mismatches: list[Mismatch], message: str) -> None:
         """Record the mismatches, or raise `Refused`."""
         if any(self._must_raise(mismatch) for mismatch in mismatches):
-            self.raised.update(mismatches)
-            raise Refused(message, mismatches)
+            calls = tensor_sources.list_user_calls()
+            if calls not in self.uncaught_calls:
+                self.raised.update(mismatches)
+                raise Refused(message, mismatches, calls)
         for mismatch in mismatches:
             if not any(mismatch.is_same_mistake_as(recorded) for recorded in self.mismatches):
                 self.mismatches.append(mismatch)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from statecli.live.spec import parse_spec
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 Place = tuple[str, int]
+#: The code and the index of the instruction in progress of each frame.
+CallStack = tuple[tuple[CodeType, int], ...]
 
 
 class How(Enum):
@@ -107,14 +109,20 @@ class Mismatch:
 class Refused(RuntimeError):
     """The error that CUDA would raise; a model may catch it."""
 
-    def __init__(self, message: str, mismatches: Iterable[Mismatch]) -> None:
+    def __init__(self, message: str, mismatches: Iterable[Mismatch], stack: CallStack) -> None:
         super().__init__(message)
         self.mismatches = frozenset(mismatches)
+        self.stack = stack
 
 
 def find_user_frame() -> FrameType | None:
     """Return the innermost frame of code of neither torch nor statecli."""
     return next(_iter_user_frames(sys._getframe(1)), None)
+
+
+def list_user_calls() -> CallStack:
+    """Return the call in progress in each frame of user code, the innermost first."""
+    return tuple((frame.f_code, frame.f_lasti) for frame in _iter_user_frames(sys._getframe(1)))
 
 
 def _iter_user_frames(frame: FrameType | None) -> Iterator[FrameType]:

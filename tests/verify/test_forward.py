@@ -564,6 +564,34 @@ def test_many_mismatches_with_a_caught_one():
     assert sorted(told(forward.prove(live(make, (3,)), FAKE))) == [f"many[{at}]" for at in range(9)]
 
 
+def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
+    """What ended forward once in a line has no handler around it there: each further layer needs no run of its own."""
+    runs = []
+    run_once = forward._run_once
+    monkeypatch.setattr(forward, "_run_once", lambda *args: runs.append(run_once(*args)) or runs[-1])
+    monkeypatch.setattr(forward, "_CAREFUL_RUNS_S", 1000)
+
+    def use(module, x):
+        for table in module.many:
+            x = x + table
+        try:
+            for table in module.more:
+                x = x + table
+        except RuntimeError:
+            pass
+        return x
+
+    def make():
+        module = Branches(use)
+        module.many = [torch.ones(3) for _ in range(40)]
+        module.more = [torch.ones(3) for _ in range(3)]
+        return module
+
+    check = forward.prove(live(make, (3,)), FAKE)
+    assert sorted(told(check)) == sorted(f"many[{at}]" for at in range(40))
+    assert len(runs) == 6  # eval mode, train mode, backward: the one that ends, and the one that does not
+
+
 def test_train_mode_is_called_too():
     """What only train mode mixes is told with the mode; what eval mode mixes without."""
     train = forward.prove(live(lambda: Branches(lambda m, x: x + m.table if m.training else x), (3,)), FAKE)

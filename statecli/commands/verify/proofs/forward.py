@@ -43,7 +43,7 @@ from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.installed_code import is_installed_file
 from statecli.live.model_errors import get_exception_text
 from statecli.live.move_model import move_model
-from statecli.live.tensor_sources import Fault, How, Mismatch, Place, Refused, Source, is_user_code
+from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ class _Trial:
 class _Run:
     """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
-    `refused`: mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
+    `refused`: the error of mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
     `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: those before backward.
     """
 
@@ -95,7 +95,7 @@ class _Run:
     watch: DeviceWatch
     devices: dict[str, str] = field(default_factory=dict)
     raised: str | None = None
-    refused: frozenset[Mismatch] = frozenset()
+    refused: Refused | None = None
     cuda_checks: list[Place] = field(default_factory=list)
     replaced: frozenset[str] = frozenset()
     mismatches_of_forward: tuple[Mismatch, ...] = ()
@@ -200,14 +200,17 @@ def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial) -> _Run:
     """Return the first complete run, with all earlier refused mismatches carried over."""
     carried_over: frozenset[Mismatch] = frozenset()
+    uncaught_calls: frozenset[CallStack] = frozenset()
     caught: frozenset[Mismatch] = frozenset()
     end = time.monotonic() + _CAREFUL_RUNS_S
     while time.monotonic() < end:
-        run = _run_once(subject, trial, DeviceWatch(trial.device, carried_over=carried_over))
-        caught |= run.watch.raised - run.refused
-        if not run.refused:
+        watch = DeviceWatch(trial.device, carried_over=carried_over, uncaught_calls=uncaught_calls)
+        run = _run_once(subject, trial, watch)
+        if run.refused is None:
             return run
-        carried_over |= run.refused
+        caught |= watch.raised - run.refused.mismatches
+        carried_over |= run.refused.mismatches
+        uncaught_calls |= {run.refused.stack}
     return _run_once(subject, trial, DeviceWatch(trial.device, caught=caught - carried_over))
 
 
@@ -251,13 +254,11 @@ def _call_backward(outputs: Any) -> str | None:
     return None
 
 
-def _find_refused(error: BaseException | None) -> frozenset[Mismatch]:
-    """Return the mismatches that ended the call, raised directly or as the cause of an error of the model."""
-    while error is not None:
-        if isinstance(error, Refused):
-            return error.mismatches
+def _find_refused(error: BaseException | None) -> Refused | None:
+    """Return the error of mismatches that ended the call, raised directly or as the cause of an error of the model."""
+    while error is not None and not isinstance(error, Refused):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return frozenset()
+    return error
 
 
 def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
