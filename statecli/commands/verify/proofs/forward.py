@@ -87,7 +87,8 @@ class _Trial:
 class _Run:
     """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
-    `refused`: the error of mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
+    `refused`: the error of mismatches not caught by the model. `cuda_checks`: lines of the model with
+    `torch.cuda.is_available()`.
     `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: those before backward.
     """
 
