@@ -159,6 +159,14 @@ def run_python(
     return done
 
 
+def run_command(command: Sequence[Any], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Do what `subprocess.run` does with `[sys.executable, WORD...]` and streams of its own, for a patch of it."""
+    assert not check
+    with start_python(command[1:], **options) as process:
+        process.wait(TIMEOUT_S)
+    return subprocess.CompletedProcess(command, process.returncode)
+
+
 def run_code(code: str, *args: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Return what the code printed and its exit status, negative if a signal ended it."""
     words = ["-W", "ignore", "-c", code, *args]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -10,15 +11,19 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from statecli.cli import help_page, man_page, manuals
+from statecli.commands.resume_check import run as resume_run
+from statecli.commands.watch.run import watch_run
 from statecli.requests.options import COMMANDS, Group
 from statecli.requests.parameters import parameters_of
 
+from .forked_python import run_command
 from .test_light_start import imported
 
 PAGES = ("", *help_page.GROUPS, *COMMANDS)
@@ -89,6 +94,10 @@ def desk(written, tmp_path, monkeypatch, statecli):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / ".gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    # No wait between two looks, and no import of torch for each training.
+    monkeypatch.setattr(watch_run, "__defaults__", (lambda _: None, itertools.count(0, 10).__next__))
+    started = SimpleNamespace(run=run_command, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(resume_run, "subprocess", started)
     return desk
 
 

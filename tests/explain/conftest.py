@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,14 +67,12 @@ def net(desk):
 
 
 @pytest.fixture
-def run_lines(desk):
+def run_lines(desk, forked_python):
     """Run printed lines in another process; return the state_dict of `model` that they leave."""
 
     def run(code) -> dict[str, torch.Tensor]:
         lines = [*code, "torch = __import__('torch')", "torch.save(model.state_dict(), 'loaded.pt')"]
-        done = subprocess.run(
-            [sys.executable, "-c", "\n".join(lines)], cwd=desk, capture_output=True, text=True, check=False
-        )
+        done = forked_python("\n".join(lines), cwd=desk)
         assert done.returncode == 0, done.stderr
         loaded: dict[str, torch.Tensor] = torch.load(Path(desk) / "loaded.pt", weights_only=True)
         return loaded
