@@ -30,9 +30,9 @@ from statecli.commands.verify.changing_attributes import (
 )
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
 
@@ -89,22 +89,15 @@ class _CompiledPair:
         return graph.forward
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._cells: dict[str, Cell] = {}
+        super().__init__(subject, Name.COMPILE, HOW, "compiled")
+        self._cells = self._columns["compiled"]
 
-    def check(self) -> Check:
-        try:
-            changed = find_changed_attributes(self._subject)
-            for training in (False, True):
-                self._run_until_found(changed, training=training)
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        columns = {"compiled": self._cells} if self._cells else {}
-        return judging.build_check(Name.COMPILE, HOW, columns, self._findings, dict.fromkeys(self._reasons))
+    def _run(self) -> None:
+        changed = find_changed_attributes(self._subject)
+        for training in (False, True):
+            self._run_until_found(changed, training=training)
 
     def _run_until_found(self, changed: list[ChangedAttribute], *, training: bool) -> None:
         """Run with the attributes found so far put back before each call, because torch names only one reason."""
@@ -113,12 +106,12 @@ class _Proof:
         found: list[ChangedAttribute] = []
         while True:
             with _use_compiler():
-                guilty = self._run(changed, found, training=training)
+                guilty = self._capture(changed, found, training=training)
             if not guilty:
                 return
             found += guilty
 
-    def _run(
+    def _capture(
         self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
         """Call the instances; return the attributes that make torch.compile capture the model at each call."""

@@ -29,11 +29,12 @@ from statecli.commands.verify.changing_attributes import (
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
 from statecli.commands.verify.inputs import use_seed
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import decide_tensor_severity
@@ -57,20 +58,10 @@ def prove(subject: ModelUnderTest) -> Check:
     return _Proof(subject).check()
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._cells: dict[str, Cell] = {}
-
-    def check(self) -> Check:
-        try:
-            self._run()
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        columns = {"exported": self._cells} if self._cells else {}
-        return judging.build_check(Name.EXPORT, HOW, columns, self._findings, dict.fromkeys(self._reasons))
+        super().__init__(subject, Name.EXPORT, HOW, "exported")
+        self._cells = self._columns["exported"]
 
     def _run(self) -> None:
         # An attribute that forward changes is looked at first, because torch.export may leave it changed.

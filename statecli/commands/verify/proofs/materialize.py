@@ -22,10 +22,11 @@ from statecli.commands.verify import judging, rules
 from statecli.commands.verify.init_methods import INIT_METHODS, is_inside, list_init_methods
 from statecli.commands.verify.inputs import use_seed
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.recreated_by_forward import ReadRecorder
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
 from statecli.core.units import plural
@@ -85,25 +86,14 @@ class _Materialized:
     raised: dict[str, str] = field(default_factory=dict)
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._cells: dict[str, Cell] = {}
+        super().__init__(subject, Name.MATERIALIZE, HOW, "materialized")
+        self._cells = self._columns["materialized"]
         self._built: dict[str, torch.Tensor] = {}
         self._rebuilds: dict[str, Rebuild] | None = None
         self._state: Mapping[str, object] = {}
         self._again: dict[str, torch.Tensor] | None = None
-
-    def check(self) -> Check:
-        try:
-            self._run()
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        return judging.build_check(
-            Name.MATERIALIZE, HOW, {"materialized": self._cells}, self._findings, dict.fromkeys(self._reasons)
-        )
 
     def _run(self) -> None:
         built = self._subject.build_fresh(values=not self._subject.rebuilds)

@@ -15,6 +15,7 @@ import torch
 from statecli.commands.verify import judging, kept_values, rules
 from statecli.commands.verify.kept_values import Parts, Slot, Values, list_differing_parts
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.proofs.step import find_optimizer_class
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.resumed_training import (
@@ -27,8 +28,7 @@ from statecli.commands.verify.resumed_training import (
     find_effect,
 )
 from statecli.core import registration_rules
-from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import plural
 
@@ -48,22 +48,11 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "adamw") -> Check:
     return _Proof(subject, made_by).check()
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> None:
-        self._subject = subject
+        super().__init__(subject, Name.RESUME, f"{HOW}, with {made_by.__name__}", "resumed")
         self._made_by = made_by
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._cells: dict[str, Cell] = {}
-
-    def check(self) -> Check:
-        try:
-            self._run()
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        columns = {"resumed": self._cells} if self._cells else {}
-        how = f"{HOW}, with {self._made_by.__name__}"
-        return judging.build_check(Name.RESUME, how, columns, self._findings, self._reasons)
+        self._cells = self._columns["resumed"]
 
     def _run(self) -> None:
         trainer = Trainer(self._subject, self._made_by)

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_iter
 
 from statecli.commands.verify import judging, rules, running_state, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.registration_rules import PERSISTENT, RANDOM_VALUE
 from statecli.core.rule import Rule
@@ -41,14 +41,10 @@ def prove(subject: ModelUnderTest) -> Check:
     return judging.check_without_values(subject, Name.SAVE, HOW, "save") or _Proof(subject).check()
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._saved: dict[str, Cell] = {}
-        self._restored: dict[str, Cell] = {}
-        self._plain: dict[str, Cell] = {}
+        super().__init__(subject, Name.SAVE, HOW, "saved", "restored", "safetensors")
+        self._saved, self._restored, self._plain = self._columns.values()
         self._recomputed = judging.measure_stand_in_move(subject).recomputed
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
@@ -58,14 +54,6 @@ class _Proof:
         self._target = nn.Module()
         self._loaded: Any = None
         self._again: dict[str, torch.Tensor] | None = None
-
-    def check(self) -> Check:
-        try:
-            self._run()
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        columns = {"saved": self._saved, "restored": self._restored, "safetensors": self._plain}
-        return judging.build_check(Name.SAVE, HOW, columns, self._findings, self._reasons)
 
     def _run(self) -> None:
         source, target = self._subject.build_used(), self._subject.build_fresh()

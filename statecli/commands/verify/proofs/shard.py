@@ -23,11 +23,12 @@ from torch.utils._pytree import tree_leaves
 from statecli.commands.verify import judging, rules
 from statecli.commands.verify.compiler_output import silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.rule import Rule
@@ -50,23 +51,12 @@ def prove(subject: ModelUnderTest) -> Check:
     return missing or _Proof(subject).check()
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
-        self._findings: list[Finding] = []
-        self._ddp: dict[str, Cell] = {}
-        self._fsdp: dict[str, Cell] = {}
+        super().__init__(subject, Name.SHARD, HOW, "sharded", "replicated")
+        self._fsdp, self._ddp = self._columns.values()
         self._random: frozenset[str] = frozenset()
         self._unseen: set[str] = set()
-
-    def check(self) -> Check:
-        try:
-            self._run()
-        except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
-        columns = {name: cells for name, cells in (("sharded", self._fsdp), ("replicated", self._ddp)) if cells}
-        return judging.build_check(Name.SHARD, HOW, columns, self._findings, dict.fromkeys(self._reasons))
 
     def _run(self) -> None:
         if any(map(judging.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):

@@ -1,0 +1,37 @@
+"""The frame of a proof: run it, and build its check from cells, findings and reasons."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from statecli.commands.verify import judging
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.result import Cell, Check, Name
+from statecli.core.errors import ModelError
+from statecli.core.finding import Finding
+
+
+class Proof(ABC):
+    """A proof about instances of `subject`, which is done by `how` and has a cell for each tensor in each column.
+
+    An error of the model ends it, and is a reason why it proves less; findings and cells until then are kept.
+    """
+
+    def __init__(self, subject: ModelUnderTest, name: Name, how: str, *columns: str) -> None:
+        self._subject, self._name, self._how = subject, name, how
+        self._columns: dict[str, dict[str, Cell]] = {column: {} for column in columns}
+        self._findings: list[Finding] = []
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+
+    def check(self) -> Check:
+        """Run the proof and return its check, without columns that have no cell."""
+        try:
+            self._run()
+        except ModelError as error:
+            self._reasons.append(judging.get_reason(self._subject, error))
+        columns = {column: cells for column, cells in self._columns.items() if cells}
+        return judging.build_check(self._name, self._how, columns, self._findings, self._reasons)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Fill cells, findings and reasons. May raise ModelError."""
