@@ -462,6 +462,8 @@ class FileScan:
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
+        nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
+        nested += [("the bytes that it computes", data) for data in scanner.flow.computed_data]
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
@@ -486,12 +488,12 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (scanner.nested_data or unread or read or hazards)  # the text of a hazard has its place
+                and not (nested or unread or read or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = self.pickles[-1]
-        for start, data in scanner.nested_data:
-            self.pieces.append(_Piece(region.with_data(data), f"{where}, the string at byte {start}", piece.depth + 1))
+        for name, data in nested:
+            self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:

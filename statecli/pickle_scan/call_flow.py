@@ -28,6 +28,7 @@ from statecli.pickle_scan import (
     packed_weights,
     random_states,
 )
+from statecli.pickle_scan.nested_data import may_be_nested_data
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles import safe_globals
@@ -78,6 +79,8 @@ class Flow:
         #: Bytes of small storages of the archive, by their keys.
         self.read_storage: packed_weights.ReadStorage = lambda _: None
         self.misuses: dict[int, str] = {}
+        #: Bytes that calls compute, and that may be a pickle.
+        self.computed_data: list[bytes] = []
         self.kept_names: set[int] = set()
         self.called_names: set[int] = set()
         #: Calls in the order of the pickle, but for those that only rebuild tensors.
@@ -183,6 +186,8 @@ class Flow:
                 "gets contents that are not those of an array, or have a wrong number of elements: numpy may read "
                 "other memory",
             )
+        elif name in _ARRAY_RECONSTRUCTORS:
+            self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
@@ -272,6 +277,13 @@ class Flow:
                         "data is loaded",
                     )
 
+    def _keep_computed(self, data: bytes | None) -> None:
+        if data is not None:
+            self.steps.take(Budget.BYTES, len(data))
+            self.steps.take(Budget.FLOW, len(data) // _COMPUTED_BYTES_PER_STEP)
+            if may_be_nested_data(data):
+                self.computed_data.append(data)
+
     def _check_written_values(self, call: Obj, name: str) -> None:
         """Check arguments trusted by C code to be as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
@@ -343,8 +355,10 @@ class Flow:
                 call.cls,
                 "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
             )
+        self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // _COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
             self.note_misuse(call.cls, computed_bytes.WHY)
+        self._keep_computed(computed_bytes.compute_array(name, call))
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
@@ -1003,6 +1017,8 @@ _MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
 
 #: Characters of a name that is called which count as a step.
 _NAME_CHARACTERS_PER_STEP = 64
+#: Bytes of an array, swapped or ordered in the time of a step.
+_COMPUTED_BYTES_PER_STEP = 8
 #: How many functions that call their arguments may stand one in another.
 _MAX_INDIRECT_CALLS = 8
 #: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there

@@ -1,55 +1,119 @@
-"""Find bytes that a pickle computes from numbers or texts, because the scan reads only bytes that stand in the pickle.
+"""Find bytes that a pickle computes from numbers, texts or other bytes: the scan reads only bytes that stand in it.
 
 Some loaders unpickle or evaluate bytes of the data that they got: `bytes([128, 4, …])` and `torch.ByteTensor([128, …])`
 hide such bytes. No pickler and no version of `torch.save` writes such calls. They write bytes as literal bytes, and in
 protocols 0 to 2 as a text with the codec latin-1 (`_codecs.encode`, `bytearray(text, "latin-1")`).
+
+Arrays of numbers are written as calls that compute: Python builds an `array.array` of a list of numbers, and swaps the
+bytes of one from another machine; numpy swaps the bytes of an array in the other byte order. Such bytes are computed
+here too, and are scanned as if they stood in the pickle.
 """
 
 from __future__ import annotations
 
+import array
+import math
 import re
 
-from statecli.pickles.graph import get_name, read_raw_bytes
-from statecli.pickles.nodes import Global, Obj, Persistent, Value
+from statecli.pickle_scan import numpy_dtype_states
+from statecli.pickle_scan.text_values import TEXT_CLASSES
+from statecli.pickles.graph import read_raw_bytes
+from statecli.pickles.nodes import Obj, Value
 
-_BYTES = frozenset(["builtins.bytes", "builtins.bytearray"])
+_BYTES = frozenset(["builtins.bytes", "builtins.bytearray", "numpy.bytes_"])
 _ENCODE = "_codecs.encode"
-_ARRAY = "array.array"
+_ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
 _CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii"])
-#: Classes that make a tensor or a storage from a sequence of numbers.
+_TEXT_CODECS = _CODECS | {"utf8", "utf-8"}
+#: Classes that make a tensor or a storage of their arguments.
 _TENSORS = re.compile(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
+#: Arrays of numpy whose elements consist of two numbers.
+_COMPLEX = "c"
 
 WHY = "computes bytes from numbers or texts, which torch.save never writes; a loader may unpickle these bytes"
 
 
 def computes_bytes(name: str, call: Obj) -> bool:
-    """Return True if the call makes bytes, a tensor or a storage of anything but literal bytes or a latin-1 text."""
+    """Return True if the call makes bytes, a text, a tensor or a storage as no pickler does: not of literals."""
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         codec = args[1] if len(args) == 2 else None
-        return bool(args or call.kwargs) and not (type(args[0]) is str and not call.kwargs and _is_plain_codec(codec))
+        return bool(args or call.kwargs) and not (type(args[0]) is str and not call.kwargs and _is_in(codec, _CODECS))
     if name in _BYTES:
         if call.kwargs or len(args) > 2:
             return True
         if len(args) == 2:
-            return not (type(args[0]) is str and _is_plain_codec(args[1]))
+            return not (type(args[0]) is str and _is_in(args[1], _CODECS))
         return bool(args) and not _is_literal(args[0])
+    if name in TEXT_CLASSES:
+        return len(args) > 1 and not _is_in(args[1], _TEXT_CODECS)
     if name == _ARRAY:
-        return bool(args) and args[0] in ("b", "B") and len(args) > 1 and type(args[1]) is not bytes
-    return _TENSORS.fullmatch(name) is not None and any(_holds_numbers(argument) for argument in args)
+        return len(args) > 1 and type(args[1]) is not bytes and (args[0] in ("b", "B") or not _is_numbers(args[1]))
+    return bool(args) and _TENSORS.fullmatch(name) is not None
 
 
-def _is_plain_codec(codec: Value) -> bool:
-    return type(codec) is str and codec.lower().replace("_", "-") in _CODECS
+def count_numbers(name: str, call: Obj) -> int:
+    """Return the numbers of which the call makes an `array.array`: many calls can share them."""
+    return len(call.args[1]) if name == _ARRAY and len(call.args) > 1 and type(call.args[1]) in (list, str) else 0
+
+
+def compute_array(name: str, call: Obj) -> bytes | None:
+    """Return the bytes of an `array.array` that the call makes of numbers, or of bytes of another machine."""
+    args: tuple[Value, ...] = call.args
+    try:
+        if name == _ARRAY and len(args) == 2 and _is_numbers(args[1]):
+            return array.array(args[0], args[1]).tobytes()
+        if name == _REBUILD_ARRAY and len(args) == 4:
+            data = read_raw_bytes(args[3]) if type(args[3]) is Obj else args[3]
+            # The function of Python's own pickles: it packs numbers, and runs nothing of the file.
+            return array._array_reconstructor(array.array, args[1], args[2], data).tobytes()  # type: ignore[attr-defined,no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        pass  # Python refuses the call too
+    return None
+
+
+def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
+    """Return the bytes of a numpy array by its state, in the order of its elements; None if they are those written."""
+    shape, dtype, is_fortran, data = state[-4:]
+    data = read_raw_bytes(data) if type(data) is Obj else data
+    size = numpy_dtype_states.element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
+    if type(data) is not bytes or not data or type(dtype) is not Obj or not size or len(data) % size:
+        return None
+    is_swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+    is_transposed = bool(is_fortran) and type(shape) is tuple and math.prod(shape) * size == len(data)
+    if not is_swapped and not (is_transposed and len(shape) > 1):
+        return None
+    number = {_COMPLEX: size // 2, "U": 4}.get(numpy_dtype_states.get_code(dtype), size)
+    out = bytearray(len(data))
+    for at in range(size):
+        source = at - at % number + number - 1 - at % number if is_swapped else at
+        plane = data[source::size]
+        out[at::size] = _order_by_rows(plane, shape) if is_transposed else plane
+    return bytes(out)
+
+
+def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
+    """Return bytes, one for each element with the first index running fastest, so that the last index does."""
+    if len(shape) < 2:
+        return plane
+    first, last = shape[0], shape[-1]
+    if first <= last:
+        return b"".join(_order_by_rows(plane[index::first], shape[1:]) for index in range(first))
+    ordered, block = bytearray(len(plane)), len(plane) // last
+    for index in range(last):
+        ordered[index::last] = _order_by_rows(plane[index * block :][:block], shape[:-1])
+    return bytes(ordered)
+
+
+def _is_in(codec: Value, codecs: frozenset[str]) -> bool:
+    return type(codec) is str and codec.lower().replace("_", "-") in codecs
+
+
+def _is_numbers(value: Value) -> bool:
+    """Return True for what pickle writes for an array: a list of numbers, or of characters."""
+    return type(value) is str or (type(value) is list and all(type(number) in (int, float, str) for number in value))
 
 
 def _is_literal(value: Value) -> bool:
     """Return True for bytes, for bytes as protocol 2 has them, and for the length of empty bytes."""
     return type(value) in (bytes, int) or (type(value) is Obj and read_raw_bytes(value) is not None)
-
-
-def _holds_numbers(value: Value) -> bool:
-    """Return True unless the value is a size, a dtype, a storage, or a tensor as torch.save writes it."""
-    if type(value) is Obj:
-        return not get_name(value.cls).rpartition(".")[2].startswith("_rebuild")
-    return type(value) not in (int, bool, type(None), Global, Persistent)

@@ -18,6 +18,7 @@ from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
+from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
@@ -33,21 +34,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _RECORD_FUNCTIONS = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
 #: The classes of the three values that have no name, which pickle spells `type(None)`.
 _NAMELESS_CLASSES = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
-#: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
-_NESTED_BYTES = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
-_NESTED_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
-#: Older pickles begin with any opcode, and name what they call by STACK_GLOBAL, or in two lines: a word that holds an
-#: opcode and a module, and a word that is the name. A match starts at the start of a word only, or a long word would be
-#: read again from each of its letters.
-_STACK_GLOBAL = b"\x93"
-_TWO_WORDS = re.compile(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
-_MODULE = re.compile(rb"[ci][A-Za-z_]")
 #: Characters of a name that calls spell; each call of a chain of them makes a longer one.
 _MAX_NAME_CHARACTERS = 1000
 #: Harmful values of one pickle that are kept; a rule shows fewer.
 _MAX_HAZARDS = 1000
-#: No pickle that calls anything is shorter.
-_MIN_PICKLE_BYTES = 6
 #: The last protocol in which pickle takes names for those of Python 2.
 _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
@@ -384,27 +374,21 @@ class Scanner(Machine):
     def read_bytes(self, start: int, length: int) -> bytes:
         """Do the same as the machine, and keep data that may be a pickle."""
         data = super().read_bytes(start, length)
-        if length >= _MIN_PICKLE_BYTES and _may_be_nested_data(data):
+        if may_be_nested_data(data):
             self.nested_data.append((start, data))
         return data
 
     def read_text(self, start: int, end: int) -> str:
         """Do the same as the machine, and keep text that may be a pickle."""
         text = super().read_text(start, end)
-        if end - start >= _MIN_PICKLE_BYTES:
-            data = self.data
-            if (
-                _NESTED_TEXT.match(data, start, end)
-                or data.find(b"\n", start, end) >= 0
-                or data.find(b"\xc2\x93", start, end) >= 0
-            ):
-                self.keep_nested_data(start, text)
+        if may_be_nested_text(self.data, start, end):
+            self.keep_nested_data(start, text)
         return text
 
     def keep_nested_data(self, start: int, text: Any) -> None:
         """Keep text or bytes of another opcode that may be a pickle."""
         data = text if type(text) is bytes else text.encode("latin-1", "replace") if type(text) is str else b""
-        if len(data) >= _MIN_PICKLE_BYTES and _may_be_nested_data(data):
+        if may_be_nested_data(data):
             self.nested_data.append((start, data))
 
 
@@ -434,16 +418,6 @@ _ANNOTATION_TYPES = frozenset([type(None), Global, str, bytes, int, float, bool]
 _MAX_DIGITS = 256
 _TOO_LARGE = 10**_MAX_DIGITS
 _NUMBER = re.compile(rb"[-+\s.0-9a-fA-FxXoO_]+")
-
-
-def _may_be_nested_data(data: bytes) -> bool:
-    """Return True if a string may hold a pickle, an archive or an array."""
-    return _NESTED_BYTES.match(data) is not None or (data[0] in _FIRST_OPCODES and _mentions_name(data))
-
-
-def _mentions_name(data: bytes) -> bool:
-    """Return True if an opcode for an import may be in the bytes, in time linear in their length."""
-    return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
 
 
 def _parse_integer(line: bytes, error: MalformedError) -> int:
@@ -596,5 +570,3 @@ def _watch_opcode(op: int, handler: Handler) -> Handler:
 
 
 _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumerate(Scanner.handlers))
-#: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.
-_FIRST_OPCODES = frozenset(b"()]}NIFLSVXUTBCGJKMPcdl\x80\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x82\x83\x84\x95\x96\x97i")

@@ -266,6 +266,11 @@ def element_bytes(dtype: Obj, state: Value) -> int | None:
     return int(digits[:9] or _FIXED_BYTES.get(code, 0)) * (4 if code == "U" else 1) if code else None
 
 
+def get_code(dtype: Obj) -> str:
+    """Return the letter of the type; "" for a type without a code."""
+    return _parse_code(dtype)[0]
+
+
 def _parse_code(dtype: Obj) -> tuple[str, str]:
     """Return the letter of the type and its digits; "" for a type without a code. A record array has a class."""
     first = dtype.args[0] if dtype.args else None

@@ -36,6 +36,7 @@ from statecli.pickles.graph import (
     as_sequence,
     format_subscript,
     get_attribute,
+    get_name,
     is_unknown_mapping,
     read_raw_bytes,
 )
@@ -44,6 +45,10 @@ from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 _CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
 #: Calls that hold nothing but a tensor, and objects whose states `random_states` checks.
 _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
+#: Calls that make what Python iterates over as numbers; a tensor as torch saves it is checked by `audit`.
+_MAKES_NUMBERS = re.compile(
+    r"torch\.(?!dtype|_utils\._rebuild_|_tensor\._rebuild_)|_codecs\.|array\.|numpy\.(?!dtype)|builtins\.bytes"
+)
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
 _RANDOM_KEY = re.compile(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
@@ -276,11 +281,13 @@ class _Walk:
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
         numbers = self._list_numbers(value)
-        if numbers is not None and not (
-            all(type(number) is int and 0 <= number < 128 for number in numbers)
-            and texts_as_code.is_dtype("".join(map(chr, numbers)))
+        where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
+        if numbers is None:
+            if type(value) is Obj and _MAKES_NUMBERS.match(get_name(value.cls)):
+                yield Hazard(f"{where} is computed by a call; HQQ evaluates its letters as Python")
+        elif not all(type(number) is int and 0 <= number < 128 for number in numbers) or not texts_as_code.is_dtype(
+            "".join(map(chr, numbers))
         ):
-            where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
             yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
 
     def _check_evaluated(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:

@@ -39,8 +39,8 @@ _COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\
 #: Names of dtypes, which are frequent in hyperparameters and not called.
 _PLAIN_DTYPE = re.compile(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
 
-#: The key of a dtype that HQQ saves as letters, and the name of a dtype.
-_DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)\W*\Z")
+#: The key of a dtype that HQQ saves as letters, also of a tensor in a call there, and the name of a dtype.
+_DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)(?:\W|__args__|__state__|\d)*\Z")
 _DTYPE = re.compile(r"torch\.\w{1,30}")
 #: The packages of OpenMMLab whose registries are named by their scopes, and that export no classes of their own.
 _SCOPE_NAMES = (

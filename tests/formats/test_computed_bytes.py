@@ -7,13 +7,14 @@ import array
 import pickle
 from collections import deque
 
+import numpy
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 
 from statecli.file_scan.scan import scan_pickles
 
-#: A pickle that would run code.
+#: A pickle that runs code.
 HIDDEN = b"\x80\x04cbuiltins\nexec\n(X\x05\x00\x00\x00a = 1tR."
 
 
@@ -43,6 +44,32 @@ COMPUTED = {
     "a tensor of large numbers": Call(torch.LongTensor, [1, 2, 3]),
     "a tensor of a bytearray": Call(torch.ByteTensor, bytearray(HIDDEN)),
     "a storage of numbers": Call(torch.UntypedStorage, NUMBERS),
+    "a tensor of a tensor": Call(torch.ByteTensor, torch.tensor(NUMBERS, dtype=torch.uint8)),
+    "a tensor of a storage": Call(torch.ByteTensor, torch.tensor(NUMBERS, dtype=torch.uint8).untyped_storage()),
+    "bytes of numpy in UTF-16": Call(numpy.bytes_, "a\u0463b", "utf-16-le"),
+    "a text in UTF-16": Call(str, b"aabb", "utf-16-le"),
+    "an array of a deque": Call(array.array, "Q", deque([1])),
+}
+
+
+def swap(size):
+    """The hidden pickle with the bytes of each number in the other order."""
+    return b"".join(PADDED[at : at + size][::-1] for at in range(0, len(PADDED), size))
+
+
+#: Arrays as picklers write them, whose bytes in memory are the hidden pickle and in the file are not.
+PADDED = HIDDEN + b"." * (-len(HIDDEN) % 16)
+ROWS = numpy.frombuffer(PADDED, "u1").reshape(8, -1)
+ARRAYS = {
+    **{f"numpy {code}": numpy.frombuffer(swap(size), f">{code}") for code, size in [("u2", 2), ("i8", 8), ("f8", 8)]},
+    "numpy c16": numpy.frombuffer(swap(8), ">c16"),
+    "numpy rows": numpy.asfortranarray(ROWS),
+    "numpy columns": numpy.asfortranarray(ROWS.reshape(-1, 8)),
+    "numpy cube": numpy.asfortranarray(ROWS.reshape(2, 2, 2, -1)),
+    "numpy rows in the other order": numpy.asfortranarray(numpy.frombuffer(swap(2), ">u2").reshape(4, -1)),
+    **{f"array {code}": array.array(code, PADDED) for code in "HIQlqd"},
+    "array of another machine": Call(array._array_reconstructor, array.array, "H", 3, swap(2)),
+    "array of longer numbers": Call(array._array_reconstructor, array.array, "Q", 11, swap(8)),
 }
 
 
@@ -62,10 +89,34 @@ def test_computed_bytes_are_reported(name, tmp_path, statecli):
         assert is_reported(tmp_path / "a.pkl"), protocol
 
 
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("protocol", range(5))
+def test_bytes_of_an_array_are_scanned_as_in_memory(name, protocol, tmp_path, forked_python):
+    """Python and numpy swap and order bytes when they unpickle; what `tobytes` returns then runs."""
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([ARRAYS[name]], protocol))
+    done = forked_python(
+        "import pickle; value = pickle.load(open('a.pkl', 'rb'))[0]; pickle.loads(value.tobytes())", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(mention.name == "exec" for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names)
+
+
+def test_the_work_for_shared_numbers_is_bounded(tmp_path):
+    """A list that many calls share is not packed for each."""
+    numbers = [1] * 100_000
+    shared = pickle.dumps([Call(array.array, "Q", numbers) for _ in range(2000)], 4)
+    (tmp_path / "a.pkl").write_bytes(shared)
+    (one,) = scan_pickles(str(tmp_path / "a.pkl"))
+    assert one.unread is not None
+    assert "the limit of statecli" in one.unread
+
+
 def test_bytes_as_picklers_write_them_are_clean(tmp_path):
     """In every protocol: empty, literal, with all values of a byte; tensors and storages; a size."""
     whole = bytes(range(256))
     plain = [b"", b"a", whole, bytearray(), bytearray(whole), array.array("d", [1.0]), array.array("l", [7])]
+    plain += [numpy.bytes_(b"a"), numpy.str_("a"), numpy.arange(9, dtype=">i4"), numpy.ones((3, 4), order="F")]
+    plain += [array.array("H"), array.array("u", "text")]
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / "a.pkl").write_bytes(pickle.dumps(plain, protocol))
         assert not is_reported(tmp_path / "a.pkl"), protocol

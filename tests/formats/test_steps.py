@@ -14,7 +14,7 @@ import pytest
 import statecli.formats
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan as _scan
-from statecli.pickle_scan import imported_names
+from statecli.pickle_scan import nested_data
 from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Budget, OutOfSteps, Steps
 from statecli.storage.byte_source import Source
 from statecli.targets.target_result import Status
@@ -302,5 +302,5 @@ def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
 @pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])
 def test_a_name_after_a_long_word_is_found(word):
     """An opcode that imports a name is seen at any place of a word, of any length."""
-    assert imported_names._may_be_nested_data(word + b"\nsystem\n(S'true'\ntR.")
-    assert not imported_names._may_be_nested_data(word + b"\n0system\n")
+    assert nested_data.may_be_nested_data(word + b"\nsystem\n(S'true'\ntR.")
+    assert not nested_data.may_be_nested_data(word + b"\n0system\n")

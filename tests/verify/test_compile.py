@@ -244,8 +244,8 @@ def test_real_classes_pass():
 
     found = {}
     for name in (
-        *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "CLIPModel"),
-        *("BatchNorm2d", "EmbeddingBag", "old weight_norm", "MultiheadAttention"),
+        *("BertForMaskedLM", "GPT2LMHeadModel", "SwinModel"),
+        *("BatchNorm2d", "EmbeddingBag", "old weight_norm"),
     ):
         inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
         found[name] = proved(Name.COMPILE, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)

@@ -1,0 +1,39 @@
+"""Tell which strings of a pickle may hold a pickle, an archive or an array of their own, which a loader may load."""
+
+from __future__ import annotations
+
+import re
+
+#: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
+_NESTED_BYTES = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
+_NESTED_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
+#: Older pickles begin with any opcode, and name what they call by STACK_GLOBAL, or in two lines: a word that holds an
+#: opcode and a module, and a word that is the name. A match starts at the start of a word only, or a long word would be
+#: read again from each of its letters.
+_STACK_GLOBAL = b"\x93"
+_TWO_WORDS = re.compile(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
+_MODULE = re.compile(rb"[ci][A-Za-z_]")
+#: No pickle that calls anything is shorter.
+_MIN_PICKLE_BYTES = 6
+#: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.
+_FIRST_OPCODES = frozenset(b"()]}NIFLSVXUTBCGJKMPcdl\x80\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x82\x83\x84\x95\x96\x97i")
+
+
+def may_be_nested_data(data: bytes) -> bool:
+    """Return True if a string may hold a pickle, an archive or an array."""
+    if len(data) < _MIN_PICKLE_BYTES:
+        return False
+    return _NESTED_BYTES.match(data) is not None or (data[0] in _FIRST_OPCODES and _mentions_name(data))
+
+
+def _mentions_name(data: bytes) -> bool:
+    """Return True if an opcode for an import may be in the bytes, in time linear in their length."""
+    return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
+
+
+def may_be_nested_text(data: bytes, start: int, end: int) -> bool:
+    """Return True if a text, whose UTF-8 is that part of the data, may hold them in Latin-1; a faster, wider check."""
+    if end - start < _MIN_PICKLE_BYTES:
+        return False
+    is_begun = _NESTED_TEXT.match(data, start, end) is not None
+    return is_begun or data.find(b"\n", start, end) >= 0 or data.find(b"\xc2\x93", start, end) >= 0
