@@ -29,6 +29,7 @@ class OddityKind(Enum):
     PICKLE_TRAILING = "pickle-trailing"
     UNUSED_STORAGES = "unused-storages"
     UNUSED_RECORDS = "unused-records"
+    MISPLACED_STORAGE = "misplaced-storage"
     CASE_ONLY_NAMES = "case-only-names"
     CHECKSUM_MISMATCH = "checksum-mismatch"
 

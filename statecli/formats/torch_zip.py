@@ -17,6 +17,7 @@ from statecli.formats.torch.archive import (
     check_folder,
     check_version,
     find_gaps,
+    find_misplaced_storage,
     find_record,
     find_unused_records,
     find_unused_storages,
@@ -85,7 +86,10 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
         check_version(archive)
         storages = locate_storages(archive, base, big_endian=is_big_endian(archive))
         pickle = read_pickle(archive)
-        return Contents(pickle, storages, [*archive.oddities, *_find_unused(archive, pickle, storages)])
+        oddities = [*archive.oddities, *_find_unused(archive, pickle, storages)]
+        if not base:  # torch opens a nested archive by itself
+            oddities += find_misplaced_storage(archive, pickle)
+        return Contents(pickle, storages, oddities)
 
 
 def _check_kind(archive: Archive) -> None:

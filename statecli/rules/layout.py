@@ -71,6 +71,23 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
 
 
+@rule(Severity.ERROR, _needs_file)
+def misplaced_storage(subject: Subject) -> Iterator[Issue]:
+    """A storage does not lie where torch computes its place.
+
+    Why: with `torch.utils.serialization.config.load.calculate_storage_offsets` and `mmap=True`, torch does not look up
+    where a storage begins. It adds up the sizes of the storages before it, and reads other bytes than those that
+    statecli and an ordinary `torch.load` read.
+
+    Example: an archive with the record `.format_version` that another program than torch has written again, with its
+    records in another order.
+
+    Fix: load the file without that setting and save it again with torch.save.
+    """
+    help = "load the file without calculate_storage_offsets, and save it again with torch.save"
+    yield from _report_oddities(subject, help, OddityKind.MISPLACED_STORAGE)
+
+
 def _needs_mapped_format(subject: Subject) -> str | None:
     traits = subject.state.traits
     if traits.never_mapped:
@@ -252,6 +269,7 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
 RULES = (
     trailing_bytes,
     unused_bytes,
+    misplaced_storage,
     misaligned,
     checksum_mismatch,
     missing_shard,

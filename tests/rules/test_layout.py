@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli import rules
 from statecli.commands.audit.run import Request, audit
+from statecli.formats.torch.archive import compute_data_offset
 from statecli.targets.target_result import Status
 
 from ..formats import zero
@@ -165,6 +168,70 @@ def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(found, saved
         for name in old.namelist():
             new.writestr(name, old.read(name))
     assert not found("unused-bytes", tmp_path / "b.pt")
+
+
+# --- misplaced-storage -----------------------------------------------------------------------------------------------
+
+
+def write_again(path, order):
+    """Write the archive again as torch does, with its storages in another order."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    writer = torch._C.PyTorchFileWriter(str(path))
+    storages = sorted(name for name in contents if name.startswith("data/"))
+    for name in [name for name in contents if name not in storages] + [storages[at] for at in order]:
+        if name not in ("version", ".data/serialization_id"):
+            writer.write_record(name, contents[name], len(contents[name]))
+    writer.write_end_of_file()
+
+
+def load_with_offsets(path):
+    """Load as torch does with offsets that it computes."""
+    with torch.utils.serialization.config.patch("load.calculate_storage_offsets", True):
+        return torch.load(path, mmap=True)
+
+
+STORAGES = {name: torch.full((size,), float(size)) for name, size in (("a", 3), ("b", 100), ("c", 1), ("d", 17))}
+
+
+def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(found, saved):
+    """Records in another order: torch computes other places, and reads other values."""
+    path = saved(STORAGES)
+    assert not found("misplaced-storage", path)
+    write_again(path, [0, 2, 1, 3])
+    assert torch.equal(torch.load(path)["b"], STORAGES["b"])
+    assert not torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
+    (finding,) = found("misplaced-storage", path)
+    assert finding.message.startswith("storage 1 lies at byte ")
+    write_again(path, [0, 1, 2, 3])
+    assert torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
+    assert not found("misplaced-storage", path)
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 4096])
+def test_misplaced_storage_spares_what_torch_writes(found, saved, alignment):
+    """Ties, views, empty and repeated storages, of any alignment."""
+    base = torch.arange(50.0)
+    state = {"e": torch.ones(0), "x": base, "y": base[3:7], "z": torch.ones(0), "w": torch.ones(5, dtype=torch.int8)}
+    with torch.utils.serialization.config.patch("save.storage_alignment", alignment):
+        path = saved({"n": torch.ones(2), **state, "again": state["x"]})
+    assert torch.equal(load_with_offsets(path)["y"], base[3:7])
+    assert not found("misplaced-storage", path)
+
+
+@given(
+    header=st.one_of(st.integers(0, 2**34), st.integers(2**32 - 300, 2**32 + 3)),
+    size=st.one_of(st.integers(0, 2**34), st.integers(2**32 - 3, 2**32 + 3)),
+    alignment=st.sampled_from([1, 64, 4096]),
+)
+def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, size, alignment):
+    """The oracle is the function that torch calls; archives of more than 4 GiB have longer headers."""
+    path = tmp_path_factory.getbasetemp() / "places.pt"
+    if not path.exists():
+        torch.save(STORAGES, path)
+    reader = torch._C.PyTorchFileReader(str(path))
+    expected = reader.get_record_offset_no_read(header, "data/7", size, alignment)
+    assert compute_data_offset(header, "places/data/7", size, alignment) == expected
 
 
 def test_a_storage_named_by_what_is_no_text_is_no_crash(written):

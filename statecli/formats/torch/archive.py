@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from msgspec import UNSET
 
 from statecli.core import quoting
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch import checkpoint_pickle
-from statecli.pickles.nodes import Pickle
+from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
 
 #: Bytes of data.pkl; torch writes 115 to 128 for each tensor.
@@ -23,6 +24,8 @@ MAX_PICKLE = 256 * 2**20
 #: The newest file format that torch 2.13 reads (kMaxSupportedFileFormatVersion).
 MAX_VERSION = 10
 _MAX_WORD = 64
+#: The size and the offset from which a zip archive writes numbers of 64 bits.
+_ZIP64 = 2**32 - 1
 
 
 def find_record(archive: Archive, name: str) -> Record | None:
@@ -155,6 +158,50 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
         shown = quoting.names([f"{folder}/{key}" for key in idle])
         message = f"{total} bytes belong to storages that no tensor uses: {shown}"
         yield Oddity(OddityKind.UNUSED_STORAGES.value, message, place=Place(first.path, first.offset, first.length))
+
+
+def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]:
+    """Yield the first storage that does not lie where torch computes its place.
+
+    With `torch.utils.serialization.config.load.calculate_storage_offsets`, and under FakeTensorMode, torch adds up
+    the sizes of the storages in the order of the pickle. Source: `_get_offset` in torch/serialization.py of 2.13.
+    """
+    if (read_word(archive, ".format_version") or "") < "1":
+        return
+    word = read_word(archive, ".storage_alignment") or "64"
+    alignment = int(word) if word.isascii() and word.isdecimal() else 0
+    prefix = f"{archive.folder}/data/"
+    end: int | None = None
+    seen: set[str] = set()
+    for persistent in pickle.persistent:
+        pid = persistent.pid
+        if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str or pid[2] in seen:
+            continue
+        dtype = STORAGE_DTYPES.get(pid[1].name) if type(pid[1]) is Global else None
+        record = archive.records.get(prefix + pid[2])
+        if record is None or dtype is None or type(pid[4]) is not int:
+            return  # torch does not find it either, or the reader refuses the file
+        seen.add(pid[2])
+        size = pid[4] * ELEMENT_BITS[dtype] // 8
+        start = record.data_offset if end is None else compute_data_offset(end, record.name, size, alignment or 1)
+        if start != record.data_offset:
+            message = (
+                f"storage {quoting.name(pid[2])} lies at byte {record.data_offset:,}, and torch computes byte "
+                f"{start:,}: torch.load with calculate_storage_offsets reads other bytes as its values"
+            )
+            place = Place(archive.path, record.data_offset, record.size)
+            yield Oddity(OddityKind.MISPLACED_STORAGE.value, message, place=place)
+            return
+        header = record.offset if end is None else end
+        end = start + size + ((24 if max(header, size) >= _ZIP64 else 16) if size else 0)
+
+
+def compute_data_offset(header: int, name: str, size: int, alignment: int) -> int:
+    """Return where the data of a record begins: `get_record_offset_no_read` of caffe2/serialize/inline_container.cc."""
+    start = header + 34 + len(name.encode(errors="surrogateescape"))
+    if max(header, size) >= _ZIP64:
+        start += 4 + 16 * (size >= _ZIP64) + 8 * (header >= _ZIP64)
+    return -(-start // alignment) * alignment
 
 
 def find_unused_records(archive: Archive, *used: str, prefix: str | None = None) -> Iterator[Oddity]:
