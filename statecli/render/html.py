@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,7 @@ def _build_picture(chart: Bars | Curve | Spread) -> _chart_geometry.Picture:
     return _chart_geometry.build_picture(chart)
 
 
+@cache
 def _load_template() -> jinja2.Template:
     """Return the page's template, which makes every value visible and escapes the result."""
     import jinja2

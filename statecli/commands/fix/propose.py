@@ -18,6 +18,7 @@ from statecli.commands.fix.source import (
     is_attribute,
     join_changes,
     list_targets,
+    parse,
 )
 from statecli.core.registration_rules import UNREGISTERED_PARAMETER
 from statecli.live.attribute_source import find_torch_nn_name
@@ -31,7 +32,7 @@ def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]
 
     `filename` is the file on disk, for the name of torch.nn in it.
     """
-    source = Source(data)
+    source = parse(data)
     comments = _list_comments(source)
     for count, changes in enumerate(_propose_changes(defect, source, filename)):
         if count == MAX_EDITS:
@@ -39,7 +40,7 @@ def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]
         edited = source.replace(changes)
         if edited == data:
             continue
-        if lost := comments - _list_comments(Source(edited)):
+        if lost := comments - _list_comments(parse(edited)):
             raise NoEdit(f"the edit would drop the comment {min(lost)}")
         yield edited
 
