@@ -23,8 +23,10 @@ from statecli.pickles.nodes import Obj, Value
 _BYTES = frozenset(["builtins.bytes", "builtins.bytearray", "numpy.bytes_"])
 _ENCODE = "_codecs.encode"
 _ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
-_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii"])
-_TEXT_CODECS = _CODECS | {"utf8", "utf-8"}
+#: What Python's `bytearray` writes in protocol 2, and codecs that hide nothing when they decode.
+_BYTEARRAY_CODEC = "latin-1"
+_TEXT_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii", "utf8", "utf-8"])
+_SIZE = "torch.Size"
 #: Classes that make a tensor or a storage of their arguments.
 _TENSORS = re.compile(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
 #: Arrays of numpy whose elements consist of two numbers.
@@ -34,19 +36,20 @@ WHY = "computes bytes from numbers or texts, which torch.save never writes; a lo
 
 
 def computes_bytes(name: str, call: Obj) -> bool:
-    """Return True if the call makes bytes, a text, a tensor or a storage as no pickler does: not of literals."""
+    """Return True if the call makes bytes, a text, a size, a tensor or a storage in another way than a pickler."""
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
-        codec = args[1] if len(args) == 2 else None
-        return bool(args or call.kwargs) and not (type(args[0]) is str and not call.kwargs and _is_in(codec, _CODECS))
+        return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
     if name in _BYTES:
         if call.kwargs or len(args) > 2:
             return True
         if len(args) == 2:
-            return not (type(args[0]) is str and _is_in(args[1], _CODECS))
+            return not (type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC)
         return bool(args) and not _is_literal(args[0])
     if name in TEXT_CLASSES:
-        return len(args) > 1 and not _is_in(args[1], _TEXT_CODECS)
+        return len(args) > 1 and not _decodes_plainly(args[1])
+    if name == _SIZE:
+        return bool(args) and not (type(args[0]) in (list, tuple) and all(type(size) is int for size in args[0]))
     if name == _ARRAY:
         return len(args) > 1 and type(args[1]) is not bytes and (args[0] in ("b", "B") or not _is_numbers(args[1]))
     return bool(args) and _TENSORS.fullmatch(name) is not None
@@ -105,8 +108,8 @@ def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
     return bytes(ordered)
 
 
-def _is_in(codec: Value, codecs: frozenset[str]) -> bool:
-    return type(codec) is str and codec.lower().replace("_", "-") in codecs
+def _decodes_plainly(codec: Value) -> bool:
+    return type(codec) is str and codec.lower().replace("_", "-") in _TEXT_CODECS
 
 
 def _is_numbers(value: Value) -> bool:

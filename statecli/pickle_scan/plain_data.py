@@ -43,12 +43,9 @@ from statecli.pickles.graph import (
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 
 _CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
+_TENSORS_AND_DTYPES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.dtype")
 #: Calls that hold nothing but a tensor, and objects whose states `random_states` checks.
 _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
-#: Calls that make what Python iterates over as numbers; a tensor as torch saves it is checked by `audit`.
-_MAKES_NUMBERS = re.compile(
-    r"torch\.(?!dtype|_utils\._rebuild_|_tensor\._rebuild_)|_codecs\.|array\.|numpy\.(?!dtype)|builtins\.bytes"
-)
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
 _RANDOM_KEY = re.compile(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
@@ -283,12 +280,21 @@ class _Walk:
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
-            if type(value) is Obj and _MAKES_NUMBERS.match(get_name(value.cls)):
-                yield Hazard(f"{where} is computed by a call; HQQ evaluates its letters as Python")
+            if not self._is_no_iterable_of_numbers(value):
+                yield Hazard(f"{where} is not the name of a dtype, nor a tensor; HQQ evaluates its letters as Python")
         elif not all(type(number) is int and 0 <= number < 128 for number in numbers) or not texts_as_code.is_dtype(
             "".join(map(chr, numbers))
         ):
             yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
+
+    def _is_no_iterable_of_numbers(self, value: Value) -> bool:
+        """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
+        items = self.get_items(value)
+        if items is not None:
+            return all(type(key) is str for key in items)
+        if type(value) is Obj:
+            return get_name(value.cls).startswith(_TENSORS_AND_DTYPES)
+        return type(value) in (str, int, float, bool, type(None), Global)
 
     def _check_evaluated(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check a text that fairseq evaluates; Python evaluates bytes and arrays of numpy too."""

@@ -5,7 +5,7 @@ Nothing here calls, compares or prints a node; the repr of a pickled graph can b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -29,6 +29,8 @@ _DICT_ARGUMENT_POSITIONS = {
 #: Pickled with a dict; with anything else, a Counter counts it.
 _COUNTER = "collections.Counter"
 _DEQUE = "collections.deque"
+#: The codec of the text as which protocol 2 writes bytes.
+PICKLED_CODEC = "latin1"
 _SEQUENCE_CLASSES = frozenset(
     ["torch.Size", _DEQUE]
     + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
@@ -64,24 +66,18 @@ def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any]
         items = _expand_mapping(source, copies - 1) if copies else None
         if items is not None:
             return items
-    elements = _expand_sequence(source, copies - 1) if pairs and copies else None
+    # Of a set, Python chooses which of two pairs with one key is the last.
+    is_set = type(source) is SetOf or get_name(getattr(source, "cls", None)).endswith("set")
+    elements = _expand_sequence(source, copies - 1) if pairs and copies and not is_set else None
     if elements is None:
         return None
     items_by_key, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
-    for element in elements:
-        pair = _expand_pair(element, copies - 1)
-        if pair is None or len(pair) != 2:
+    for pair in elements:
+        # A dict takes any iterable of two, such as the keys of another dict. Picklers write lists and tuples.
+        if type(pair) not in (list, tuple) or len(pair) != 2:
             return None
         items_by_key[wrap_key(pair[0], tokens)] = pair[1]
     return items_by_key
-
-
-def _expand_pair(element: Any, copies: int) -> Sequence[Any] | None:
-    """Return the key and value taken from an element by a dict: any iterable of two, a text or a dict too."""
-    if type(element) in (str, bytes, bytearray):
-        return element  # type: ignore[no-any-return]
-    items = _expand_items(element, copies, pairs=False)
-    return _expand_sequence(element, copies) if items is None else list(items)
 
 
 def is_unknown_mapping(node: Obj) -> bool:
@@ -162,7 +158,7 @@ def read_raw_bytes(node: Any) -> bytes | None:
         return node
     if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
         text, encoding = node.args
-        if type(text) is str and encoding == "latin1":
+        if type(text) is str and encoding == PICKLED_CODEC:
             try:
                 return text.encode("latin1")
             except UnicodeEncodeError:

@@ -48,6 +48,10 @@ COMPUTED = {
     "a tensor of a storage": Call(torch.ByteTensor, torch.tensor(NUMBERS, dtype=torch.uint8).untyped_storage()),
     "bytes of numpy in UTF-16": Call(numpy.bytes_, "a\u0463b", "utf-16-le"),
     "a text in UTF-16": Call(str, b"aabb", "utf-16-le"),
+    "text in another spelling of the codec": Call(_codecs.encode, "torch.float32", "latin-1"),
+    "text in ASCII": Call(_codecs.encode, "torch.float32", "ascii"),
+    "a size of a bytearray": Call(torch.Size, bytearray(HIDDEN)),
+    "a size of a tensor": Call(torch.Size, torch.tensor([1, 2])),
     "an array of a deque": Call(array.array, "Q", deque([1])),
 }
 

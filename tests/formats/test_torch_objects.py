@@ -373,13 +373,10 @@ MADE_OF = {
     "a tuple of tuples": (collections.OrderedDict, ((("a", torch.ones(1)), ("b.w", torch.ones(2))),)),
     "a tuple of lists": (collections.OrderedDict, ((["a", torch.ones(1)],),)),
     "a deque of pairs": (collections.OrderedDict, (collections.deque([("a", torch.ones(1))]),)),
-    "a set of pairs": (collections.OrderedDict, (Called(frozenset, ([("a", torch.ones(1))],)),)),
-    "lists that calls make": (collections.OrderedDict, ([Called(list, (("a", torch.ones(1)),))],)),
     "an OrderedDict": (collections.OrderedDict, (collections.OrderedDict(a=torch.ones(1)),)),
     "a defaultdict of a dict": (collections.OrderedDict, (collections.defaultdict(None, a=torch.ones(1)),)),
     "a dict": (dict, ({"a": torch.ones(1)},)),
     "pairs in a dict": (dict, ((("a", torch.ones(1)),),)),
-    "two letters": (dict, (["ab", ("a", torch.ones(1))],)),
     "pairs in a defaultdict": (collections.defaultdict, (None, (("a", torch.ones(1)),))),
     "pairs and items": (
         collections.defaultdict,

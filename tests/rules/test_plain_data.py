@@ -916,6 +916,46 @@ def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
     assert messages({"compute_dtype": {"a": 1}}) == []
 
 
+class Call:
+    """A call of a function when it is unpickled."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+LETTERS = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)
+#: Ways in which a loader gets the letters as the value of `compute_dtype`.
+HIDDEN_PAIRS = {
+    "a pair that is a dict": Call(OrderedDict, [("w", 1), {"0.compute_dtype": 0, LETTERS: 0}]),
+    "a pair that is an OrderedDict": Call(OrderedDict, [("w", 1), OrderedDict([("0.compute_dtype", 0), (LETTERS, 0)])]),
+    "a pair that is a Counter": Call(OrderedDict, [("w", 1), Counter({"0.compute_dtype": 1, LETTERS: 1})]),
+    "a pair of a tuple": Call(OrderedDict, [("w", 1), {"0.compute_dtype": 0, tuple(LETTERS.tolist()): 0}]),
+    "a pair that is a set": Call(OrderedDict, [{"0.compute_dtype", tuple(LETTERS.tolist())}]),
+    "a set of pairs": Call(OrderedDict, {("0.compute_dtype", "a"), ("0.compute_dtype", tuple(LETTERS.tolist()))}),
+    "tensors as keys": {"0.compute_dtype": dict.fromkeys(LETTERS, 0)},
+    "a storage": {"0.compute_dtype": LETTERS.untyped_storage()},
+    "a set": {"0.compute_dtype": {1, 2}},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_PAIRS)
+def test_what_a_dict_makes_of_its_argument_is_not_passed(name, tmp_path, statecli):
+    """A dict takes keys of dicts and elements of sets for pairs; HQQ reads keys and storages as letters."""
+    torch.save(HIDDEN_PAIRS[name], tmp_path / "a.pt")
+    result = statecli("audit", tmp_path / "a.pt", "--no-config")
+    assert result.code == 1, result.out
+    assert "HQQ" in result.out or "cannot" in result.out
+
+
+def test_dtypes_are_passed(messages):
+    """As libraries keep them: a dtype, its name, a dtype of numpy, none, options by names."""
+    for value in (torch.float16, "float16", np.dtype("float32"), None, {"a": 1}, torch.tensor([*b"torch.half"])):
+        assert not messages({"compute_dtype": value}, weights_only=False), value
+
+
 @pytest.mark.parametrize("unit", [":", "{", "\\", "\\a"])
 def test_a_long_text_in_hyperparameters_is_read_once(unit):
     """A search from each of its characters to its end would take minutes."""
