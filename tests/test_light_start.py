@@ -77,6 +77,13 @@ def test_stats_import_numpy_and_not_torch(files):
     assert imported("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])
 
 
+def test_small_files_are_locked_and_found_equal_without_numpy(files):
+    """Their bytes are hashed and compared as they are."""
+    path = files / "a.safetensors"
+    for words in (("lock", path, "-o", files / "a.lock"), ("diff", path, path)):
+        assert imported(*words, heavy=("torch", "numpy")) == (0, [])
+
+
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
     """Neither what imports a plugin nor what finds installed packages."""
     heavy = ("statecli.commands.audit.import_plugin", "statecli.commands.audit.plugin_trust", "importlib.metadata")

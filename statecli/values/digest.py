@@ -13,7 +13,6 @@ scheme, and its scale and zero point, per tensor or per channel.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,11 +21,11 @@ import msgspec
 import numpy as np
 
 from statecli.core.dtypes import contiguous_strides
-from statecli.core.errors import MissingDependency, StateError, UnreadableError
+from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.storage import files
-from statecli.values.digest_algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm, load_hasher
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
 from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
@@ -102,19 +101,6 @@ class DigestTask(msgspec.Struct, frozen=True, gc=False):
     def identity(self) -> object:
         """The tensor."""
         return self.tensor
-
-
-def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
-    """Return a constructor of hashes with the interface of `hashlib`. Raises `MissingDependency`."""
-    if algorithm is Algorithm.SHA256:
-        return hashlib.sha256
-    try:
-        from blake3 import blake3
-    except ImportError as error:  # pragma: no cover - a dependency; this is for trimmed installations
-        raise MissingDependency(
-            "blake3 digests need the package blake3: pip install blake3 (or --digest sha256)"
-        ) from error
-    return blake3  # in one thread, because more are not faster on blocks of this size; more workers are
 
 
 @with_denormals

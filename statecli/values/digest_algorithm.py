@@ -1,8 +1,12 @@
-"""The digest algorithms of `lock`."""
+"""The digest algorithms of `lock`, and their hashes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from typing import Any
+
+from statecli.core.errors import MissingDependency
 
 
 class Algorithm(str, Enum):
@@ -10,3 +14,18 @@ class Algorithm(str, Enum):
 
     BLAKE3 = "blake3"
     SHA256 = "sha256"
+
+
+def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
+    """Return a constructor of hashes with the interface of `hashlib`. Raises `MissingDependency`."""
+    if algorithm is Algorithm.SHA256:
+        from hashlib import sha256
+
+        return sha256
+    try:
+        from blake3 import blake3
+    except ImportError as error:  # pragma: no cover - a dependency; this is for trimmed installations
+        raise MissingDependency(
+            "blake3 digests need the package blake3: pip install blake3 (or --digest sha256)"
+        ) from error
+    return blake3  # in one thread, because more are not faster on blocks of this size; more workers are

@@ -50,6 +50,7 @@ from statecli.storage.file_version import CHANGED, FileVersion, find_changed, re
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions, Delta
+from statecli.values.plain_bytes import read_plain_bytes
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
@@ -429,6 +430,8 @@ class _Comparison:
         outcomes: list[_Outcome],
         progress: Progress | None,
     ) -> None:
+        if self._has_equal_bytes([matches[n] for n in to_compare]):
+            return
         with require_numpy():
             from statecli.values.compare import Pair, compare_pairs
 
@@ -440,6 +443,18 @@ class _Comparison:
             results = compare_pairs(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
+
+    def _has_equal_bytes(self, matches: Sequence[Match]) -> bool:
+        """Return True if all pairs are small, of one dtype, and equal byte for byte: that needs no numpy."""
+        if pool.is_distributed() or self.request.how.device != "cpu":
+            return False
+        sides = [[match.before for match in matches], [match.after for match in matches]]
+        before, after = ([tensor for tensor in side if tensor is not None] for side in sides)
+        if any(old.dtype != new.dtype for old, new in zip(before, after, strict=True)):
+            return False
+        versions = {**read_versions(where.path for tensor in before + after for where in tensor.ranges), **self.seen}
+        contents = read_plain_bytes(before)
+        return contents is not None and contents == read_plain_bytes(after) and not find_changed(versions)
 
     def _compare_digests(self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_Outcome]) -> None:
         pairs = [(old, new) for n in to_compare if (old := matches[n].before) and (new := matches[n].after)]

@@ -231,7 +231,7 @@ def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
-    from statecli.values.digest import load_hasher
+    from statecli.values.digest_algorithm import load_hasher
 
     digest = load_hasher(algorithm)()
     digest.update(data)
@@ -239,7 +239,7 @@ def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
 
 
 def _hash_file(path: str, algorithm: Algorithm) -> str:
-    from statecli.values.digest import load_hasher
+    from statecli.values.digest_algorithm import load_hasher
 
     digest = load_hasher(algorithm)()
     file = files.open_file(path)

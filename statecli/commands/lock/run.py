@@ -22,8 +22,10 @@ from statecli.targets import expand, load
 from statecli.targets.location import make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Status
-from statecli.values.digest_algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm, load_hasher
+from statecli.values.plain_bytes import read_plain_bytes
 from statecli.values.require_numpy import require_numpy
+from statecli.workers import pool
 
 if TYPE_CHECKING:
     from statecli.core.progress import Progress
@@ -131,16 +133,9 @@ def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress
 
     Raises as `digest.compute_digests` does, and for a file with wrong checksums or changes meanwhile.
     """
-    with require_numpy():
-        from statecli.values.compare import check_checksums
-        from statecli.values.digest import compute_digests
-
     inputs = [item for item in inputs if item.unlocked is None]
     tensors = [tensor for item in inputs for tensor in item.state.tensors]
-    report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    digests = iter(compute_digests(tensors, request.digest, jobs=request.jobs, progress=report))
-    for error in (error for errors in check_checksums(tensors, jobs=request.jobs) for error in errors):
-        raise error
+    digests = iter(_compute_digests(tensors, request, progress))
     pipelines = () if request.weights_only else tuple(_lock_pipelines(inputs, request))
     for item in inputs:
         refuse_changed(item.stamps)
@@ -149,6 +144,24 @@ def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress
         request.digest,
         (*(_lock_target(item, [next(digests) for _ in item.state.tensors], request) for item in inputs), *pipelines),
     )
+
+
+def _compute_digests(
+    tensors: Sequence[TensorInfo], request: Request, progress: Progress | None
+) -> Sequence[str | None]:
+    contents = None if pool.is_distributed() else read_plain_bytes(tensors)
+    if contents is not None:
+        new = load_hasher(request.digest)
+        return [new(content).hexdigest() for content in contents]
+    with require_numpy():
+        from statecli.values.compare import check_checksums
+        from statecli.values.digest import compute_digests
+
+    report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
+    digests = compute_digests(tensors, request.digest, jobs=request.jobs, progress=report)
+    for error in (error for errors in check_checksums(tensors, jobs=request.jobs) for error in errors):
+        raise error
+    return digests
 
 
 def _lock_target(item: LockInput, digests: Sequence[str | None], request: Request) -> LockedTarget:

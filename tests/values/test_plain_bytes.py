@@ -1,0 +1,70 @@
+"""Bytes of small tensors without numpy: those of the elements, or None for all that needs another reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from statecli import formats
+from statecli.values import plain_bytes
+from statecli.values.plain_bytes import read_plain_bytes
+
+from .test_digest import raw
+
+DTYPES = [getattr(torch, name) for name in sorted(plain_bytes._TYPES)]
+
+
+@given(shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4), dtype=st.sampled_from(DTYPES))
+def test_the_bytes_are_those_of_the_elements(tmp_path_factory, shapes, dtype):
+    """Of every type and shape, empty ones included."""
+    path = tmp_path_factory.mktemp("plain") / "a.pt"
+    state = {f"w{n}": (torch.rand(shape) * 100).to(dtype) for n, shape in enumerate(shapes)}
+    torch.save(state, path, _use_new_zipfile_serialization=False)  # has every type, and no checksums
+    tensors = formats.read(str(path)).tensors
+    assert read_plain_bytes(tensors) == [raw(state[tensor.fqn]) for tensor in tensors]
+
+
+def test_what_needs_another_reader_is_left_to_it(tmp_path, monkeypatch):
+    """A transposed view, a recorded checksum, a file that was cut, more bytes than the limit, and a mix with these."""
+    save_file({"w": torch.ones(8), "v": torch.ones(3)}, tmp_path / "a.safetensors")
+    plain = formats.read(str(tmp_path / "a.safetensors")).tensors
+    assert read_plain_bytes(plain) is not None
+    torch.save({"t": torch.ones(2, 3).t()}, tmp_path / "t.pt")
+    torch.save({"c": torch.ones(2)}, tmp_path / "c.pt")
+    for name in ("t.pt", "c.pt"):
+        assert read_plain_bytes((*plain, *formats.read(str(tmp_path / name)).tensors)) is None
+    with open(tmp_path / "a.safetensors", "r+b") as file:
+        file.truncate((tmp_path / "a.safetensors").stat().st_size - 1)
+    assert read_plain_bytes(plain) is None
+    save_file({"w": torch.ones(8)}, tmp_path / "a.safetensors")
+    monkeypatch.setattr(plain_bytes, "MAX_BYTES", 31)
+    assert read_plain_bytes(formats.read(str(tmp_path / "a.safetensors")).tensors) is None
+
+
+@pytest.mark.parametrize(
+    "words", [("diff", "a.safetensors", "b.safetensors"), ("lock", "a.safetensors", "-o", "a.lock")]
+)
+@pytest.mark.parametrize("limit", [1 << 20, 0])
+def test_both_ways_give_the_same(statecli, in_tmp_path, monkeypatch, words, limit):
+    """Equal files, and files of which the last bit differs."""
+    state = {"w": torch.arange(8.0), "n": torch.tensor(float("nan"))}
+    save_file(state, "a.safetensors")
+    save_file(state, "b.safetensors")
+    monkeypatch.setattr(plain_bytes, "MAX_BYTES", limit)
+    first = statecli(*words)
+    assert first.code == 0
+    if words[0] == "lock":
+        (target,) = json.loads(Path("a.lock").read_text())["targets"]
+        digests = {tensor["fqn"]: tensor["digest"] for tensor in target["tensors"]}
+        assert digests == {name: blake3(raw(tensor)).hexdigest() for name, tensor in state.items()}
+        return
+    assert first.out == "identical: 2 tensors, 36 B: exit status 0\n"
+    save_file({**state, "w": state["w"].nextafter(torch.tensor(9.0))}, "b.safetensors")
+    assert statecli(*words).code == 1
