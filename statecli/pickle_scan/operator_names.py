@@ -188,25 +188,6 @@ PRIM = frozenset(
     )
 )
 
-#: Operators of `prims` in exported programs.
-PRIMS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        _make_token _sink_tokens abs acos acosh add amax amin as_strided as_strided_scatter asin asinh atan
-        atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and bitwise_not
-        bitwise_or bitwise_xor broadcast_in_dim cat cbrt ceil clone collapse collapse_view conj conj_physical
-        convert_element_type copy_strided copy_to cos cosh device_put digamma div empty empty_permuted
-        empty_strided eq erf erf_inv erfc erfcx exp exp2 expm1 fft_c2c fft_c2r fft_r2c fill floor fmax fmin fmod
-        frexp full full_like gcd ge gt hypot igamma igammac imag iota isfinite item le lgamma log log10 log1p
-        log2 lt maximum maximum_value minimum minimum_value mul ndtri ne neg nextafter normal pow prod real
-        reciprocal remainder reshape resize rev round rsqrt scalar_tensor shift_left shift_right_arithmetic sign
-        signbit sin sinh spherical_bessel_j0 split_dim sqrt squeeze sub sum svd tan tanh transpose trunc uniform
-        var view_of view_of_dtype where xor_sum zeta
-        """,
-    )
-)
-
 #: Operators of `quantized` and `_quantized`.
 QUANTIZED = frozenset(
     re.findall(

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 from statecli.commands.explain.recipe import ModelCode
-from statecli.core import quoting
 from statecli.live import configured_model
 from statecli.live.config_document import Library
 from statecli.live.import_model import load_object
@@ -92,8 +91,3 @@ def _get_parameters(spec: ModelSpec) -> list[inspect.Parameter]:
         return list(inspect.signature(load_object(spec)).parameters.values())
     except (TypeError, ValueError):
         return []
-
-
-def quote_target(text: str) -> str:
-    """Return a target as typed in a shell."""
-    return quoting.quote_for_shell(text)

@@ -15,7 +15,7 @@ from statecli.pickle_scan import evaluated_texts
 
 #: The key, and the spaces after it.
 _KEY = re.compile(r"(?<![\w.-])activation[\"']?\s*")
-_SPACES, _BRACKET = re.compile(r"\s*"), re.compile(r"[\[{]")
+_BRACKET = re.compile(r"[\[{]")
 #: What may be before a value: spaces, comments, a tag, and the name by which other places refer to the value.
 _BEFORE_VALUE = re.compile(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
 _ANCHOR, _ALIAS = re.compile(r"&([\w-]+)"), re.compile(r"\*([\w-]+)")
@@ -87,11 +87,6 @@ def _skip_comments(text: str, position: int) -> int | None:
             - len(text[line_end : line_end + _MAX_CHARACTERS].lstrip())
         )
     return None
-
-
-def _skip_spaces(text: str, position: int) -> int:
-    found = _SPACES.match(text, position)
-    return found.end() if found else position
 
 
 def _skip_to_value(text: str, position: int) -> int:
