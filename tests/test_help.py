@@ -187,7 +187,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
         ("diff", "treat values as equal if |after - before| <= ATOL + RTOL * |before|. [default: 0]"),
         ("diff", "0 means one per core. [default: 0]"),
         ("lock", "--digest blake3|sha256 Hash algorithm for tensor values. [default: blake3]"),
-        ("verify", "[default: cpu; meta for the class of a config.json]"),
+        ("verify", "[default: cpu; meta for a model that is built from a config.json]"),
         ("audit", "[default: warning]"),
     ],
 )

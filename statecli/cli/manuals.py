@@ -85,7 +85,7 @@ MANUALS: dict[str, Manual] = {
     ),
     "report": Manual(
         (
-            Example("statecli report model.safetensors -o report.html", "Write a page with the tree of the modules."),
+            Example("statecli report model.safetensors -o report.html", "Write a page with all modules and tensors."),
             Example("statecli report train.ckpt --stats -o report.html", "Read the values too, and show histograms."),
             Example("statecli report net.py:Net -o report.html", "Write a page of a model class."),
         ),
@@ -136,14 +136,15 @@ MANUALS: dict[str, Manual] = {
     ),
     "fix": Manual(
         (
-            Example("statecli fix net.py:Net", "Show the edits that verify proves, as a unified diff."),
-            Example("statecli fix net.py:Net --input 2x3", "Also repair forward; call it with a 2x3 tensor."),
+            Example("statecli fix net.py:Net", "Show the edits as a unified diff."),
+            Example("statecli fix net.py:Net --input 2x3", "Also fix bugs that show when forward gets a 2x3 tensor."),
             Example("statecli fix net.py:Net --write", "Write the edits to net.py."),
         ),
         {
             0: "There is nothing to fix, or all defects are repaired and written.",
-            1: "Edits are shown and not written, or a defect remains.",
-            2: f"The model could not be built, libcst is not installed, the file is not your own, {_WRONG_LINE}",
+            1: "Something is not fixed yet: edits were only shown, or a bug has no edit that passes verify.",
+            2: "The model could not be built, it is an installed package, libcst is missing (pip install libcst), "
+            + _WRONG_LINE,
         },
     ),
     "audit": Manual(
@@ -165,12 +166,15 @@ MANUALS: dict[str, Manual] = {
     "explain": Manual(
         (
             Example("statecli explain net.py:Net model.safetensors", "Print the cause, and lines that load the file."),
-            Example("statecli explain net.py:Net old.pt -f json", "The same for programs."),
-            Example("python train.py 2>&1 | statecli explain", "Explain the error text of a program."),
+            Example("statecli explain net.py:Net old.pt -f json", "Write the cause and the lines as JSON."),
+            Example(
+                "python train.py 2>&1 | statecli explain",
+                "Explain the error message of load_state_dict in the output of train.py.",
+            ),
         ),
         {
             0: "The class loads the checkpoint as it is, by a strict load_state_dict.",
-            1: "The class does not load the checkpoint, and the cause is printed; the lines may be proved or not.",
+            1: "The class does not load the checkpoint. The cause is printed, and lines that load it if there are any.",
             2: "statecli cannot tell: a target cannot be read, the model was not built, the text has no known error, "
             + _WRONG_LINE,
         },
@@ -191,7 +195,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli log checkpoints/", "Show a line for each checkpoint of a run."),
             Example("statecli log 'checkpoints/*.pt' --top 5", "Show the five modules that changed most."),
             Example("statecli log checkpoints/ -f html -o run.html", "Write a page with plots over the steps."),
-            Example("statecli log checkpoints/ --fail-on warning", "Fail if a tensor became NaN."),
+            Example("statecli log checkpoints/ --fail-on warning", "Fail for warnings too: a tensor became NaN."),
         ),
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
@@ -203,47 +207,51 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli bisect checkpoints/ --first nan", "Find the first checkpoint with NaN."),
             Example("statecli bisect checkpoints/ --first 'changed head.*'", "Find when a layer first changed."),
-            Example("statecli bisect checkpoints/ --first 'cosine<0.9' -f json", "Find when the weights turned away."),
+            Example(
+                "statecli bisect checkpoints/ --first 'cosine<0.9' -f json",
+                "Find when the weights had drifted far from the first checkpoint.",
+            ),
         ),
         {
             0: "The first checkpoint where the condition holds was found.",
-            1: "The condition does not hold at the last checkpoint (as grep without a match).",
-            2: f"Unreadable checkpoints leave the answer open, the glob matches no tensor, {_WRONG_LINE}",
+            1: "Not found: the condition is false at the last checkpoint.",
+            2: f"Unreadable checkpoints prevent an answer, the glob matches no tensor, {_WRONG_LINE}",
         },
     ),
     "resume-check": Manual(
         (
-            Example("statecli resume-check train.py::main", "Train 4 steps, and resume from step 2."),
+            Example("statecli resume-check train.py::main", "Train 4 steps, resume from step 2, and compare."),
             Example("statecli resume-check train.py::main --report junit=resume.xml", "Also write JUnit for CI."),
             Example("statecli resume-check train.py::main --steps 20 -f json", "Resume from step 10, as JSON."),
         ),
         {
-            0: "A training resumed from the checkpoint goes on as the training without an interruption.",
-            1: "A state is not resumed; the findings name each state and the missing line.",
-            2: f"The script fails, two runs without an interruption differ, {_WRONG_LINE}",
+            0: "The resumed training is the same as the one without an interruption.",
+            1: "Some state is not restored. Each finding shows the line that the script lacks.",
+            2: f"The script fails, two equal runs of it differ (it lacks a seed), {_WRONG_LINE}",
         },
     ),
     "watch": Manual(
         (
-            Example("statecli watch checkpoints/ --count 1", "Wait for one checkpoint."),
-            Example("statecli watch checkpoints/ --history --count 1", "Show the checkpoints so far, then new ones."),
-            Example("statecli watch checkpoints/ --count 1 -f jsonl", "Write a JSON object for each checkpoint."),
+            Example("statecli watch checkpoints/ --count 1", "Print the last checkpoint, or wait for the first one."),
+            Example("statecli watch checkpoints/ --history --count 1", "Print the first checkpoint of the run."),
+            Example("statecli watch checkpoints/ --count 1 -f jsonl", "Print a JSON object instead of a line."),
         ),
         {
-            0: "--count lines were written.",
-            1: "A tensor has NaN or an infinity for the first time, with --fail-on-nan.",
-            2: f"--count lines were written, and one of them is an error; {_WRONG_LINE.removeprefix('or ')}",
+            0: "As many lines as --count asks for were written.",
+            1: "With --fail-on-nan: a tensor has NaN or an infinity that it did not have before.",
+            2: f"A checkpoint could not be read, {_WRONG_LINE}",
         },
     ),
     "browse": Manual(
         (
             Example("statecli browse model.safetensors", "Look at the tensors of a checkpoint."),
-            Example("statecli browse old.pt new.safetensors", "Look at the differences of two checkpoints, too."),
+            Example("statecli browse old.pt new.safetensors", "Compare two checkpoints."),
             Example("statecli browse net.py:Net", "Look at a model class, and open its source lines."),
         ),
         {
-            0: "The screen was closed.",
-            2: f"The target could not be read, the output is not a terminal, textual is not installed, {_WRONG_LINE}",
+            0: "You left the browser.",
+            2: "The target could not be read, the output is not a terminal, textual is missing (pip install textual), "
+            + _WRONG_LINE,
         },
     ),
     "merge": Manual(
@@ -337,10 +345,10 @@ MANUALS: dict[str, Manual] = {
     "samples": Manual(
         (
             Example("statecli samples sample_models", "Write the sample models into the folder sample_models."),
-            Example("statecli samples tutorial/models", "Write them into a folder below, which is made."),
-            Example("statecli samples ~/statecli-samples", "Write them into a folder of your home."),
+            Example("statecli samples tutorial/models", "Create the folder tutorial/models, and write them there."),
+            Example("statecli samples ~/statecli-samples", "Write them into a folder in your home directory."),
         ),
-        {0: "The samples were written.", 2: f"A file is in the way, {_WRONG_LINE}"},
+        {0: "The samples were written.", 2: f"A file to be written exists already, {_WRONG_LINE}"},
     ),
     "completion": Manual(
         (

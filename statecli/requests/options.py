@@ -42,11 +42,11 @@ class Shell(str, enum.Enum):
 class Group(str, enum.Enum):
     """Headings of options in the help, in their order there."""
 
-    TASK = "What to do"
+    TASK = "Main options"
     VALUES = "Reading values"
     TENSORS = "Which tensors"
     ROWS = "Contents of the output"
-    OUTPUT = "Output files"
+    OUTPUT = "Output"
     PROCESS = "How it runs"
     DISTRIBUTION = "Distribution"
 
@@ -123,7 +123,7 @@ InitDevice = Annotated[
     Option(
         ("--init-device",),
         "Build the model on DEVICE; use meta for models that do not fit in memory. "
-        "[default: cpu; meta for the class of a config.json]",
+        "[default: cpu; meta for a model that is built from a config.json]",
         "DEVICE",
         Group.PROCESS,
         suggestions=("cpu", "cuda", "meta"),
@@ -142,7 +142,7 @@ ConfigJson = Annotated[
     str | None,
     Option(
         ("--config-json",),
-        "Build the configuration that the model class takes (a dataclass or a config class) from the fields in FILE.",
+        "Give the constructor a config object (a dataclass or a config class) with the fields in FILE.",
         "FILE",
         Group.PROCESS,
     ),
@@ -151,15 +151,15 @@ TrustRemoteCode = Annotated[
     bool,
     Option(
         ("--trust-remote-code",),
-        "Run the Python files that the auto_map of a config.json names. Without this option, statecli runs no code of "
-        "a checkpoint.",
+        "Run the Python files that the auto_map of a config.json names. Without this option, code that comes with a "
+        "checkpoint never runs.",
         group=Group.PROCESS,
     ),
 ]
 All = Annotated[
     bool,
     Option(
-        ("--all",), "Show each listed tensor and finding on its own line; do not fold similar ones.", group=Group.ROWS
+        ("--all",), "List each tensor and finding on its own line instead of grouping similar ones.", group=Group.ROWS
     ),
 ]
 Tree = Annotated[
@@ -192,8 +192,8 @@ Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only the findings or differences that set exit status 1, and what was not checked. json, jsonl, csv, "
-        "sarif, junit and gitlab stay complete.",
+        "Print only what makes the command fail, and what was not checked. Does not shorten json, jsonl, csv, sarif, "
+        "junit and gitlab.",
         group=Group.ROWS,
     ),
 ]
@@ -201,7 +201,7 @@ Verbose = Annotated[
     bool,
     Option(
         ("--verbose", "-v"),
-        "Also show how the kind of each tensor was found, its other names and its source line.",
+        "Also show why each tensor counts as parameter or buffer, its other names and its source line.",
         group=Group.ROWS,
     ),
 ]
@@ -237,8 +237,8 @@ def _set_format_of_suffix(options: "OutputOptions | RulesOptions | ConfigOptions
 
 _OUTPUT_FORMAT = Option(
     ("--output-format", "-f"),
-    "Write the result in this format. By default that of the suffix of -o FILE (html, json, jsonl, csv, md, sarif), a "
-    "table on a terminal, and plain rows in a pipe.",
+    "Write the result in this format. Default: the suffix of -o FILE names it (html, json, jsonl, csv, md, sarif); "
+    "else a table on a terminal, and plain rows in a pipe.",
     "FORMAT",
     Group.OUTPUT,
 )
@@ -269,9 +269,7 @@ Timeout = Annotated[
     float | None,
     Option(("--timeout",), "Exit with status 2 if the command takes longer than SECONDS.", "SECONDS", Group.PROCESS),
 ]
-Debug = Annotated[
-    bool, Option(("--debug",), "Show a Python traceback for each error of the running command.", group=Group.PROCESS)
-]
+Debug = Annotated[bool, Option(("--debug",), "Show the Python traceback of an error.", group=Group.PROCESS)]
 Jobs = Annotated[
     int,
     Option(
@@ -371,7 +369,7 @@ KindsFromModel = Annotated[
     str | None,
     Option(
         ("--model",),
-        "Take the kind of each tensor (parameter, buffer) from this model class. auto: the class named in config.json.",
+        "Use this model class to tell parameters from buffers. auto: the class named in config.json.",
         "SPEC",
         suggestions=("auto",),
     ),
@@ -495,7 +493,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class ReportOptions(SharedOptions, frozen=True, kw_only=True):
-    """Write a page of a checkpoint or model: tree, filter, statistics."""
+    """Write a page to browse a checkpoint or model. -o FILE.html saves it; --stats adds the values."""
 
     target: InspectedTarget
     model: KindsFromModel = None
@@ -503,8 +501,8 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--stats",),
-            "Read the values, and show a histogram, quantiles and the first values of each tensor, and the size of the "
-            "values over the layers.",
+            "Read the values, and show a histogram, quantiles and the first values of each tensor, and how large the "
+            "values are from layer to layer.",
         ),
     ] = False
 
@@ -654,10 +652,12 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class FixOptions(OutputOptions, frozen=True, kw_only=True):
-    """Show edits that repair a model class; each is proved by verify. --write writes the edits."""
+    """Find and fix bugs in the source of a model class. Each edit passes verify; --write writes the edits."""
 
-    target: Annotated[str, Target("MODEL", "A model class in a file of your own: file.py:Class, package.module:Class.")]
-    write: Annotated[bool, Option(("--write",), "Write the proved edits to the files.")] = False
+    target: Annotated[
+        str, Target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
+    ]
+    write: Annotated[bool, Option(("--write",), "Write the edits to the files.")] = False
     input: ForwardInputs = ()
     input_from: ForwardInputsFrom = None
     init_device: InitDevice = None
@@ -745,7 +745,11 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
     """Explain why a checkpoint does not load into a class. Prints the lines of Python that load the checkpoint."""
 
     model: Annotated[
-        str, Target("MODEL", "Model class, as in inspect. Without MODEL: torch's error text on standard input.")
+        str,
+        Target(
+            "MODEL",
+            "Model class: file.py:Class. Without it, an error message of load_state_dict is read from standard input.",
+        ),
     ] = "-"
     checkpoint: Annotated[str | None, Target("CHECKPOINT", "Checkpoint to load into the class.")] = None
     config_json: ConfigJson = None
@@ -784,7 +788,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 NoCache = Annotated[
     bool,
-    Option(("--no-cache",), "Read all values, and neither use nor write the cache of figures.", group=Group.VALUES),
+    Option(("--no-cache",), "Read all values; do not use or update the cache of statistics.", group=Group.VALUES),
 ]
 RunTargets = Annotated[
     tuple[str, ...], Target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
@@ -792,31 +796,33 @@ RunTargets = Annotated[
 
 
 class LogOptions(OutputOptions, frozen=True, kw_only=True):
-    """Show each checkpoint of a training run. Exit with status 2 if a checkpoint cannot be read."""
+    """Print a line for each checkpoint of a training run. It has the norm, what changed, and new NaN."""
 
     targets: RunTargets
     fail_on: FailOn = Severity.ERROR
     no_cache: NoCache = False
     top: Annotated[
         int | None,
-        Option(("--top",), "Show only the N modules that changed most.", "N", Group.ROWS),
+        Option(("--top",), "Show only the N modules that changed most during the run.", "N", Group.ROWS),
     ] = None
     verbose: Annotated[
         bool,
-        Option(("--verbose", "-v"), "Also show the settings that changed in every checkpoint.", group=Group.ROWS),
+        Option(
+            ("--verbose", "-v"), "Also show which settings changed from each checkpoint to the next.", group=Group.ROWS
+        ),
     ] = False
 
 
 class BisectOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find the first checkpoint of a run where a condition holds. Reads few of the checkpoints."""
+    """Find the first checkpoint of a run where a condition holds. Assumes that it then stays true, and reads few."""
 
     targets: RunTargets
     first: Annotated[
         str | None,
         Option(
             ("--first",),
-            "Condition: nan, inf, 'changed GLOB' (a tensor differs from the first checkpoint), or 'cosine<0.9' (with "
-            "the first checkpoint). Required.",
+            "Condition: nan, inf, 'changed GLOB' (a tensor differs from the first checkpoint), or 'cosine<0.9' (the "
+            "cosine of all weights with those of the first checkpoint is smaller). Required.",
             "CONDITION",
             suggestions=("nan", "inf", "changed *", "cosine<0.9"),
         ),
@@ -825,17 +831,24 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
-    """Resume a training script, and name the state that is lost."""
+    """Check that a resumed training equals an uninterrupted one. Names the state that the script loses."""
 
     target: Annotated[
         str,
         Target(
             "SCRIPT::FUNCTION",
-            "Function of a training script, called by statecli as main(steps, save_every, save_to, checkpoint).",
+            "Function of a training script, called as main(steps=4, save_every=2, save_to=FOLDER, checkpoint=FILE or "
+            "None).",
         ),
     ]
     steps: Annotated[
-        int, Option(("--steps",), "Train for N steps of the optimizer, and resume from step N/2.", "N", Group.TASK)
+        int,
+        Option(
+            ("--steps",),
+            "Train N optimizer steps, and again from the checkpoint of step N/2 (N is even).",
+            "N",
+            Group.TASK,
+        ),
     ] = 4
 
 
@@ -847,7 +860,7 @@ class WatchFormat(str, enum.Enum):
 
 
 class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print a line for each checkpoint of a run when it is finished. Runs until Ctrl-C."""
+    """Print a line for each new checkpoint once it is fully written. Runs until Ctrl-C or --count."""
 
     targets: RunTargets
     interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS", Group.TASK)] = (
@@ -855,13 +868,18 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", Group.TASK)] = None
     history: Annotated[
-        bool, Option(("--history",), "Begin with the first checkpoint of the run, not with the last.", group=Group.TASK)
+        bool,
+        Option(
+            ("--history",),
+            "Also print the checkpoints that exist already, not only the last of them.",
+            group=Group.TASK,
+        ),
     ] = False
     fail_on_nan: Annotated[
         bool,
         Option(
             ("--fail-on-nan",),
-            "Exit with status 1 when a tensor has NaN or an infinity for the first time.",
+            "Exit with status 1 as soon as a tensor has NaN or an infinity that it did not have before.",
             group=Group.TASK,
         ),
     ] = False

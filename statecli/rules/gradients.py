@@ -179,7 +179,7 @@ def needs_fused_optimizer(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_fused_optimizer)
 def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A state of an optimizer with `fused=True` is not as large as its parameter, or shares elements with itself.
+    """A state of an optimizer with `fused=True` has another size than its parameter, or overlaps itself.
 
     Why: `load_state_dict` takes the states and `fused=True` from the checkpoint and checks no shape. The fused kernel
     of `step()` then reads and writes as many elements as the parameter has: memory behind the state is overwritten.

@@ -73,14 +73,13 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def misplaced_storage(subject: Subject) -> Iterator[Issue]:
-    """A storage does not lie where torch computes its place.
+    """A storage is not where torch computes it to be, so a load with computed offsets reads other bytes.
 
     Why: with `torch.utils.serialization.config.load.calculate_storage_offsets` and `mmap=True`, torch does not look up
-    where a storage begins. It adds up the sizes of the storages before it, and reads other bytes than those that
-    statecli and an ordinary `torch.load` read.
+    where a storage begins: it adds up the sizes of the storages before. If the records are in another order, it
+    silently loads wrong weights. An ordinary `torch.load` is not affected.
 
-    Example: an archive with the record `.format_version` that another program than torch has written again, with its
-    records in another order.
+    Example: an archive with the record `.format_version` that was unpacked and zipped again in another order.
 
     Fix: load the file without that setting and save it again with torch.save.
     """
@@ -179,7 +178,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def missing_shard(subject: Subject) -> Iterator[Issue]:
-    """A file of a checkpoint in several files is missing.
+    """One of the files that a checkpoint consists of is missing.
 
     Why: the checkpoint cannot be loaded, or a loader that reads one tensor at a time fails hours later. Such a target
     also counts as failed, because not all of its tensors can be audited.

@@ -51,7 +51,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_lock, needs_locked_companions)
 def settings_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A setting, or a file next to the weights that changes the model, differs from the lock.
+    """A setting, or a file that belongs to the model (config, tokenizer), differs from the lock.
 
     Why: the same weights give other results with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock of the
     tensors alone does not detect such a change.

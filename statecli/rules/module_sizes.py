@@ -35,7 +35,7 @@ def needs_module(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_module)
 def module_size_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A weight of a whole module has another size than the module's other weights and settings need.
+    """In a pickled module, the size of a weight contradicts the module's settings or its other weights.
 
     Why: a constructor gives weights their sizes, and a whole module is loaded without it. The kernels of LSTM, GRU and
     weight_norm trust the sizes: calling the module reads outside of the weight, or crashes. A module with 0 heads

@@ -194,7 +194,7 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def nested_pickle(subject: Subject) -> Iterator[Issue]:
-    """A pickle is hidden where no reader of tensors looks: in a string of another pickle, or in its own record.
+    """A pickle is hidden in a string of another pickle, or in a record that holds no tensors.
 
     Why: the pickle runs when a program that knows it unpickles it, and scanners that stop at `data.pkl` never see it.
     statecli reads it like the others, and the other rules check the names that it imports.
@@ -256,25 +256,24 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unsafe_data(subject: Subject) -> Iterator[Issue]:
-    """Loading the file runs no code, but its plain data makes an ordinary loader do harm.
+    """The file holds values that make ordinary programs read other memory, delete files or run code.
 
-    Why: `torch.load(weights_only=True)` returns numbers and text as they are, and loaders trust them. numpy and torch
-    take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python
-    formats a text in the state of its generator, of any length. Lightning downloads, unpickles and removes the paths in
-    the state of a ModelCheckpoint, and MMEngine and MMCV 1 remove the path of the best checkpoint. `load_state_dict`
-    obeys `assign_to_params_buffers` in the `_metadata` of the file: the file's tensors replace the parameters, and an
-    optimizer made before trains the old ones. Optimizers and schedulers compute powers of integers exactly, which takes
-    hours for large ones.
-    `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
-    Some loaders run text: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine runs its saved
-    configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration, and Composer
-    evaluates the `repr` of an algorithm. Composer also calls the class of a transformers model, and writes the files of
-    a tokenizer to the paths that the checkpoint names.
-    A path of a ModelCheckpoint in a store such as s3 is a note, and so are a path of MMEngine or MMCV with the usual
-    name (`best_*.pth`) and a key of `_metadata` that torch does not write. A `class_path`, a `type` or a scope of
-    MMEngine that statecli does not know is a warning. So is a text among the hyperparameters of LightningCLI (those
-    with an `_instantiator`) that may name a class or a configuration file. So are Python files in a tokenizer of
-    Composer, and the class of its model if statecli does not know the class.
+    Why: `torch.load(weights_only=True)` returns numbers and texts unchecked, and programs trust them. A wrong position
+    in the state of a random generator makes the next draw of numpy or torch read other memory, and a text in the state
+    of Python's generator is formatted, at any length. Lightning downloads, unpickles and deletes the paths in the state
+    of a ModelCheckpoint; MMEngine and MMCV 1 delete the path of the best checkpoint. With `assign_to_params_buffers` in
+    `_metadata`, `load_state_dict` replaces the parameters, and an existing optimizer keeps training the old ones.
+    Optimizers and schedulers compute powers of integers exactly: a large exponent takes hours.
+    `torch.compiler.load_cache_artifacts` unpickles a file that begins as a cache of compiled code.
+    Other programs run texts of the file: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine
+    runs its saved configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration,
+    and Composer evaluates the `repr` of an algorithm. Composer also calls the class of a transformers model, and writes
+    the files of a tokenizer to the paths that the checkpoint names.
+    Two cases are warnings: a `class_path`, a `type` or a scope of MMEngine that statecli does not know, or a text among
+    the hyperparameters of LightningCLI (those with an `_instantiator`) that may name a class or a configuration file;
+    and Python files in a tokenizer of Composer, or a class of its model that statecli does not know.
+    Two cases are notes: a path in a store such as s3, or with the usual name of MMEngine and MMCV (`best_*.pth`); and a
+    key of `_metadata` that torch does not write.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.

@@ -92,7 +92,7 @@ _LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute o
 
 @rule(Severity.NOTE, needs_module)
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
-    """A buffer is registered with `persistent=False`, and a loaded model may have other values.
+    """A buffer is registered with `persistent=False`, so it is not saved, and a load does not restore it.
 
     Why: the buffer is not in `state_dict()`. The finding is an error if the constructor draws the values at random, and
     a note if statecli cannot run the constructor again. There is no finding if the constructor gives the same values

@@ -240,7 +240,7 @@ def _needs_known_dtype(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_values, _needs_known_dtype)
 def overflows_dtype(subject: Subject) -> Iterator[Issue]:
-    """A value becomes infinite, NaN or another value in the dtype that the policy requires.
+    """A value does not fit the dtype that the policy requires: it becomes infinite or NaN, or wraps around.
 
     Why: `model.to(torch.float16)` silently turns a value of 70,000 into infinity, and the first forward with it gives
     NaN. The limit is half a step above the dtype's largest number: 65,520 for float16. A float8 dtype without infinity

@@ -89,7 +89,7 @@ _MASK = re.compile(r"mask", re.IGNORECASE)
 
 @rule(Severity.WARNING, needs_values)
 def outlier(subject: Subject) -> Iterator[Issue]:
-    """A weight has a single value, or very few, a thousand times as large as all others.
+    """Very few values of a weight are a thousand times as large as all its others.
 
     Why: training does not produce such a value. Its cause is a flipped bit of an exponent, a failing memory or disk, or
     an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.

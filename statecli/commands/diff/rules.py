@@ -46,14 +46,14 @@ RENAMED = _rule(
 )
 METADATA = _rule(
     "metadata",
-    summary="A setting that is stored next to the tensors differs.",
+    summary="A setting in the checkpoint differs (its config, step or hyperparameters).",
     why="the same weights can give another result with another setting, such as a learning rate or the model's config.",
     example="`epoch` is 3 in the first checkpoint and 4 in the second.",
     fix="check that the change is intended; list the settings that may change: `--only 'head.*' --only epoch`.",
 )
 OUTSIDE_ONLY = _rule(
     "outside-only",
-    summary="A tensor or setting changed that `--only` does not allow to change.",
+    summary="A tensor or setting changed, and `--only` does not list it.",
     why="the training or conversion changed more than the part that `--only` allows.",
     example="`--only 'head.*'` is given, and `encoder.bias` differs.",
     fix="""freeze the other parts with `requires_grad_(False)` and `eval()`, or add a glob to `--only` for the change
@@ -75,14 +75,14 @@ UNCHANGED = _rule(
 )
 INEXACT_CAST = _rule(
     "inexact-cast",
-    summary="A tensor differs by more than the cast that `--cast` expects.",
+    summary="A tensor differs by more than the rounding of the cast that `--cast` names.",
     why="the export has values of another run, was rounded by another rule, or lost values that the new dtype has.",
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
     fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
 )
 NOT_MERGED = _rule(
     "not-merged",
-    summary="A tensor is not the one before with the adapter of `--adapter` merged into it.",
+    summary="A tensor is not the sum of the one before and the adapter of `--adapter`.",
     why="the merge left out a layer, used another scale, or began with other weights than the adapter's training.",
     example="the merged checkpoint has the update of `q_proj` in three of four layers.",
     fix="merge again with peft's `merge_and_unload()`, from the base model that `adapter_config.json` names.",

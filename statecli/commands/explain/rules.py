@@ -22,7 +22,7 @@ OTHER_LINES = Rule(
     "explain",
     ("explain",),
     Severity.NOTE,
-    summary="Other lines load the checkpoint too, with another class or another part of the checkpoint.",
+    summary="The checkpoint can also be loaded in another way: into another class, or from another key in it.",
     why="the arguments of the class can be changed, or the tensors of another shape can keep their initial values.",
     example="`Net(num_classes=1000)` loads the whole checkpoint; `Net()` loads all tensors except the head.",
     fix="choose the lines for your purpose: the saved model, or a new head to train.",

@@ -10,7 +10,7 @@ CANNOT_TELL = Rule(
     "move",
     ("inspect",),
     Severity.WARNING,
-    summary="Inconclusive: the tensor may or may not move with its model.",
+    summary="statecli cannot tell whether the tensor moves with its model.",
     why="""the tensor was not found again after the move, or it could not be measured. If the tensor is left on its
 device, the first forward on the other device raises.""",
     example="a class whose own `_apply` deletes a cached tensor.",
@@ -22,7 +22,7 @@ BYTES_DIFFER = Rule(
     "move",
     ("inspect",),
     Severity.ERROR,
-    summary="The bytes on the device differ from the bytes of the file.",
+    summary="After the load to a device, a tensor there differs from the tensor in the file.",
     why="the model would compute with other weights than those in the file. The device or its driver is faulty.",
     example="a GPU with broken memory returns other bytes than the bytes that were copied to it.",
     fix="run the command again. If the finding remains, test the device and its driver, and do not use its results.",

@@ -10,7 +10,7 @@ NOT_RESUMED = Rule(
     "resume-check",
     ("resume-check",),
     Severity.ERROR,
-    summary="A training script does not save a state, or does not load it.",
+    summary="A training script does not save or does not load a part of its state.",
     why="""the resumed training goes on with another state than the training without an interruption: moments of
 zeros, a learning rate of the start, the first batches again, other random numbers. The loss often looks plausible.""",
     example="a checkpoint with the model and the optimizer, of a script with a learning rate scheduler.",
@@ -21,11 +21,11 @@ RESUMED_DIFFERENTLY = Rule(
     "resume-check",
     ("resume-check",),
     Severity.ERROR,
-    summary="A resumed training computes other values, and no known state explains the difference.",
+    summary="A resumed training computes other values, and nothing that statecli looks at explains why.",
     why="""the last checkpoints of both trainings differ, although model, optimizer, scheduler, scaler, averages, data
-and random numbers were equal at the first step. The script keeps a further state.""",
+and random numbers were equal at the first step. The script keeps some other state.""",
     example="a curriculum that depends on a list of losses, which no checkpoint contains.",
-    fix="look at the variables of the training loop that one step leaves for the next; save and load them.",
+    fix="save and load the variables that the training loop carries from one step to the next.",
 )
 
 RULES = (NOT_RESUMED, RESUMED_DIFFERENTLY)

@@ -28,7 +28,7 @@ _WITH_INPUT = ("inspect", "verify")
 LOST_BY_MOVE = _rule(
     "lost-by-move",
     "move",
-    summary="The class's own `.to` does not return the model.",
+    summary="The class has a `.to` of its own that does not return the model, so `model = model.to(device)` breaks.",
     why="most code calls `model = model.to(device)`. After this line, `model` is None or another object.",
     example="a method `def to(self, device): self.net.to(device)` without a return statement.",
     fix="end the method with `return self`.",
@@ -196,7 +196,7 @@ LOST_BY_COPY = _rule(
 CHANGED_BY_COPY = _rule(
     "changed-by-copy",
     "copy",
-    summary="A copy of the model has other values.",
+    summary="`copy.deepcopy` or pickle gives a model with other values.",
     why="the copy is another model: its results differ from those of the original.",
     example="a `__setstate__` that calls `reset_parameters()`.",
     fix="copy the values in the class's own `__deepcopy__`, `__getstate__` and `__setstate__`.",
@@ -290,7 +290,7 @@ find the error.""",
 LOST_BY_MATERIALIZING = _rule(
     "lost-by-materializing",
     "materialize",
-    summary="A tensor of a model built on meta is never written.",
+    summary="A tensor of a model built on meta is never initialized.",
     why="""large models are built on meta, get memory from `to_empty`, and load a checkpoint. A tensor that is not in
 the checkpoint keeps the old content of the memory. The model then silently computes with this content.""",
     example="""`self.register_buffer("inv_freq", 1 / steps, persistent=False)` in `__init__`, in a class without
@@ -301,7 +301,7 @@ transformers model.""",
 CHANGED_BY_MATERIALIZING = _rule(
     "changed-by-materializing",
     "materialize",
-    summary="An init method writes other values than the constructor.",
+    summary="`reset_parameters()` or `_init_weights()` gives a tensor other values than the constructor.",
     why="""the tensor is not in the checkpoint. A model built on meta then differs from a model built on the CPU,
 although both load the same checkpoint.""",
     example="`__init__` scales `inv_freq`, but `reset_parameters` computes `inv_freq` without the scale.",
@@ -330,7 +330,7 @@ NOT_BUILT_ON_META = _rule(
 CHANGING_ATTRIBUTE = _rule(
     "changing-attribute",
     "export",
-    summary="A number or container in a plain attribute changes with each forward, and forward reads it.",
+    summary="forward uses a plain attribute, and changes it in each call.",
     why="""the value is state, but no state_dict contains it. An exported program keeps the value of today at each call.
 torch.compile compiles the model again for each new value, and after 8 times it runs the model without compiling.""",
     example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`.",
@@ -341,7 +341,7 @@ input.""",
 KEPT_BY_COMPILE = _rule(
     "kept-by-compile",
     "export",
-    summary="A compiled model keeps an old value of a tensor.",
+    summary="A compiled model computes with an old value of a tensor.",
     why="""the value was computed when torch.compile captured the model. A load or a training step changes the tensor,
 and the compiled model still computes with the old value.""",
     example="`@torch.compiler.assume_constant_result` on a method that reads `self.weight`.",
@@ -377,7 +377,7 @@ NOT_SHARDABLE = _rule(
 LOST_BY_RESUMING = _rule(
     "lost-by-resuming",
     "resume",
-    summary="A resumed training lacks a value of the class.",
+    summary="A value that training changes is not in the state_dict, so a resumed training begins without it.",
     why="""`state_dict()` does not contain the value, so it begins again after a load. The resumed training computes
 other results than a training without an interruption. The finding is a warning for a number or a list on which no
 output depends in these steps, such as a counter for the log.""",
