@@ -33,6 +33,9 @@ BUFFERED_EVENTS = 2_000
 #: Lines of a group in the table for browsers without scripts, next to a list of tensors.
 MAX_LINES_WITHOUT_SCRIPT = 5_000
 
+#: Scripts of a list of tensors: each uses the ones before it.
+LIST_SCRIPTS = ("globs.js", "tensors.js")
+
 #: Settings of a group on the page, and of a group that is open from the beginning.
 MAX_SETTINGS = 1_000
 MAX_OPEN_SETTINGS = 12
@@ -78,7 +81,7 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         max_settings=MAX_SETTINGS,
         max_open_settings=MAX_OPEN_SETTINGS,
         style=_read_resource("page.css") + (_read_resource("tensors.css") if has_list else ""),
-        scripts=[_read_resource("page.js"), *([_read_resource("tensors.js")] if has_list else [])],
+        scripts=[_read_resource(name) for name in ("page.js", *(LIST_SCRIPTS if has_list else ()))],
         version=__version__,
     )
 
@@ -115,6 +118,7 @@ def _load_template() -> jinja2.Template:
     environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
     environment.filters["lines_around"] = read_lines_around
     environment.filters["csp_hash"] = _compute_csp_hash
+    environment.filters["visible"] = escaping.escape
     environment.filters["px"] = _format_length
     environment.filters["trusted"] = Markup
     return environment.from_string(_read_resource("page.html.j2"))

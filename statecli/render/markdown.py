@@ -94,6 +94,8 @@ def _format_head(report: Report, page: Page) -> Iterable[str]:
     yield f"### {_escape_text(report.title) if report.has_several_targets else _format_code(report.title)}\n\n"
     if page.verdict:
         yield f"**{_escape_text(page.verdict)}**\n\n"
+    for sentence in page.unusual:
+        yield f"**{_escape_text(sentence.text)}**\n\n"
     if page.subtitle:
         yield f"{_escape_text(page.subtitle)}\n"
 

@@ -252,6 +252,8 @@ class _PageWriter:
             self.write_line((part, "bold"))
         if self.page.verdict:
             self.write_wrapped(self.page.verdict, "bold", "")
+        for sentence in self.page.unusual:
+            self.write_wrapped(sentence.text, "bold", "")
         shared = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
         lines = [("".join([self.page.subtitle, *shared]), "")] if self.page.subtitle else []
         for values in self.layout.format_grouped_values():

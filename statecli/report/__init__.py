@@ -204,6 +204,32 @@ def count_shown_effects(effects: Sequence[str]) -> int:
     return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
+#: Names of a sentence about tensors.
+MAX_NAMES = 3
+
+
+class NamedTensors(msgspec.Struct, frozen=True):
+    """A sentence about tensors, `2 tensors hold NaN`, and their names.
+
+    `filter` is a filter of the list on a page that keeps these tensors.
+    """
+
+    message: str
+    names: tuple[str, ...]
+    filter: str
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The names of the sentence: the first ones, if there are many."""
+        return self.names[: MAX_NAMES if len(self.names) > MAX_NAMES + 1 else None]
+
+    @property
+    def text(self) -> str:
+        """The sentence with the names."""
+        more = len(self.names) - len(self.shown_names)
+        return f"{self.message}: {', '.join(self.shown_names)}" + (f" and {more:,} more" if more else "")
+
+
 class Page(msgspec.Struct, frozen=True):
     """The page for people: groups of rows under one set of columns, then fixes."""
 
@@ -220,6 +246,8 @@ class Page(msgspec.Struct, frozen=True):
     failing_problems: Callable[[], tuple[Problem, ...]] | None = None
     #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show those.
     outcomes: Group | None = None
+    #: Sentences about tensors that stand out. `totals` has the same sentences.
+    unusual: tuple[NamedTensors, ...] = ()
 
 
 class Bars(msgspec.Struct, frozen=True):

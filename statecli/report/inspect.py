@@ -58,7 +58,7 @@ from statecli.report import (
     tree,
 )
 from statecli.report.documents.inspect import build_inspect_document
-from statecli.report.layer_roles import MAX_CHARTS, build_curve, list_roles
+from statecli.report.layer_roles import MAX_CHARTS, build_curve, list_roles, order_roles
 from statecli.report.problems import (
     build_accepted_notes,
     format_severities,
@@ -72,6 +72,7 @@ from statecli.report.row_order import (
     limit_by_group,
     limit_lines,
 )
+from statecli.report.unusual_values import list_unusual_values
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
@@ -122,7 +123,7 @@ def build_inspect_report(
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
-        charts=lambda: tuple(map(build_curve, list_roles(state.tensors)[:MAX_CHARTS])),
+        charts=lambda: tuple(map(build_curve, order_roles(list_roles(state.tensors))[:MAX_CHARTS])),
         settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
     )
@@ -147,7 +148,16 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         return _choose_mood(tensor) or ("warn" if has_nonfinite or (tensor.section, tensor.fqn) in outliers else "")
 
     rows = arrange_tensors(state.tensors, view)
-    return build_tensor_list(rows, describe_remark, choose_mood, _format_device, inspection.distributions)
+    distributions, other_names = inspection.distributions, _list_other_names(inspection)
+    return build_tensor_list(rows, describe_remark, choose_mood, _format_device, distributions, other_names)
+
+
+def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
+    """Return the names by which `-i` also selects a row: of a quantized weight its tensors, of a tensor its weight."""
+    names = {key: [part.fqn for part in weight.parts] for key, weight in _list_weights_by_row(inspection).items()}
+    if not names:
+        names = {(part.section, part.fqn): [weight.fqn] for weight in inspection.weights for part in weight.parts}
+    return names
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
@@ -170,6 +180,7 @@ def _build_page(
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
     verdict = _format_page_verdict(problems, inspection, accepted)
     subtitle = _format_subtitle(inspection)
+    unusual = list_unusual_values(inspection.state)
     inspection = _fold_weights(inspection)
     state = inspection.state
     columns = _list_columns(inspection, view)
@@ -187,11 +198,13 @@ def _build_page(
         totals=(
             *_format_totals(state, _count_hidden_parts(inspection)),
             *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
+            *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
         fixes=select_fixes(fixes, problems),
         problems=problems,
         verdict=verdict,
+        unusual=unusual,
     )
 
 
@@ -213,9 +226,11 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
 
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
-    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor could not be read`."""
-    read = _format_page_verdict(problems, inspection, accepted) or _count_tensors(inspection)
-    return read + (f"; {plural(len(inspection.broken), 'tensor')} could not be read" if inspection.broken else "")
+    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and what was not read."""
+    verdict = _format_page_verdict(problems, inspection, accepted) or _count_tensors(inspection)
+    unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
+    unread = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
+    return "; ".join((verdict, *unusual, *unread))
 
 
 def _count_tensors(inspection: Inspection) -> str:

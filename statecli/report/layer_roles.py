@@ -64,6 +64,11 @@ def list_roles(tensors: Iterable[TensorInfo]) -> tuple[Role, ...]:
     return tuple(role for role in roles if role is not None)
 
 
+def order_roles(roles: Iterable[Role]) -> list[Role]:
+    """Return the roles with outliers first."""
+    return sorted(roles, key=lambda role: not role.outliers)
+
+
 def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     numbers = sorted(layers)
     tensors = [layers[number] for number in numbers]

@@ -36,6 +36,13 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
+class OtherNames(msgspec.Struct, frozen=True, array_like=True):
+    """Names by which `-i` also selects a row: those of a quantized weight and of its tensors."""
+
+    row: int
+    names: tuple[str, ...]
+
+
 class TensorList(msgspec.Struct, frozen=True):
     """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
 
@@ -59,6 +66,7 @@ class TensorList(msgspec.Struct, frozen=True):
     shared: tuple[SharedStorage, ...] = ()
     stats: dict[str, tuple[float | int | str | None, ...]] = {}
     distributions: tuple[Distribution | None, ...] = ()
+    other_names: tuple[OtherNames, ...] = ()
 
 
 def build_tensor_list(
@@ -67,8 +75,12 @@ def build_tensor_list(
     choose_mood: Callable[[TensorInfo], str],
     format_device: Callable[[TensorInfo], str],
     distributions: Mapping[tuple[str, str], Distribution],
+    other_names: Mapping[tuple[str, str], Sequence[str]],
 ) -> TensorList:
-    """Return the list. The tensors' remarks, moods and devices are those of the command's rows."""
+    """Return the list. The tensors' remarks, moods and devices are those of the command's rows.
+
+    `distributions` and `other_names` are by section and name of a tensor.
+    """
     totals = sizes.sum_by_kind(tensors)
     return TensorList(
         bytes=sizes.sum_bytes(tensors),
@@ -87,6 +99,11 @@ def build_tensor_list(
         shared=_list_shared_storages(tensors),
         stats=_build_stats(tensors),
         distributions=tuple(distributions.get((t.section, t.fqn)) for t in tensors) if distributions else (),
+        other_names=tuple(
+            OtherNames(row, tuple(map(escape, other_names[t.section, t.fqn])))
+            for row, t in enumerate(tensors)
+            if (t.section, t.fqn) in other_names
+        ),
     )
 
 

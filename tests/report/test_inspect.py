@@ -128,3 +128,32 @@ def test_no_tensor_is_said(tmp_path, statecli):
     save_file({}, tmp_path / "none.safetensors", {"by": "me"})
     result = statecli("inspect", str(tmp_path / "none.safetensors"))
     assert (result.code, result.out) == (0, "note[no-tensor]: contains no tensors, only metadata: by=me\n")
+
+
+def test_statistics_name_the_tensors_with_nan_infinity_and_outliers(statecli, tmp_path):
+    """The sentences stand in the verdict of JSON, in the table and on the page, where the names are links."""
+    state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
+    state |= {f"n.{n}": torch.tensor([1.0, float("nan")]) for n in "abcde"} | {"i": torch.tensor([float("inf")])}
+    torch.save(state, tmp_path / "net.pt")
+    sentences = [
+        "5 tensors hold NaN: n.a, n.b, n.c and 2 more",
+        "1 tensor holds infinity: i",
+        "1 outlier among the layers: h.4.w",
+    ]
+    run = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "json")
+    assert run.json["verdict"] == f"15 tensors; {'; '.join(sentences)}"
+    for output in ("table", "plain", "markdown"):
+        out = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", output).out.replace("`", "")
+        assert all(sentence in out for sentence in sentences), output
+    page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
+    assert 'hold NaN: <a href="#tensor=n.a">n.a</a>, <a href="#tensor=n.b">n.b</a>' in page
+    assert '<a href="#filter=nan%3E0">2 more</a>' in page
+    assert "hold" not in statecli("inspect", tmp_path / "net.pt", "-f", "table").out
+
+
+def test_a_name_in_several_sections_is_linked_with_its_section(statecli, tmp_path):
+    """Otherwise the link would lead to the tensor of another section."""
+    one = {"w": torch.tensor([float("nan")])}
+    torch.save({"model": one, "ema": {"w": torch.ones(1)}}, tmp_path / "net.pt")
+    page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
+    assert '1 tensor holds NaN: <a href="#tensor=model%3A%20w">model: w</a>' in page

@@ -55,3 +55,14 @@ def test_a_layer_without_finite_values_has_no_rms(read_roles):
 def test_few_layers_are_not_a_role(read_roles):
     """Four layers do not say what is usual."""
     assert read_roles({f"h.{n}.w": torch.ones(2) for n in range(4)}) == []
+
+
+def test_the_chart_of_an_outlier_comes_first(statecli, tmp_path):
+    """A page has charts of some roles; the role with the outlier is among them."""
+    state = {f"h.{n}.w{role}": torch.ones(2) for role in range(30) for n in range(5)}
+    state["h.3.w29"] *= 9
+    torch.save(state, tmp_path / "net.pt")
+    page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
+    titles = [line for line in page.splitlines() if line.startswith("<figcaption>")]
+    assert len(titles) == 24
+    assert "h.{0..4}.w29" in titles[0]

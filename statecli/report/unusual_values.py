@@ -1,0 +1,38 @@
+"""Sentences about the tensors whose values stand out: NaN, infinity, and outliers among the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.units import format_fqn, plural
+from statecli.report import NamedTensors
+from statecli.report.layer_roles import list_roles
+
+
+def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
+    """Return a sentence for each kind of unusual values; none if the values were not read."""
+    return tuple(_iter_sentences(state))
+
+
+def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
+    by_section = len(state.sections) > 1
+    for name, noun in (("nan", "NaN"), ("inf", "infinity")):
+        tensors = [tensor for tensor in state.tensors if tensor.stats is not None and getattr(tensor.stats, name)]
+        if tensors:
+            holds = "holds" if len(tensors) == 1 else "hold"
+            text = f"{plural(len(tensors), 'tensor')} {holds} {noun}"
+            yield NamedTensors(text, _list_labels(tensors, by_section=by_section), f"{name}>0")
+    outliers = {(role.section, fqn) for role in list_roles(state.tensors) for fqn in role.outliers}
+    if outliers:
+        tensors = [tensor for tensor in state.tensors if (tensor.section, tensor.fqn) in outliers]
+        text = f"{plural(len(tensors), 'outlier')} among the layers"
+        yield NamedTensors(text, _list_labels(tensors, by_section=by_section), "remark:*outlier*")
+
+
+def _list_labels(tensors: Sequence[TensorInfo], *, by_section: bool) -> tuple[str, ...]:
+    """Return the names as the list of the page writes them."""
+    return tuple(
+        f"{tensor.section or '(top level)'}: {format_fqn(tensor.fqn)}" if by_section else format_fqn(tensor.fqn)
+        for tensor in tensors
+    )
