@@ -9,6 +9,7 @@ const count = data.names.length;
 const natural = new Intl.Collator("en", { numeric: true });
 const MAX_LEVELS = 32;
 const MAX_ROWS = 400000; // browsers limit the height of an element
+const MIN_START = 8; // characters of the start of a name that is cut
 const MAX_PRINTED_ROWS = 2000;
 const ROWS_OUTSIDE = 8; // drawn above and below the view, so that a slow scroll shows no gap
 
@@ -193,7 +194,30 @@ const NUMBERS = { size: data.row_bytes, bytes: data.row_bytes, elements: data.ro
 const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices, remark: data.remarks };
 const lowerNames = data.names.map((name) => name.toLowerCase());
 
+// `layers.{3,4}` and `layers.{0..3}` are several names, as the list writes them.
+const MAX_BRACES = 2000;
+const expandBraces = (word) => {
+  const braces = /\{([^{}]*)\}/.exec(word);
+  if (!braces) return [word];
+  const texts = braces[1].split(",").flatMap((item) => {
+    const range = /^(\d{1,6})\.\.(\d{1,6})$/.exec(item);
+    if (!range) return [item];
+    const [first, last] = [Number(range[1]), Number(range[2])];
+    return Array.from({ length: Math.min(MAX_BRACES, Math.max(0, last - first + 1)) }, (_, at) => String(first + at));
+  });
+  const expanded = [];
+  for (const own of texts) {
+    if (expanded.length >= MAX_BRACES) break;
+    expanded.push(...expandBraces(word.slice(0, braces.index) + own + word.slice(braces.index + braces[0].length)));
+  }
+  return expanded.slice(0, MAX_BRACES);
+};
+
 const matchText = (pattern) => {
+  if (/\{[^{}]*\}/.test(pattern)) {
+    const tests = expandBraces(pattern).map(matchText);
+    return (value) => tests.some((test) => test(value));
+  }
   if (!/[*?]/.test(pattern)) return (value) => value.includes(pattern);
   const expression = new RegExp(`^${pattern.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".")}$`, "s");
   return (value) => expression.test(value);
@@ -249,6 +273,7 @@ let isTree = true;
 let sort = null; // {column, down}
 let active = 0;
 let rowHeight = 0;
+let labelCells = 0; // characters of a name that fit
 let everything = null;
 const opened = new Set();
 
@@ -266,7 +291,7 @@ const sortBy = (items, key) => {
 };
 
 const listView = () => {
-  if (!isTree) return sortBy(matches, (row) => sort.column.key(row)).map((row) => ({ row, level: 1, node: null, label: sectionPrefix(row) + data.names[row] }));
+  if (!isTree) return sortBy(matches, (row) => sort.column.key(row)).map((row) => ({ row, level: 1, node: null, label: nameOf(row) }));
   const rows = [];
   const visit = (node, level) => {
     const children = sortBy(listChildren(node), (child) => (isOpenable(child) ? sort.column.moduleKey(child) : sort.column.key(child.own[0])));
@@ -280,6 +305,7 @@ const listView = () => {
   visit(tree, 1);
   return rows;
 };
+const nameOf = (row) => sectionPrefix(row) + data.names[row];
 const sectionPrefix = (row) => (data.sections.values.length > 1 ? `${text(data.sections, row)}: ` : "");
 
 // Opens modules from the top as long as few rows are shown, so that a reader sees more than one closed module.
@@ -362,6 +388,16 @@ const drawCell = (column, entry, share) => {
   return cell;
 };
 
+// The end of a long name tells it from its neighbours, so a long name is cut near its start.
+const createLabel = (name, level) => {
+  const fitting = Math.max(2 * MIN_START, labelCells - 2 * level);
+  const label = create("span", "label", name.length > fitting ? "" : name);
+  if (name.length <= fitting) return label;
+  const cut = name.length - (fitting - MIN_START);
+  label.append(create("span", "start", name.slice(0, cut)), create("span", "end", name.slice(cut)));
+  return label;
+};
+
 const drawRow = (entry, at) => {
   const line = create("div", `row${entry.node ? " module" : ""}`);
   const mood = entry.node ? "" : text(data.moods, entry.row);
@@ -376,7 +412,8 @@ const drawRow = (entry, at) => {
   const name = create("div", "cell name");
   name.setAttribute("role", "rowheader");
   name.style.paddingLeft = `${(entry.level - 1) * 1.1}em`;
-  name.append(create("span", entry.node ? "twist" : "twist none"), create("span", "label", entry.label));
+  name.append(create("span", entry.node ? "twist" : "twist none"), createLabel(entry.label, entry.level));
+  name.title = entry.node ? "" : nameOf(entry.row);
   if (entry.node) {
     const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
     if (layers) name.append(create("span", "remark", layers));
@@ -408,6 +445,9 @@ const draw = (first = null, last = null) => {
   body.replaceChildren(...view.slice(start, end).map((entry, offset) => drawRow(entry, start + offset)));
   if (active >= start && active < end) grid.setAttribute("aria-activedescendant", `tensors-row-${active}`);
   else grid.removeAttribute("aria-activedescendant");
+  const cut = body.querySelector('[aria-selected="true"] .label .start, [aria-selected="true"] .label .end');
+  const current = view[active];
+  element("whole").textContent = cut && current ? (current.node ? current.label : nameOf(current.row)) : "";
 };
 
 const moveTo = (at) => {
@@ -454,6 +494,34 @@ const reveal = (row) => {
   showDetail(row);
   grid.focus({ preventScroll: true });
 };
+
+// Copies the rows of the filter, or the row at the cursor without a filter; shows the text, because a browser may refuse.
+const copyGlobs = async (rows) => {
+  const shown = element("copied");
+  const named = (row) => (data.sections.values.length > 1 && text(data.sections, row) !== "(top level)" ? `${text(data.sections, row)}.` : "") + data.names[row];
+  if (!otherNames) {
+    globNames = data.names.map((_, row) => named(row));
+    otherNames = new Map((data.other_names || []).map(([row, names]) => [row, [...names]]));
+    globNames.forEach((own, row) => { if (own !== data.names[row]) otherNames.set(row, [...(otherNames.get(row) || []), data.names[row]]); });
+  }
+  const globs = rows.length ? Globs.write(globNames, otherNames, [...rows].sort((a, b) => a - b)) : null;
+  const count = plural(rows.length, "tensor");
+  element("globs").value = globs ? Globs.format(globs) : "";
+  element("globs").hidden = !globs;
+  shown.hidden = false;
+  if (!globs) {
+    element("told").textContent = rows.length ? `No globs select exactly these ${count}: change the filter.` : "No tensor is listed.";
+    return;
+  }
+  const area = element("globs");
+  for (area.rows = 1; area.rows < 8 && area.scrollHeight > area.clientHeight; ) area.rows += 1;
+  element("globs").select();
+  const isCopied = await navigator.clipboard?.writeText(element("globs").value).then(() => true, () => false) || document.execCommand("copy");
+  element("told").textContent = isCopied ? `Copied, for ${count}:` : `Copy this text, for ${count}:`;
+};
+let globNames = null;
+let otherNames = null;
+const listCurrent = () => (view[active]?.node ? view[active].node.rows : view[active] ? [view[active].row] : []);
 
 const LEVELS = ["1 %", "5 %", "25 %", "50 %", "75 %", "95 %", "99 %"];
 const addDistribution = (distribution, add) => {
@@ -536,6 +604,7 @@ grid.addEventListener("keydown", (event) => {
     if (entry.node && opened.has(entry.node.path)) toggle(entry.node, false);
     else moveTo(view.findLastIndex((other, at) => at < active && other.level < entry.level));
   } else if (event.key === "Escape") detail.hidden = true;
+  else if (event.key === "y") copyGlobs(listCurrent());
   else return;
   event.preventDefault();
 });
@@ -572,12 +641,23 @@ element("tree").addEventListener("click", () => setView(true));
 element("flat").addEventListener("click", () => setView(false));
 element("open").addEventListener("click", () => { openAll(tree); refresh(false); });
 element("close").addEventListener("click", () => { opened.clear(); refresh(true); });
+element("copy").addEventListener("click", () => {
+  applyTyped();
+  copyGlobs(filter.value.trim() ? matches : listCurrent());
+});
+element("forget").addEventListener("click", () => { element("copied").hidden = true; element("copy").focus(); });
 element("hide").addEventListener("click", () => { detail.hidden = true; grid.focus({ preventScroll: true }); });
 
 let timer = 0;
+const applyTyped = () => {
+  if (!timer) return;
+  clearTimeout(timer);
+  timer = 0;
+  applyFilter();
+};
 filter.addEventListener("input", () => {
   clearTimeout(timer);
-  timer = setTimeout(applyFilter, count > 20000 ? 150 : 0);
+  timer = setTimeout(applyTyped, count > 20000 ? 150 : 0);
 });
 let isQueued = false;
 grid.addEventListener("scroll", () => {
@@ -585,8 +665,14 @@ grid.addEventListener("scroll", () => {
   isQueued = true;
   requestAnimationFrame(() => { isQueued = false; draw(); });
 });
-const measure = () => {
+const measureRows = () => {
   rowHeight = element("ruler").offsetHeight || 28;
+  const isNarrow = !heads.querySelector('[data-column="shape"]').offsetWidth; // the name has a line of its own
+  const width = isNarrow ? heads.clientWidth - 24 : heads.firstElementChild.clientWidth;
+  labelCells = Math.floor(width / (element("ruler").offsetWidth / 10 || 8));
+};
+const measure = () => {
+  measureRows();
   body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
   draw();
 };
@@ -594,7 +680,32 @@ addEventListener("resize", measure);
 addEventListener("beforeprint", () => { rowHeight = 24; draw(0, Math.min(view.length, MAX_PRINTED_ROWS)); });
 addEventListener("afterprint", measure);
 
+// Addresses: #tensor=h.0.weight shows a tensor, #filter=nan>0 filters.
+const follow = (address) => {
+  const [, key, value] = /^#(tensor|filter)=(.*)$/s.exec(address) || [];
+  let entered = "";
+  try {
+    entered = decodeURIComponent(value || "");
+  } catch {
+    return; // not an address of ours
+  }
+  const row = key === "tensor" ? data.names.findIndex((_, at) => nameOf(at) === entered) : -1;
+  if (key === "filter") {
+    filter.value = entered;
+    applyFilter();
+    filter.focus({ preventScroll: true });
+  } else if (row >= 0) reveal(row);
+  else return;
+  section.scrollIntoView();
+};
+addEventListener("hashchange", () => follow(location.hash));
+addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#']");
+  if (link && link.hash === location.hash) follow(link.hash);
+});
+
 section.classList.remove("waiting");
-rowHeight = element("ruler").offsetHeight || 28;
+measureRows();
 applyFilter();
+follow(location.hash);
 }

@@ -292,3 +292,70 @@ def test_a_tensor_shows_its_values(browser, tmp_path):
     assert sum(int(bar.split(": ")[1].split()[0]) for bar in bars) == 50
     assert browser.run("return document.querySelectorAll('.charts figure').length") == 1
     assert browser.list_errors() == []
+
+
+TITLE = "return document.getElementById('tensors-title').textContent"
+GLOBS = "return [document.getElementById('tensors-told').textContent, document.getElementById('tensors-globs').value]"
+
+
+def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
+    """A link shows the outlier and opens its modules; `2 more` filters; the address of a tensor is a link to it."""
+    state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
+    state |= {f"n.{n}": torch.tensor([1.0, float("nan")]) for n in range(5)}
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
+    click = "[...document.querySelectorAll('.verdict a')].find((a) => a.textContent === arguments[0]).click()"
+    for _ in range(2):  # the second time, the address stays the same
+        browser.run("document.getElementById('tensors-hide').click()")
+        browser.run(click, "h.4.w")
+        browser.wait("setTimeout(done, 50)")
+        assert browser.run(TITLE) == "h.4.w"
+        assert browser.run("return document.getElementById('tensors-detail').hidden") is False
+    browser.run(click, "2 more")
+    browser.wait("setTimeout(done, 50)")
+    assert browser.run(STATUS).startswith("5 of 14 tensors")
+    browser.post("/url", url=(tmp_path / "net.html").as_uri() + "#tensor=h.7.w")
+    browser.run("location.reload()")
+    browser.wait("setTimeout(done, 100)")
+    assert browser.run(TITLE) == "h.7.w"
+    assert browser.list_errors() == []
+
+
+def test_listed_rows_are_copied_as_globs(shown):
+    """By the button and by y; the text is shown, because a browser may refuse to copy."""
+    for entered, globs in (
+        ("bias", "-i 'h.*.attn.bias'"),
+        ("h.{0..1}.", "-i 'h.0.*' -i 'h.1.*'"),
+        ("{wte,head}.weight", "-i wte.weight -i head.weight"),
+    ):
+        shown.run(TYPE, entered)
+        shown.run("document.getElementById('tensors-copy').focus()")
+        shown.press("Enter")
+        shown.wait("setTimeout(done, 50)")
+        told, text = shown.run(GLOBS)
+        assert text == globs
+        assert told.endswith(f"for {shown.run(STATUS).split()[0]} tensors:")
+    shown.run(TYPE, "")
+    shown.wait("setTimeout(done, 50)")
+    shown.run("document.getElementById('tensors-grid').focus()")
+    shown.press("Down", "y")
+    shown.wait("setTimeout(done, 50)")
+    assert shown.run(GLOBS)[1] == "-i 'h.*'"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_name_shows_its_end(browser, tmp_path, width):
+    """The start is cut; the whole name is below the list for the row at the cursor, and in the title of each row."""
+    names = [f"base_model.model.model.language_model.layers.{n}.experts.{n}.{'x' * 40}.weight" for n in range(3)]
+    torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), width=width)
+    filtered(browser, "")
+    ends = "return [...document.querySelectorAll('.end')].map((e) => [e.textContent, e.scrollWidth <= e.clientWidth])"
+    shown_ends = browser.run(ends)
+    assert [whole for _, whole in shown_ends] == [True] * 3
+    assert all(end.endswith("xxxx.weight") for end, _ in shown_ends)
+    assert [row[0] for row in browser.run(ROWS)] == names
+    titles = browser.run("return [...document.querySelectorAll('.row .name')].map((e) => e.title)")
+    assert titles == names
+    browser.press("Down")
+    assert browser.run("return document.getElementById('tensors-whole').textContent") == names[0]

@@ -1,0 +1,62 @@
+"""The globs that a page copies, compared with those of browse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from importlib import resources
+
+import pytest
+
+from statecli.browse.globs import write_globs
+from statecli.core.escaping import escape
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.selection import Selection, select
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+LAYERS = [f"layers.{n}.{name}" for n in range(12) for name in ("q.weight", "q.bias")] + ["norm.weight"]
+HOSTILE = ["a*b", "axb", "x[0].w", "x[1].w", "w*", "q?", "qa", "a'b", "\x1b[31m", "\u202e.a", "a b.c", "é.0.w", "é.1.w"]
+
+
+def build_state(names):
+    return ModelState("x", "safetensors", tuple(TensorInfo(name, "float32", (1,), 1, 4) for name in names))
+
+
+def run_page(cases):
+    """The globs and the text of each case, a list of names and the marked positions, by the script of the page."""
+    script = resources.files("statecli.render").joinpath("globs.js").read_text("utf-8")
+    run = (
+        "console.log(JSON.stringify(cases.map(([names, marked]) => {"
+        "const globs = Globs.write(names, new Map(), marked); return [globs, globs && Globs.format(globs)]; })))"
+    )
+    code = f"{script}\nconst cases = {json.dumps(cases)};\n{run}"
+    return json.loads(subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_globs_are_those_of_browse():
+    """For whole modules, repeated layers, single tensors, and names with brackets and wildcards."""
+    plain = [name for name in HOSTILE if escape(name) == name]
+    chosen = [set(range(25)), {2, 3}, set(range(0, 24, 2)), {0, 1, 2, 3, 4, 5}, {7}, {24, 3}, set(range(24))]
+    cases = [(LAYERS, marked) for marked in chosen]
+    cases += [(plain, {first, second}) for first in range(len(plain)) for second in range(len(plain))]
+    ours = run_page([(names, sorted(marked)) for names, marked in cases])
+    for (names, marked), (globs, text) in zip(cases, ours, strict=True):
+        written = write_globs(build_state(names), marked, {})
+        assert tuple(globs or ()) == written.globs, (names, marked)
+        assert (text or "") == written.text
+
+
+def test_the_globs_of_hostile_names_select_exactly_these_tensors():
+    """With `-i`, as a shell gives them; a page has escaped names only."""
+    cases = [{first, second} for first in range(len(HOSTILE)) for second in range(len(HOSTILE))]
+    ours = run_page([([escape(name) for name in HOSTILE], sorted(marked)) for marked in cases])
+    state = build_state(HOSTILE)
+    for marked, (globs, text) in zip(cases, ours, strict=True):
+        if globs is None:
+            continue
+        selected = select(state, Selection(include=tuple(shlex.split(text)[1::2])), "x").tensors
+        assert {tensor.fqn for tensor in selected} == {HOSTILE[n] for n in marked}
+    assert sum(globs is not None for globs, _ in ours) > len(cases) * 0.8
