@@ -54,11 +54,7 @@ def drive(path, *keys, size=(80, 24), other=None, look=show):
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
             for key in keys:
-                if callable(key):
-                    await key(pilot)
-                else:
-                    await pilot.press(key)
-                await pilot.pause()
+                await (key(pilot) if callable(key) else press(pilot, key))
             await settle(pilot)
             result = look(app)
         assert app.failure is None
@@ -72,29 +68,50 @@ def run_read_other(text):
     return run._read_other(Versions({}), text)
 
 
+@pytest.fixture(autouse=True)
+def short_rest(monkeypatch):
+    """The cursor rests for a shorter time before values are read."""
+    monkeypatch.setattr("statecli.browse.app.REST_S", 0.01)
+
+
+async def press(pilot, *keys):
+    """Press keys, each when the one before is handled. `pilot.press` sleeps 0.04 s for each instead."""
+    for key in keys:
+        name = key if len(key) > 1 or key.isalnum() else KEY_NAMES[key]
+        pilot.app.post_message(events.Key(name, CHARACTERS.get(name, name if len(name) == 1 else None)))
+        await pilot.pause(0)
+
+
 async def settle(pilot):
     """Wait until nothing is read: the rest of the cursor, then the thread."""
-    await pilot.pause(0.16)
-    for _ in range(200):
+    await pilot.pause(0.03)
+    for _ in range(1000):
         app = pilot.app
         if not (app._reader.is_busy or app._progress or app._reading is not None):
             break
-        await pilot.pause(0.02)
-    await pilot.pause()
+        await pilot.pause(0.005)
+    await pilot.pause(0)
+
+
+KEY_NAMES = {
+    " ": "space",
+    ".": "full_stop",
+    "*": "asterisk",
+    "/": "slash",
+    ">": "greater_than_sign",
+    ":": "colon",
+    "!": "exclamation_mark",
+    "_": "underscore",
+    "-": "minus",
+    "[": "left_square_bracket",
+    "]": "right_square_bracket",
+}
+CHARACTERS = {name: character for character, name in KEY_NAMES.items()}
 
 
 def typed(text):
     """The keys of a text."""
-    names = {" ": "space", ".": "full_stop", "*": "asterisk", "/": "slash", ">": "greater_than_sign"}
-    names |= {
-        ":": "colon",
-        "!": "exclamation_mark",
-        "_": "underscore",
-        "-": "minus",
-        "[": "left_square_bracket",
-        "]": "right_square_bracket",
-    }
-    return [names.get(character, character) for character in text]
+    return [KEY_NAMES.get(character, character) for character in text]
 
 
 # --- the screen ---------------------------------------------------------------------------------------------------
@@ -185,7 +202,7 @@ def test_o_sorts_and_r_reverses(in_folder):
 
 def test_all_statistics_find_the_nan(in_folder):
     """S reads those of all listed tensors; sorted by nan, the tensor is first."""
-    screen = drive("second.safetensors", "S", "o", "o", size=(120, 40))
+    screen = drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
     assert "› model.layers.3.norm.weight" in screen
     assert "statistics of 15 read: 1 with nan: model.layer" in screen
 
@@ -326,8 +343,7 @@ def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
     async def run_keys():
         app = Browser(model, Versions({}), run_read_other)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("end", "home", *["pagedown"] * 5)
-            await pilot.pause()
+            await press(pilot, "end", "home", *["pagedown"] * 5)
         assert app.failure is None
 
     asyncio.run(run_keys())
@@ -340,7 +356,7 @@ def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
 
 def test_only_the_bytes_that_are_looked_at_are_read(in_folder, monkeypatch):
     """A large tensor: its first values, and no statistics before s."""
-    monkeypatch.setattr("statecli.browse.peek.MAX_AUTOMATIC_BYTES", 100)
+    monkeypatch.setattr("statecli.browse.peek.MAX_AUTOMATIC_BYTES", 8)
     read = []
     monkeypatch.setattr("statecli.browse.peek.read_statistics", lambda tensor, _: read.append(tensor.fqn) or Stats())
     keys = [*typed("/embed"), "enter"]
@@ -436,9 +452,9 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
         app = Browser(open_model("first.safetensors"), versions, lambda text: run._read_other(versions, text))
         async with app.run_test(size=(120, 40)) as pilot:
             for key in keys:
-                await (key(pilot) if callable(key) else pilot.press(key))
+                await (key(pilot) if callable(key) else press(pilot, key))
             app.model.difference.outcomes.clear()
-            await pilot.press("D")
+            await press(pilot, "D")
             await settle(pilot)
             return show(app)
 
