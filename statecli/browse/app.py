@@ -15,14 +15,15 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from statecli.browse import editor, peek
 from statecli.browse.columns import SORT_ORDER, Column
 from statecli.browse.help import format_help
+from statecli.browse.layers import build_tables
 from statecli.browse.model import Model
-from statecli.browse.panel import Line, describe_row
+from statecli.browse.overlays import LayerView, Overlay
+from statecli.browse.panel import Line, describe_row, explain_no_values
 from statecli.browse.peek import Versions
 from statecli.browse.reader import Apply, Reader
 from statecli.browse.tensor_list import TensorList
@@ -31,6 +32,7 @@ from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.model_state import ModelState
 from statecli.core.units import format_size, plural
+from statecli.report.layer_roles import MIN_LAYERS
 from statecli.values.require_numpy import require_numpy
 
 #: Reads a second target. Raises StateError.
@@ -43,8 +45,16 @@ MIN_WIDTH_WITH_PANEL = 72
 MIN_PANEL_CELLS, MAX_PANEL_CELLS, PANEL_SHARE = 38, 90, 0.45
 
 _STYLES = {"bold": "bold", "dim": "dim", "bad": "red", "good": "green", "": ""}
-_KEYS_LINE = "/ filter  space mark  y copy  d diff  s stats  o sort  ? help  q quit"
+_KEYS_LINE = "/ filter  space mark  y copy  d diff  S stats  L layers  o sort  ? help  q quit"
 
+
+_COPIED = """\
+sent to the clipboard of the terminal, for {count}:
+
+{text}
+
+If the terminal does not take it: select the text with the mouse (often with
+Shift), or quit, and statecli prints the text. Any key closes this."""
 
 #: The action of each key on the list.
 _ACTIONS = {
@@ -78,6 +88,7 @@ _ACTIONS = {
     "t": "flat",
     "s": "stats",
     "S": "list_stats",
+    "L": "layers",
     "d": "diff",
     "D": "list_diff",
     "space": "mark",
@@ -101,32 +112,6 @@ _LINE_ACTIONS = {
     "end": "end",
     "ctrl+e": "end",
 }
-
-
-class Overlay(ModalScreen[None]):
-    """A text over the screen; any key closes it."""
-
-    DEFAULT_CSS = """
-    Overlay { align: center middle; background: transparent; }
-    Overlay > Static { width: auto; max-width: 100%; max-height: 100%; border: solid ansi_default; padding: 0 1; }
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def compose(self) -> ComposeResult:
-        """Build the widgets."""
-        yield Static(Text(self._text))
-
-    def on_key(self, event: events.Key) -> None:
-        """Close."""
-        event.stop()
-        self.dismiss()
-
-    def on_click(self) -> None:
-        """Close."""
-        self.dismiss()
 
 
 class Browser(App[None]):
@@ -251,7 +236,7 @@ class Browser(App[None]):
         if model.filter_text.strip():
             parts.append(f"filter {escape_name(model.filter_text.strip())}: {found:,}")
         if model.sort is not None:
-            parts.append(f"by {model.sort.value}")
+            parts.append(model.describe_order())
         if model.marked:
             parts.append(f"{len(model.marked):,} marked")
         self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
@@ -323,7 +308,7 @@ class Browser(App[None]):
         def apply() -> None:
             self.model.peeks[position] = found
             if stats is not None:
-                self.model.stats[position] = stats
+                self.model.add_stats(position, stats)
             if with_stats:
                 self._complete.add(position)
             if difference is not None and outcome is not None:
@@ -334,19 +319,29 @@ class Browser(App[None]):
         return apply
 
     def _read_list(
-        self, verb: str, positions: Sequence[int], read: Callable[[int], Apply], describe: Callable[[], str]
+        self, verb: str, positions: Sequence[int], read: Callable[[int], Apply], end: Callable[[], str]
     ) -> None:
-        """Read something of each tensor, with the progress in the last line; esc ends the reading."""
+        """Read something of each tensor, with the progress in the last line; esc ends the reading.
+
+        `end` returns the message after the last tensor.
+        """
         if not positions:
             self._say(f"{verb}: nothing is left to read")
             return
+        total = sum(self.model.tensors[position].nbytes for position in positions)
+
+        def format_progress(number: int, size: int) -> str:
+            done = f"{number:,} of {len(positions):,} tensors, {format_size(size)} of {format_size(total)}"
+            return f"{verb}: {done}  esc: stop"
 
         def steps() -> Iterator[Apply]:
+            size = 0
             for number, position in enumerate(positions, 1):
-                yield partial(self._apply_step, read(position), f"{verb} {number:,} of {len(positions):,} (esc: stop)")
-            yield partial(self._end_list, describe)
+                size += self.model.tensors[position].nbytes
+                yield partial(self._apply_step, read(position), format_progress(number, size))
+            yield partial(self._end_list, end)
 
-        self._progress = f"{verb} 0 of {len(positions):,} (esc: stop)"
+        self._progress = format_progress(0, 0)
         self._reader.read_list(steps())
         self._show_lines()
 
@@ -355,9 +350,11 @@ class Browser(App[None]):
         if self._reader.reads_list:
             self._progress = progress
 
-    def _end_list(self, describe: Callable[[], str]) -> None:
-        self._progress, self._message = "", describe()
+    def _end_list(self, end: Callable[[], str]) -> None:
+        self._progress = ""
+        self.model.unusual.find_outliers()
         self.model.refresh_order()
+        self._message = end()
         self._list.show_rows()
 
     # --- the second target --------------------------------------------------------------------------------------
@@ -395,6 +392,7 @@ class Browser(App[None]):
         difference = self.model.difference
         if difference is None or not difference.has_pair(position) or position in difference.outcomes:
             return
+        self._rest.stop()  # its job would take the place of this one
         self._reading = position
         self._reader.read(partial(self._read, position, with_stats=False, compares=True))
         self._show_panel()
@@ -433,6 +431,7 @@ class Browser(App[None]):
             return
         if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
             return
+        self._rest.stop()
         self._reading = row.tensor
         self._reader.read(partial(self._read, row.tensor, with_stats=True, compares=False))
         self._show_panel()
@@ -440,20 +439,50 @@ class Browser(App[None]):
     def action_list_stats(self) -> None:
         """Read the statistics of all listed tensors."""
         model = self.model
-        positions = [n for n in model.found if n not in model.listed and model.tensors[n].ranges]
+        self._read_stats([n for n in model.found if n not in model.listed], model.describe_stats)
         model.shows_stats = True
+        self._list.show_rows()
+
+    def _read_stats(self, positions: Sequence[int], end: Callable[[], str]) -> None:
+        model = self.model
+        readable = [position for position in positions if model.tensors[position].ranges]
+        if positions and not readable:
+            self._say(explain_no_values(model, model.tensors[positions[0]]))
+            return
 
         def read(position: int) -> Apply:
             stats = model.stats.get(position) or peek.read_statistics(model.tensors[position], self._versions)
 
             def apply() -> None:
-                model.stats[position] = stats
+                model.add_stats(position, stats)
                 model.listed.add(position)
 
             return apply
 
-        self._read_list("reading statistics", positions, read, model.describe_stats)
-        self._list.show_rows()
+        self._read_list("reading statistics", readable, read, end)
+
+    def action_layers(self) -> None:
+        """Show a row for each layer, after the statistics of the listed tensors in layers were read."""
+        missing = self.model.list_layers_without_stats()
+        if (missing and not self.model.stats) or any(self.model.tensors[position].ranges for position in missing):
+            self._read_stats(missing, self._show_layers)
+        else:
+            self.model.unusual.find_outliers()
+            self._say(self._show_layers())
+
+    def _show_layers(self) -> str:
+        model = self.model
+        tables = build_tables(model.tensors, model.stats, model.unusual.list_roles())
+        if not tables:
+            return f"no layers: {MIN_LAYERS} tensors or more with a number in their names are layers"
+
+        def go(position: int | None) -> None:
+            if position is not None:
+                model.reveal(position)
+                self._show()
+
+        self.push_screen(LayerView(model, tables), go)
+        return ""
 
     def action_move(self, by: int) -> None:
         """Move the cursor."""
@@ -512,13 +541,23 @@ class Browser(App[None]):
         available = self.model.list_columns()
         columns = [None, *(column for column in SORT_ORDER if column in available)]
         at = columns.index(self.model.sort) if self.model.sort in columns else 0
-        self.model.sort_by(columns[(at + by) % len(columns)])
+        at = (at + by) % len(columns)
+        self.model.sort_by(columns[at])
+        self._message = self._describe_order(columns[at], columns[(at + 1) % len(columns)], columns[at - 1])
         self._show()
+
+    def _describe_order(self, column: Column | None, following: Column | None, previous: Column | None) -> str:
+        """Return `by size, largest first  o: by nan  O: tree  r: reverse  esc: tree`."""
+        if column is None:
+            return "tree, in the order of the target"
+        names = ["tree" if other is None else f"by {other.value}" for other in (following, previous)]
+        return f"{self.model.describe_order()}  o: {names[0]}  O: {names[1]}  r: reverse  esc: tree"
 
     def action_reverse(self) -> None:
         """Reverse the order."""
         sort = self.model.sort or Column.NAME
         self.model.sort_by(sort, descending=not self.model.is_descending)
+        self._message = f"{self.model.describe_order()}  r: reverse  esc: tree"
         self._show()
 
     def action_flat(self) -> None:
@@ -549,7 +588,7 @@ class Browser(App[None]):
         self.copied = written.text
         self.copy_to_clipboard(written.text)
         count = len(self.model.marked) or len(self.model.current.positions if self.model.current else ())
-        self.push_screen(Overlay(f"copied, for {plural(count, 'tensor')}:\n\n{written.text}"))
+        self.push_screen(Overlay(_COPIED.format(count=plural(count, "tensor"), text=written.text)))
 
     def action_edit(self) -> None:
         """Open the source line of the tensor in the editor."""
@@ -583,14 +622,16 @@ class Browser(App[None]):
         self.push_screen(Overlay(format_help()))
 
     def action_escape(self) -> None:
-        """Stop reading; else remove filter and order."""
+        """Stop reading; else go back from the order; else remove the filter."""
         if self._reader.reads_list:
             self._reader.read_list(None)
             self._end_list(lambda: "stopped")
             self._show()
             return
-        self.model.sort_by(None)
-        self.model.set_filter("")
+        if self.model.sort is not None:
+            self.model.sort_by(None)
+        else:
+            self.model.set_filter("")
         self._message = ""
         self._show()
 

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from statecli.browse.columns import DESCENDING, STATISTICS, Column, make_sort_key
+from statecli.browse.columns import DESCENDING, LEFT, STATISTICS, Column, make_sort_key
 from statecli.browse.filter import Filter
 from statecli.browse.globs import GlobText, RowsByPart, write_globs
 from statecli.browse.outline import Node, NodeKey, build_roots
 from statecli.browse.peek import Peek
+from statecli.browse.unusual import UnusualValues
 from statecli.core import sizes
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import glob_names
-from statecli.core.units import format_fqn
+from statecli.core.units import format_fqn, plural
+from statecli.report import NamedTensors, fold
 
 if TYPE_CHECKING:
     from statecli.browse.difference import Difference
@@ -49,6 +51,7 @@ class Model:
         stats: Statistics that were read, by position.
         peeks: First values and bytes that were read, by position.
         difference: Comparison with a second target; None without one.
+        unusual: Tensors with NaN, infinity, and outliers, as far as statistics were read.
         marked: Positions that are marked.
         shows_stats: Whether the list has columns of statistics.
         listed: Positions whose statistics were read for the list.
@@ -62,6 +65,7 @@ class Model:
         self.stats: dict[int, Stats] = {}
         self.peeks: dict[int, Peek] = {}
         self.difference: Difference | None = None
+        self.unusual = UnusualValues(self.tensors, self.stats)
         self.marked: set[int] = set()
         self.shows_stats = False
         self.listed: set[int] = set()
@@ -70,6 +74,7 @@ class Model:
         self.sort: Column | None = None
         self.is_descending = False
         self.is_flat = False
+        self._before_sort = 0
         self._weights = weights
         self._by_section = len(state.sections) > 1
         self._filter = Filter(self.tensors, self.stats, by_section=self._by_section)
@@ -123,18 +128,37 @@ class Model:
     def set_filter(self, text: str) -> None:
         """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
         with_current = self._remember()
-        self.filter_text = text
+        self.filter_text, self._before_sort = text, 0
         self._found = self._filter.find(text)
         self._update(with_current)
 
     def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:
-        """Sort by a column; None for the tree in the order of the target."""
+        """Sort by a column; None for the tree in the order of the target, with the row selected before."""
         with_current = self._remember()
+        is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
+        if self.sort is None:
+            self._before_sort = self.cursor
         self.sort = column
         self.is_descending = column in DESCENDING if descending is None else descending
-        self._update(with_current)
+        self._update(None if is_back else with_current)
         if column is not None:
             self.cursor = 0
+        elif is_back:
+            self.cursor = min(self._before_sort, self.count - 1)
+
+    def describe_order(self) -> str:
+        """Return `by size, largest first`; "" without an order."""
+        if self.sort is None:
+            return ""
+        if self.sort in LEFT:
+            return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
+        return f"by {self.sort.value}, {'largest' if self.is_descending else 'smallest'} first"
+
+    def reveal(self, position: int) -> None:
+        """Select a tensor; remove a filter that hides it."""
+        if position not in self._found:
+            self.set_filter("")
+        self.select_position(position)
 
     def list_columns(self) -> tuple[Column, ...]:
         """Return the columns: of statistics only if they were read for the list, of changes with a second target."""
@@ -296,6 +320,19 @@ class Model:
 
     # --- values -------------------------------------------------------------------------------------------------
 
+    def add_stats(self, position: int, stats: Stats) -> None:
+        """Keep the statistics of a tensor."""
+        self.stats[position] = stats
+        self.unusual.add(position)
+
+    def list_layers_without_stats(self) -> list[int]:
+        """Return the listed tensors with a number in their names whose statistics were not read."""
+        return [n for n in self._found if n not in self.stats and _has_number(self.tensors[n])]
+
+    def list_unusual_values(self, positions: Sequence[int]) -> tuple[NamedTensors, ...]:
+        """Return a sentence for each kind of unusual values of the tensors whose statistics were read."""
+        return self.unusual.list_sentences(positions)
+
     def get_number(self, position: int, column: Column) -> float | None:
         """Return the number of a statistic or of the change; None if it is not known."""
         if column is Column.CHANGE:
@@ -304,30 +341,30 @@ class Model:
         number: float | None = getattr(stats, column.value) if stats is not None else None
         return number
 
-    def _describe_count(self, name: str) -> str:
-        """Return how many listed tensors have such values, with the name of the first one and how to list them."""
-        having = [position for position in self.listed if getattr(self.stats[position], name)]
-        if not having:
-            return f"0 with {name}"
-        more = f" (/{name}>0 lists them)" if len(having) > 1 else ""
-        return f"{len(having):,} with {name}: {self.tensors[having[0]].fqn}{more}"
-
     def explain_nothing(self) -> str:
         """Return why the filter matches no tensor."""
         return self._filter.explain_nothing(self.filter_text) or "no tensor matches the filter"
 
     def describe_stats(self) -> str:
-        """Return `statistics of 88 tensors: 1 has nan, 0 have inf`."""
-        read = [self.stats[position] for position in self.listed]
-        parts = [self._describe_count(name) for name in ("nan", "inf")]
-        failed = sum(stats.reason is not None for stats in read)
-        return f"statistics of {len(read):,} read: {', '.join(parts)}" + (
-            f", {failed:,} not complete" if failed else ""
+        """Return `statistics of 88 read: 1 nan, 0 inf, 1 outlier: h.3.w, h.7.w`."""
+        counts = self.unusual.list_kinds(self.listed)
+        failed = sum(self.stats[position].reason is not None for position in self.listed)
+        names = [self.get_name(position) for positions in counts.values() for position in positions[:1]]
+        texts = [
+            plural(len(own), name) if name == "outlier" else f"{len(own):,} {name}" for name, own in counts.items()
+        ]
+        texts += [f"{failed:,} not complete"] if failed else []
+        return f"statistics of {len(self.listed):,} read: {', '.join(texts)}" + (
+            f": {', '.join(names)}" if names else ""
         )
 
     def format_change(self, position: int) -> str:
         """Return the text of the column change."""
         return self.difference.format_change(position) if self.difference else ""
+
+
+def _has_number(tensor: TensorInfo) -> bool:
+    return bool(fold.split_numbers(tensor.fqn)[1])
 
 
 def _walk(node: Node, tensors: Sequence[TensorInfo]) -> Iterator[Node]:

@@ -35,6 +35,8 @@ _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
 #: Fields of Stats, a tuple for each line.
 _STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",), ("nan", "inf"))
 _BAR = "▏▎▍▌▋▊▉█"
+#: Smallest size that is rounded in other lines.
+_MIN_ROUNDED_BYTES = 1000
 #: Names of a list in the panel.
 _MAX_NAMES = 6
 
@@ -77,6 +79,8 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
     marked = model.count_marked(row.positions)
     if marked:
         yield Line(f"{marked:,} marked")
+    for sentence in model.list_unusual_values(row.positions):
+        yield Line(escape_sentence(sentence.text), "bad")
     yield from model.remember(row, lambda: tuple(_describe_contents(model, row)))
     if model.difference is not None and model.difference.only_after:
         yield Line("")
@@ -86,12 +90,18 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
 
 def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
     tensors = [model.tensors[position] for position in row.positions]
-    share = f", {sizes.sum_bytes(tensors) / model.total_bytes:.1%} of all" if model.total_bytes else ""
-    yield Line(f"{plural(len(tensors), 'tensor')}, {format_size(sizes.sum_bytes(tensors))}{share}")
+    size = sizes.sum_bytes(tensors)
+    share = size / model.total_bytes if model.total_bytes else None
+    percent = "" if share is None else f", {'<0.1%' if 0 < share < 0.0005 else f'{share:.1%}'} of all"
+    yield Line(f"{plural(len(tensors), 'tensor')}, {format_size(size)}{percent}")
+    kinds = {kind: sums for kind, sums in sizes.sum_by_kind(tensors).items() if sums.tensors}
+    if len(kinds) > 1:
+        yield Line(f"{size:,} B")
     yield Line("")
-    for kind, sums in sizes.sum_by_kind(tensors).items():
-        if sums.tensors:
-            yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
+    for kind, sums in kinds.items():
+        yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
+        if sums.bytes >= _MIN_ROUNDED_BYTES:
+            yield Line(f"{sums.bytes:>33,} B", "dim")
     yield Line("")
     by_dtype: Counter[str] = Counter()
     for tensor in tensors:
@@ -108,7 +118,9 @@ def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
 def _describe_tensor(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
     tensor = model.tensors[position]
     yield Line(escape_name(model.get_name(position)), "bold")
-    yield Line(f"{format_kind(tensor)}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
+    kind = format_kind(tensor)
+    assumed = " (kind assumed)" if kind.endswith("?") else ""
+    yield Line(f"{kind.rstrip('?')}{assumed}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
     yield Line(f"{tensor.elements:,} elements, {format_size(tensor.nbytes)} ({tensor.nbytes:,} B)")
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
@@ -181,11 +193,13 @@ def _list_names(names: Sequence[str]) -> str:
 def _describe_values(model: Model, position: int, width: int, *, is_reading: bool) -> Iterator[Line]:
     tensor, peek = model.tensors[position], model.peeks.get(position)
     if not tensor.ranges and tensor.data is None:
-        yield Line(_explain_no_values(model, tensor), "dim")
+        yield Line(explain_no_values(model, tensor), "dim")
         return
     stats = model.stats.get(position)
     if stats is not None:
         yield from _describe_stats(stats)
+        if position in model.unusual.outliers:
+            yield Line(escape_sentence(model.unusual.outliers[position]), "bad")
         if peek is not None and peek.histogram is not None:
             yield Line("")
             yield from draw_histogram(peek.histogram, width)
@@ -209,7 +223,8 @@ def _describe_values(model: Model, position: int, width: int, *, is_reading: boo
         yield from format_hex(peek.raw, width)
 
 
-def _explain_no_values(model: Model, tensor: TensorInfo) -> str:
+def explain_no_values(model: Model, tensor: TensorInfo) -> str:
+    """Return why a tensor has no values to read."""
     if model.state.traits.is_class:
         return "a class has only initial values: statecli inspect --stats reads them"
     if tensor.device == "meta":

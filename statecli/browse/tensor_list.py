@@ -131,9 +131,18 @@ class TensorList(ScrollView, can_focus=True):
         style = _CURSOR if is_current else _PLAIN
         cells = self._format_cells(row, columns)
         name_width = width - _GUTTER - sum(WIDTHS[column] + 1 for column in columns)
-        name, name_style = self._format_name(row, name_width)
+        unusual = self._format_unusual(row, name_width)
+        label_width = name_width - len(unusual)
+        name, name_style = self._format_name(row, label_width)
         gutter = ("›" if is_current else " ") + self._format_mark(row)
         segments = [Segment(gutter, style), Segment(name, style + name_style)]
+        if unusual:
+            name = name.rstrip()
+            segments[1:] = [
+                Segment(name, style + name_style),
+                Segment(unusual, style + _BAD),
+                Segment(" " * (label_width - cell_len(name)), style),
+            ]
         for column, text in zip(columns, cells, strict=True):
             segments.append(Segment(" ", style))
             segments.append(Segment(_align(text, column), style + self._choose_style(row, column, text)))
@@ -163,6 +172,14 @@ class TensorList(ScrollView, can_focus=True):
         sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
+
+    def _format_unusual(self, row: Row, width: int) -> str:
+        """Return ` ! nan` behind the name of a tensor or a closed module; ` !` if there is no room."""
+        if row.node is None or (row.tensor is None and self._model.is_open(row.node)):
+            return ""
+        sign = self._model.unusual.sign(row.node.key, row.positions)
+        label = min(2 * row.depth, _MAX_INDENT) + 2 + cell_len(escape_name(row.label))
+        return "" if not sign else f" {sign}" if label + 1 + len(sign) <= width else " !"
 
     def _format_cells(self, row: Row, columns: list[Column]) -> list[str]:
         if row.tensor is not None:

@@ -169,7 +169,7 @@ def test_an_order_and_its_reverse_have_all_tensors(model, column):
 
 def test_what_was_not_read_is_last_in_both_directions(model):
     """A tensor without statistics is not one with the mean 0."""
-    model.stats[3] = read_statistics(model.tensors[3], Versions({}))
+    model.add_stats(3, read_statistics(model.tensors[3], Versions({})))
     for descending in (False, True):
         model.sort_by(Column.MEAN, descending=descending)
         assert model.get_row(0).tensor == 3
@@ -344,9 +344,9 @@ def test_statistics_filter_once_they_are_read():
     assert model.explain_nothing() == "nan>0: the statistics of 0 of 24 tensors were read; press esc, then S"
     model.set_filter("")
     for position in range(24):
-        model.stats[position] = Stats(nan=int(position == 7), std=float(position))
+        model.add_stats(position, Stats(nan=int(position == 7), std=float(position)))
     model.listed = set(range(24))
-    assert model.describe_stats() == "statistics of 24 read: 1 with nan: layers.3.q.bias, 0 with inf"
+    assert model.describe_stats() == "statistics of 24 read: 1 nan, 0 inf, 0 outliers: layers.3.q.bias"
     assert find_names(model, "nan>0") == ["layers.3.q.bias"]
     assert find_names(model, "nan:1") == ["layers.3.q.bias"]
     assert find_names(model, "std>22") == ["layers.11.q.bias"]

@@ -202,21 +202,96 @@ def test_o_sorts_and_r_reverses(in_folder):
 
 def test_all_statistics_find_the_nan(in_folder):
     """S reads those of all listed tensors; sorted by nan, the tensor is first."""
-    screen = drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
-    assert "› model.layers.3.norm.weight" in screen
-    assert "statistics of 15 read: 1 with nan: model.layer" in screen
+    read = drive("second.safetensors", "S", size=(120, 40))
+    assert "statistics of 15 read: 1 nan, 0 inf, 0 outliers: model.layers.3.norm.weight" in read
+    assert "› model.layers.3.norm.weight" in drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
+
+
+def test_o_says_what_it_orders_by_and_goes_back(in_folder):
+    """The last line names the order and the neighbours; esc shows the tree, with the row that was selected."""
+    screen = drive("first.safetensors", *["down"] * 3, "o")
+    assert screen.splitlines()[-1] == "by size, largest first  o: by name  O: tree  r: reverse  esc: tree"
+    assert "by size, largest first" in screen.splitlines()[0]
+    assert "by size, smallest first" in drive("first.safetensors", "o", "r")
+    for back in ("O", "escape"):
+        assert drive("first.safetensors", *["down"] * 3, "o", back, look=lambda app: app.model.cursor) == 3
+    kept = drive("first.safetensors", *typed("/norm"), "enter", "o", "escape", look=rows_of)
+    assert kept == drive("first.safetensors", *typed("/norm"), "enter", look=rows_of)
+
+
+def test_closed_modules_show_what_stands_out_in_them(in_folder):
+    """After the statistics were read: NaN of a layer, in the tree and in the panel."""
+    assert "! nan" not in drive("second.safetensors")
+    screen = drive("second.safetensors", "S", *["down"] * 3, size=(120, 40))
+    assert "▸ {0..3} ! nan" in screen
+    assert "1 tensor holds NaN:" in screen
+    assert "▸ {0..3} ! " in drive("second.safetensors", "S")
+    opened = drive("second.safetensors", "S", *["down"] * 3, "right", size=(120, 40))
+    assert "▾ {0..3}  " in opened
+    assert "▸ 3 ! nan" in opened
+
+
+def save_layers(folder):
+    """Twelve layers with an outlier, a NaN and an infinity, and an optimizer."""
+    generator = torch.Generator().manual_seed(0)
+    model = {}
+    for n in range(12):
+        for name in ("q", "v"):
+            scale = 40 if (n, name) == (7, "v") else 1
+            model[f"h.{n}.attn.{name}.weight"] = torch.randn(8, 8, generator=generator) * scale
+        model[f"h.{n}.norm.weight"] = torch.ones(8)
+    model["h.2.norm.weight"][0] = float("nan")
+    model["h.4.attn.q.weight"][1, 1] = float("-inf")
+    optimizer = {"state": {n: {"exp_avg": torch.zeros(50, 50)} for n in range(3)}, "param_groups": []}
+    torch.save({"model": model, "optimizer": optimizer}, folder / "layers.pt")
+    return folder / "layers.pt"
+
+
+def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
+    """A row for each layer; enter goes to the tensor, m shows the largest value, esc goes back."""
+    path = save_layers(tmp_path)
+    lines = drive(path, "L", settle, size=(80, 24)).splitlines()
+    assert lines[0].startswith("h: RMS of 12 layers; 3 unusual: layer 7 v (outlier), layer 2 norm (nan), lay")
+    assert lines[1].split() == ["layer", "q", "v", "norm"]
+    assert lines[3].split()[0] == "0"
+    assert lines[10].startswith("›!7 ")
+    assert lines[5].endswith("! nan")
+    assert lines[7].split()[1:3] == ["!", "inf"]
+    assert lines[-3].strip() == "model.h.7.attn.v.weight"
+    assert lines[-2].startswith("outlier: RMS 37")
+    assert all(len(line) <= 80 for line in lines)
+    assert drive(path, "L", settle, "enter", look=lambda app: app.model.current.label) == "v.weight"
+    assert drive(path, "L", settle, "down", "left", "enter", look=lambda app: app.model.current.label) == "q.weight"
+    largest = torch.load(path)["model"]["h.7.attn.v.weight"].abs().max().item()
+    assert f"! {largest:.3g}" in drive(path, "L", settle, "m")
+    assert "layers.pt" in drive(path, "L", settle, "escape").splitlines()[0]
+    assert all(len(line) <= 20 for line in drive(path, "L", settle, size=(20, 5)).splitlines())
+
+
+def test_a_target_without_layers_says_so(in_folder):
+    """Four layers do not say what is usual; a class has no values to read."""
+    assert "no layers: 5 tensors or more" in drive("first.safetensors", "L", size=(120, 24))
+    Path("net.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+                              "        super().__init__(*(nn.Linear(2, 2) for _ in range(6)))\n")  # fmt: skip
+    for key in ("L", "S"):
+        assert "a class has only initial values" in drive("net.py:Net", key, size=(120, 24))
+
+
+def test_bytes_of_a_module_are_exact(tmp_path):
+    """The optimizer has three tensors of 50 x 50 values."""
+    assert f"{3 * 50 * 50 * 4:,} B" in drive(save_layers(tmp_path), *["end"], "left")
 
 
 def test_the_largest_difference_is_found(in_folder):
     """D compares all; the first order is by change."""
-    screen = drive("first.safetensors", "D", "o", size=(120, 40), other="second.safetensors")
+    assert "14 compared: 2 differ" in drive("first.safetensors", "D", other="second.safetensors")
+    screen = drive("first.safetensors", "D", settle, "o", size=(120, 40), other="second.safetensors")
     listed = [line.partition("│")[0].split() for line in screen.splitlines()[2:6]]
     assert [words[-1] for words in listed[:3]] == ["D", "nan/inf", "1"] or [words[-1] for words in listed[:3]] == [
         "nan/inf",
         "D",
         "1",
     ]
-    assert "14 compared: 2 differ" in screen
 
 
 def test_a_second_target_is_typed(in_folder):
@@ -262,7 +337,10 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
 
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """Not every terminal takes OSC 52."""
-    assert "copied, for 2 tensors:" in drive("first.safetensors", "y")
+    screen = drive("first.safetensors", "y")
+    assert "sent to the clipboard of the terminal, for 2 tensors:" in screen
+    assert "\n  -i 'lm_head.*'\n" in screen
+    assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
     assert "first.safetensors" in drive("first.safetensors", "y", "x")
 
 

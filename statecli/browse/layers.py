@@ -1,0 +1,187 @@
+"""Table of layers: a row for each layer, a column for each tensor that all layers have, and the outliers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from statecli.core.escaping import escape_name
+from statecli.core.model_state import Stats, TensorInfo
+from statecli.core.units import format_number
+from statecli.report import fold
+from statecli.report.layer_roles import Role
+
+#: Cells of the narrowest and the widest column, and of the column with the numbers of the layers.
+MIN_CELLS, MAX_CELLS, LAYER_CELLS = 9, 18, 8
+
+
+class Measure(str, enum.Enum):
+    """The number in each cell of the table."""
+
+    RMS = "RMS"
+    MAX = "largest |value|"
+
+
+class LayerColumn(msgspec.Struct, frozen=True):
+    """A tensor of each layer.
+
+    Attributes:
+        name: Name behind the number of the layer: `attn.q.weight`.
+        title: The part of the name that tells the columns apart: `q`.
+        positions: Position of the tensor of each layer; None without one.
+        rms: Root mean square by position.
+        median_rms: Median of the layers.
+        outliers: Text of each outlier, by position.
+    """
+
+    name: str
+    title: str
+    positions: tuple[int | None, ...]
+    rms: dict[int, float | None]
+    median_rms: float
+    outliers: dict[int, str]
+
+
+class UnusualCell(msgspec.Struct, frozen=True):
+    """A cell of the table, and its kind: `outlier`, `nan`, `inf` or `nan/inf`; "" for usual values."""
+
+    row: int
+    column: int
+    kind: str
+
+
+class LayerTable(msgspec.Struct, frozen=True):
+    """Layers with the same start of their names: `model.layers`."""
+
+    title: str
+    layers: tuple[int, ...]
+    columns: tuple[LayerColumn, ...]
+
+    def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
+        """Return the cells with an outlier, which is hardest to see, then those with NaN or infinity, by layer."""
+        cells = (
+            UnusualCell(row, number, describe_unusual(column, row, stats))
+            for row in range(len(self.layers))
+            for number, column in enumerate(self.columns)
+        )
+        return sorted((cell for cell in cells if cell.kind), key=lambda cell: cell.kind != "outlier")
+
+    def describe(self, cells: Sequence[UnusualCell]) -> str:
+        """Return `2 unusual: layer 17 v_proj (outlier), layer 9 up (inf)`."""
+        if not cells:
+            return "no outlier, NaN or Inf"
+        names = [f"layer {self.layers[cell.row]} {self.columns[cell.column].title} ({cell.kind})" for cell in cells[:3]]
+        more = f" and {len(cells) - 3:,} more" if len(cells) > 3 else ""
+        return f"{len(cells):,} unusual: {', '.join(names)}{more}"
+
+
+def build_tables(
+    tensors: Sequence[TensorInfo], positions: Iterable[int], roles: Iterable[Role]
+) -> tuple[LayerTable, ...]:
+    """Return the tables of all roles; the layers of an encoder and of a decoder are two tables."""
+    by_name = {(tensors[position].section, tensors[position].fqn): position for position in positions}
+    groups: dict[tuple[str, str], list[tuple[str, Role]]] = {}
+    for role in roles:
+        _, numbers = fold.split_numbers(role.tensors[0])
+        start, _, rest = fold.insert_numbers(role.tensors[0], ["\0", *map(str, numbers[1:])]).partition("\0")
+        groups.setdefault((role.section, start), []).append((rest.lstrip("."), role))
+    several = len({section for section, _ in groups}) > 1
+    return tuple(
+        _build_table(f"{section}: {start}" if several else start, section, entries, by_name)
+        for (section, start), entries in groups.items()
+    )
+
+
+def _build_table(
+    title: str, section: str, entries: Sequence[tuple[str, Role]], by_name: Mapping[tuple[str, str], int]
+) -> LayerTable:
+    layers = sorted({layer for _, role in entries for layer in role.layers})
+    titles = _shorten([name for name, _ in entries])
+    columns = []
+    for (name, role), short in zip(entries, titles, strict=True):
+        own = {layer: by_name[section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)}
+        columns.append(
+            LayerColumn(
+                name,
+                short,
+                tuple(own.get(layer) for layer in layers),
+                dict(zip(own.values(), role.rms, strict=True)),
+                role.median_rms,
+                {by_name[key]: text for key, text in role.describe_outliers().items()},
+            )
+        )
+    return LayerTable(title.rstrip("."), tuple(layers), tuple(columns))
+
+
+def _shorten(names: Sequence[str]) -> list[str]:
+    """Return the last parts of each name that tell it from the others, without an ending that all names have."""
+    parts = [name.split(".") for name in names]
+    while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
+        parts = [entry[:-1] for entry in parts]
+    longest = max(map(len, parts))
+    for count in range(1, longest + 1):
+        short = [".".join(entry[-count:]) for entry in parts]
+        if len(set(short)) == len(short):
+            return short
+    return [".".join(entry) for entry in parts]
+
+
+def list_widths(table: LayerTable) -> list[int]:
+    """Return the cells of each column, with the space before it."""
+    return [min(max(MIN_CELLS, len(escape_name(column.title))), MAX_CELLS) + 1 for column in table.columns]
+
+
+def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
+    """Return the columns that fit, with that of the cursor."""
+    widths = list_widths(table)
+    first = 0
+    while sum(widths[first : cursor + 1]) > width - LAYER_CELLS and first < cursor:
+        first += 1
+    last = first + 1
+    while last < len(widths) and sum(widths[first : last + 1]) <= width - LAYER_CELLS:
+        last += 1
+    return range(first, last)
+
+
+def format_cell(column: LayerColumn, row: int, measure: Measure, stats: Mapping[int, Stats]) -> str:
+    """Return the number of a tensor, with `!` for an outlier; nan or inf if it has such values."""
+    position = column.positions[row]
+    if position is None:
+        return ""
+    kind = describe_unusual(column, row, stats)
+    if kind not in ("", "outlier"):
+        return f"! {kind}"
+    return ("! " if kind else "") + format_number(_measure(column, position, measure, stats[position]), 3)
+
+
+def describe_unusual(column: LayerColumn, row: int, stats: Mapping[int, Stats]) -> str:
+    """Return `outlier`, `nan`, `inf` or `nan/inf`; "" for usual values."""
+    position = column.positions[row]
+    if position is None:
+        return ""
+    words = [name for name in ("nan", "inf") if getattr(stats[position], name)]
+    return "/".join(words) or ("outlier" if position in column.outliers else "")
+
+
+def _measure(column: LayerColumn, position: int, measure: Measure, stats: Stats) -> float | None:
+    if measure is Measure.RMS:
+        return column.rms[position]
+    ends = [abs(value) for value in (stats.min, stats.max) if value is not None]
+    return max(ends, default=None)
+
+
+def iter_medians(table: LayerTable, shown: range, measure: Measure, stats: Mapping[int, Stats]) -> Iterator[str]:
+    """Yield the median of each shown column."""
+    for number in shown:
+        column = table.columns[number]
+        if measure is Measure.RMS:
+            yield format_number(column.median_rms, 3)
+            continue
+        values = sorted(
+            value
+            for position in column.positions
+            if position is not None and (value := _measure(column, position, measure, stats[position])) is not None
+        )
+        yield format_number(values[len(values) // 2], 3) if values else ""
