@@ -43,3 +43,20 @@ def test_a_page_needs_a_file(statecli):
     """Without -o, one line says what to add."""
     result = statecli("report", "net.pt")
     assert (result.code, result.err) == (2, "statecli: report writes a page: add --output report.html\n")
+
+
+def test_spectra_are_in_json_and_on_the_page(statecli, tmp_path):
+    """Singular values as torch computes them; --spectra includes --stats."""
+    document = json.loads(statecli("inspect", "net.pt", "--spectra", "-f", "json").out)
+    expected = torch.linalg.svdvals(torch.load("net.pt")["h.0.w"].double()).tolist()
+    assert document["tensors"][0]["spectrum"]["values"] == pytest.approx(expected)
+    assert "stats" in document["tensors"][0]
+    assert statecli("report", "net.pt", "--spectra", "-o", "report.html").code == 0
+    assert '"ranks":[1,2,3,4]' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("option", ["--distributions", "--spectra"])
+def test_a_class_has_no_spectra(statecli, option):
+    """Its values are initial values."""
+    result = statecli("inspect", "net.py:make", option)
+    assert result.err == f"statecli: {option}: needs a checkpoint, and net.py:make is a class; use --stats\n"

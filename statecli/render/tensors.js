@@ -190,7 +190,14 @@ const summarize = (name, node) => {
 // The filter: words that must all be true of a tensor.
 const UNITS = { "": 1, b: 1, k: 1e3, kb: 1e3, m: 1e6, mb: 1e6, g: 1e9, gb: 1e9, t: 1e12, tb: 1e12, kib: 1024, mib: 1048576, gib: 1073741824 };
 const COMPARISONS = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
-const NUMBERS = { size: data.row_bytes, bytes: data.row_bytes, elements: data.row_elements, ...data.stats };
+const spectrumColumn = (pick) => data.spectra.map((spectrum) => (spectrum && !spectrum.reason ? pick(spectrum) ?? null : null));
+const NUMBERS = {
+  size: data.row_bytes,
+  bytes: data.row_bytes,
+  elements: data.row_elements,
+  ...data.stats,
+  ...(data.spectra?.length ? { rank: spectrumColumn((s) => s.rank), stable_rank: spectrumColumn((s) => s.stable_rank), sigma: spectrumColumn((s) => s.values[0]) } : {}),
+};
 const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices, remark: data.remarks };
 const lowerNames = data.names.map((name) => name.toLowerCase());
 
@@ -494,6 +501,11 @@ const reveal = (row) => {
   showDetail(row);
   grid.focus({ preventScroll: true });
 };
+// The facts lie over the end of the list, and must not hide the row of a link.
+const uncover = () => {
+  const hidden = (body.querySelector('[aria-selected="true"]')?.getBoundingClientRect().bottom ?? 0) - detail.getBoundingClientRect().top;
+  if (!detail.hidden && hidden > 0) scrollBy(0, hidden);
+};
 
 // Copies the rows of the filter, or the row at the cursor without a filter; shows the text, because a browser may refuse.
 const copyGlobs = async (rows) => {
@@ -532,29 +544,50 @@ const addDistribution = (distribution, add) => {
   if (!distribution.counts) return;
   const { counts, low, high } = distribution;
   const most = counts.reduce((a, b) => Math.max(a, b));
-  const drawing = element("histogram");
-  const draw = (tag) => document.createElementNS(drawing.namespaceURI, tag);
-  drawing.setAttribute("viewBox", `0 0 ${counts.length * 8} 64`);
-  drawing.setAttribute("aria-label", `histogram of ${counts.length} bins from ${formatNumber(low)} to ${formatNumber(high)}, at most ${most.toLocaleString("en")} values in a bin`);
-  counts.forEach((number, at) => {
+  const edge = (n) => formatNumber(low + (high - low) * (n / counts.length));
+  const bars = counts.map((number, at) => [number, `${edge(at)} to ${edge(at + 1)}: ${number.toLocaleString("en")} values`]);
+  const label = `histogram of ${counts.length} bins from ${formatNumber(low)} to ${formatNumber(high)}, at most ${most.toLocaleString("en")} values in a bin`;
+  drawBars("histogram", bars, label, [formatNumber(low), formatNumber(high)]);
+};
+
+// Bars with the same distance: a number and a text each. `ends` stand below the first and the last bar.
+const drawBars = (name, bars, label, ends) => {
+  const most = bars.reduce((largest, [number]) => Math.max(largest, number), 0);
+  const figure = create("div", "spread");
+  const drawing = element("canvas").cloneNode(false);
+  for (const attribute of ["id", "aria-hidden"]) drawing.removeAttribute(attribute);
+  const attributes = { class: "histogram", role: "img", viewBox: `0 0 ${bars.length * 8} 64`, preserveAspectRatio: "none", "aria-label": label };
+  for (const [key, value] of Object.entries(attributes)) drawing.setAttribute(key, value);
+  bars.forEach(([number, text], at) => {
     const height = number ? Math.max(1, (number / most) * 60) : 0;
-    const [bar, title] = [draw("rect"), draw("title")];
-    const edge = (n) => formatNumber(low + (high - low) * (n / counts.length));
-    title.textContent = `${edge(at)} to ${edge(at + 1)}: ${number.toLocaleString("en")} values`;
-    for (const [name, value] of Object.entries({ class: "bar", x: at * 8, y: 64 - height, width: 7, height })) bar.setAttribute(name, value);
+    const [bar, title] = ["rect", "title"].map((tag) => document.createElementNS(drawing.namespaceURI, tag));
+    title.textContent = text;
+    for (const [key, value] of Object.entries({ class: "bar", x: at * 8, y: 64 - height, width: 7, height })) bar.setAttribute(key, value);
     bar.append(title);
     drawing.append(bar);
   });
-  element("low").textContent = formatNumber(low);
-  element("high").textContent = formatNumber(high);
-  element("figure").hidden = false;
+  figure.append(create("b", "", name), drawing, ...ends.map((end) => create("span", "", end)));
+  element("figures").append(figure);
+};
+
+const addRanks = (spectrum, add) => {
+  if (!spectrum) return;
+  if (spectrum.reason) return add("singular values", `not computed: ${spectrum.reason}`, true);
+  add("rank", `${spectrum.rank.toLocaleString("en")} of ${spectrum.count.toLocaleString("en")}`);
+  add("stable rank", formatNumber(spectrum.stable_rank ?? null));
+};
+const drawSpectrum = (spectrum) => {
+  if (!spectrum || spectrum.reason) return;
+  const { count, ranks, values } = spectrum;
+  const bars = values.map((value, at) => [value, `singular value ${ranks[at].toLocaleString("en")}: ${formatNumber(value)}`]);
+  const label = `${plural(values.length, "singular value")} of ${count.toLocaleString("en")}, from ${formatNumber(values[0])} to ${formatNumber(values[values.length - 1])}`;
+  drawBars(`singular values 1 to ${count.toLocaleString("en")}`, bars, label, [formatNumber(values[0]), formatNumber(values[values.length - 1])]);
 };
 
 const showDetail = (row) => {
   const facts = element("facts");
   facts.replaceChildren();
-  element("figure").hidden = true;
-  element("histogram").replaceChildren();
+  element("figures").replaceChildren();
   const add = (name, value, isWide = false) => {
     if (value === "" || value === "-" || value === null) return;
     const [pair, shown] = [create("div", isWide ? "wide" : ""), create("dd")];
@@ -573,7 +606,10 @@ const showDetail = (row) => {
   add("assigned at", text(data.origins, row));
   add("remark", text(data.remarks, row), true);
   for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]));
+  const spectrum = data.spectra?.[row];
+  addRanks(spectrum, add);
   if (data.distributions) addDistribution(data.distributions[row], add);
+  drawSpectrum(spectrum);
   const twins = twinsOf(row);
   if (twins.length) {
     const links = create("span", "links");
@@ -697,6 +733,7 @@ const follow = (address) => {
   } else if (row >= 0) reveal(row);
   else return;
   section.scrollIntoView();
+  uncover();
 };
 addEventListener("hashchange", () => follow(location.hash));
 addEventListener("click", (event) => {

@@ -148,8 +148,15 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         return _choose_mood(tensor) or ("warn" if has_nonfinite or (tensor.section, tensor.fqn) in outliers else "")
 
     rows = arrange_tensors(state.tensors, view)
-    distributions, other_names = inspection.distributions, _list_other_names(inspection)
-    return build_tensor_list(rows, describe_remark, choose_mood, _format_device, distributions, other_names)
+    return build_tensor_list(
+        rows,
+        describe_remark,
+        choose_mood,
+        _format_device,
+        inspection.distributions,
+        _list_other_names(inspection),
+        inspection.spectra,
+    )
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:

@@ -11,6 +11,7 @@ from statecli.core.escaping import escape
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
 from statecli.core.value_distribution import Distribution
+from statecli.core.value_spectrum import Spectrum
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -47,7 +48,8 @@ class TensorList(msgspec.Struct, frozen=True):
     """Columns with a value for each tensor, in the order of the target; `names` and all texts are escaped.
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
-    each statistic, or nothing if the values were not read; so has `distributions` a row for each tensor.
+    each statistic, or nothing if the values were not read; so have `distributions` and `spectra` an entry for each
+    tensor.
     """
 
     bytes: int
@@ -67,6 +69,7 @@ class TensorList(msgspec.Struct, frozen=True):
     stats: dict[str, tuple[float | int | str | None, ...]] = {}
     distributions: tuple[Distribution | None, ...] = ()
     other_names: tuple[OtherNames, ...] = ()
+    spectra: tuple[Spectrum | None, ...] = ()
 
 
 def build_tensor_list(
@@ -76,10 +79,11 @@ def build_tensor_list(
     format_device: Callable[[TensorInfo], str],
     distributions: Mapping[tuple[str, str], Distribution],
     other_names: Mapping[tuple[str, str], Sequence[str]],
+    spectra: Mapping[tuple[str, str], Spectrum],
 ) -> TensorList:
     """Return the list. The tensors' remarks, moods and devices are those of the command's rows.
 
-    `distributions` and `other_names` are by section and name of a tensor.
+    `distributions`, `other_names` and `spectra` are by section and name of a tensor.
     """
     totals = sizes.sum_by_kind(tensors)
     return TensorList(
@@ -104,6 +108,7 @@ def build_tensor_list(
             for row, t in enumerate(tensors)
             if (t.section, t.fqn) in other_names
         ),
+        spectra=tuple(spectra.get((t.section, t.fqn)) for t in tensors) if spectra else (),
     )
 
 

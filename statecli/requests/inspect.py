@@ -24,11 +24,11 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
         raise UsageError(
             f"{option('--cuda')} and {option('--to', options.to)} contradict each other; leave one of them out"
         )
-    if options.distributions and (extra.model is not None or options.shard is not None):
+    for name, is_given in (("--distributions", options.distributions), ("--spectra", options.spectra)):
+        if not is_given or (extra.model is None and options.shard is None):
+            continue
         reason = "a live model has none" if extra.model is not None else "--shard divides only --stats"
-        raise UsageError(
-            f"{option('--distributions')}: needs the file of a checkpoint ({reason}); use {option('--stats')}"
-        )
+        raise UsageError(f"{option(name)}: needs the file of a checkpoint ({reason}); use {option('--stats')}")
     check_options(options)
     if extra.model is not None and options.model is not None:
         raise UsageError(
@@ -38,7 +38,8 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
 
 def reads_values(options: InspectOptions, extra: ExtraInputs) -> bool:
     """Return True if the values of a checkpoint are read; --executor and --shard divide this work."""
-    return (options.stats or options.distributions) and extra.model is None and find_class_spec(options.target) is None
+    reads = options.stats or options.distributions or options.spectra
+    return reads and extra.model is None and find_class_spec(options.target) is None
 
 
 #: What reads tensor values, for an error.
@@ -73,8 +74,9 @@ def build_request(options: InspectOptions) -> Request:
         target=options.target,
         to="cuda" if options.cuda else options.to,
         model=options.model,
-        stats=options.stats or options.distributions,
+        stats=options.stats or options.distributions or options.spectra,
         distributions=options.distributions,
+        spectra=options.spectra,
         selection=options.selection,
         init_device=options.init_device,
         input=options.input,

@@ -454,6 +454,14 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             "and HTML (includes --stats).",
         ),
     ] = False
+    spectra: Annotated[
+        bool,
+        Option(
+            ("--spectra",),
+            "Compute singular values of the model's matrices for about a minute at most, the smallest matrices first. "
+            "Write them to JSON and HTML (includes --stats).",
+        ),
+    ] = False
     parts: Annotated[
         bool,
         Option(("--parts",), "List the tensors of each quantized weight below the weight.", group=Group.ROWS),
@@ -503,6 +511,14 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
             ("--stats",),
             "Read the values, and show a histogram, quantiles and the first values of each tensor, and how large the "
             "values are from layer to layer.",
+        ),
+    ] = False
+    spectra: Annotated[
+        bool,
+        Option(
+            ("--spectra",),
+            "Compute singular values of the matrices for about a minute at most, the smallest matrices first, and show "
+            "them (includes --stats).",
         ),
     ] = False
 

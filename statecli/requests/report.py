@@ -15,4 +15,5 @@ def build_inspect_options(options: ReportOptions) -> InspectOptions:
     if options.output is None and options.output_format is None:
         raise UsageError(f"report writes a page: add {option('--output', 'report.html')}")
     shared = {name: getattr(options, name) for name in ReportOptions.__struct_fields__}
-    return InspectOptions(**shared, distributions=options.stats and find_class_spec(options.target) is None)
+    reads_values = options.stats or options.spectra
+    return InspectOptions(**shared, distributions=reads_values and find_class_spec(options.target) is None)

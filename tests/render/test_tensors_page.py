@@ -311,6 +311,11 @@ def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
         browser.wait("setTimeout(done, 50)")
         assert browser.run(TITLE) == "h.4.w"
         assert browser.run("return document.getElementById('tensors-detail').hidden") is False
+    edges = browser.run(
+        "return ['[aria-selected=true]', '#tensors-detail']"
+        ".map((selector) => document.querySelector(selector).getBoundingClientRect())"
+    )
+    assert edges[0]["bottom"] <= edges[1]["top"] + 1
     browser.run(click, "2 more")
     browser.wait("setTimeout(done, 50)")
     assert browser.run(STATUS).startswith("5 of 14 tensors")
@@ -359,3 +364,27 @@ def test_a_long_name_shows_its_end(browser, tmp_path, width):
     assert titles == names
     browser.press("Down")
     assert browser.run("return document.getElementById('tensors-whole').textContent") == names[0]
+
+
+def test_singular_values_are_drawn(browser, tmp_path):
+    """With --spectra: a bar for each, the ranks, words of the filter, and why a matrix has none."""
+    state = {
+        "w": torch.diag(torch.tensor([4.0, 2.0, 1.0])),
+        "odd": torch.tensor([[1.0, float("inf")]]),
+        "b": torch.ones(3),
+    }
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--spectra"))
+    facts = (
+        "location.hash = `tensor=${arguments[0]}`; const done = arguments[arguments.length - 1];"
+        "setTimeout(() => done([document.getElementById('tensors-facts').textContent,"
+        " [...document.querySelectorAll('.histogram title')].map((e) => e.textContent)]), 50)"
+    )
+    texts, titles = browser.post("/execute/async", script=facts, args=["w"])
+    assert "rank3 of 3" in texts
+    assert "stable rank1.313" in texts
+    assert titles == ["singular value 1: 4", "singular value 2: 2", "singular value 3: 1"]
+    assert "not computed: it has NaN or Inf" in browser.post("/execute/async", script=facts, args=["odd"])[0]
+    assert "singular" not in browser.post("/execute/async", script=facts, args=["b"])[0]
+    assert [row[0] for row in filtered(browser, "sigma>=4")] == ["w"]
+    assert browser.list_errors() == []

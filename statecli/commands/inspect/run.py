@@ -23,6 +23,7 @@ from statecli.core.result_views import ResultViews
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
 from statecli.core.value_distribution import Distribution
+from statecli.core.value_spectrum import Spectrum
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -47,6 +48,7 @@ class Request(msgspec.Struct, frozen=True):
     model: str | None = None
     stats: bool = False
     distributions: bool = False
+    spectra: bool = False
     selection: Selection = Selection()
     init_device: str | None = None
     input: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
         inputs: Description of the inputs of forward; None if forward was not called.
         weights: The quantized weights; the state has their tensors.
         distributions: How the values are spread, by section and name of the tensor.
+        spectra: Singular values of the matrices, by section and name of the tensor.
     """
 
     state: ModelState
@@ -71,6 +74,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
     inputs: str | None = None
     weights: tuple[LogicalWeight, ...] = ()
     distributions: Mapping[tuple[str, str], Distribution] = {}
+    spectra: Mapping[tuple[str, str], Spectrum] = {}
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -105,10 +109,11 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
 
 
 def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
-    if request.distributions:
-        raise UsageError(
-            f"{option('--distributions')}: needs a checkpoint, and {request.target} is a class; use {option('--stats')}"
-        )
+    for name, is_given in (("--distributions", request.distributions), ("--spectra", request.spectra)):
+        if is_given:
+            raise UsageError(
+                f"{option(name)}: needs a checkpoint, and {request.target} is a class; use {option('--stats')}"
+            )
     if request.model is not None:
         raise UsageError(
             f"{option('--model')}: needs a checkpoint, and {request.target} is a class; leave the option out"
@@ -210,13 +215,18 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         from statecli.values.distribution import compute_distributions
 
         distributions = compute_distributions(state.tensors, progress(size) if progress else None)
+    spectra: Mapping[tuple[str, str], Spectrum] = {}
+    if request.spectra:
+        from statecli.values.spectrum import compute_spectra
+
+        spectra = compute_spectra(state.tensors, progress(size) if progress else None)
     if request.to:
         with require_numpy():
             from statecli.values.to_device import place_on_device
 
         state = place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
-    return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions)
+    return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions, spectra=spectra)
 
 
 def _select_findings(

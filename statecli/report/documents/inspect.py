@@ -104,9 +104,12 @@ def build_inspect_document(
     weights = select_weights(state.tensors, inspection.weights)
     owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts[1:]}
     owners |= {(w.codes.section, w.codes.fqn): w.fqn for w in weights if len(w.parts) > 1}
-    distributions = inspection.distributions
-    has_more = owners or distributions
-    build_row = partial(build_tensor_row, owners=owners, distributions=distributions) if has_more else build_tensor_row
+    distributions, spectra = inspection.distributions, inspection.spectra
+    build_row = (
+        partial(build_tensor_row, owners=owners, distributions=distributions, spectra=spectra)
+        if owners or distributions or spectra
+        else build_tensor_row
+    )
     return InspectDocument(
         "statecli.inspect/1",
         __version__,

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from statecli.core.finding import Severity
 from statecli.core.model_state import After, Evidence, Kind, Origin, Stats, TensorInfo
 from statecli.core.value_distribution import Distribution
+from statecli.core.value_spectrum import Spectrum
 from statecli.report import Problem
 from statecli.targets.location import compute_fingerprint
 from statecli.targets.target_result import Accepted
@@ -45,6 +46,7 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: The quantized weight that the tensor is a part of, as in `quantized`.
     part_of: str | None = None
     distribution: Distribution | UnsetType = UNSET
+    spectrum: Spectrum | UnsetType = UNSET
 
 
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,10 +122,12 @@ def build_tensor_row(
     t: TensorInfo,
     owners: Mapping[tuple[str, str], str] | None = None,
     distributions: Mapping[tuple[str, str], Distribution] | None = None,
+    spectra: Mapping[tuple[str, str], Spectrum] | None = None,
 ) -> TensorRow:
     """Return the row of a tensor.
 
-    `owners` are the quantized weights of its parts, `distributions` how its values are spread, by section and name.
+    `owners` are the quantized weights of its parts, `distributions` how its values are spread, and `spectra` their
+    singular values, by section and name.
     """
     return TensorRow(
         t.fqn,
@@ -151,4 +155,5 @@ def build_tensor_row(
         t.appeared,
         owners.get((t.section, t.fqn)) if owners else None,
         distributions.get((t.section, t.fqn), UNSET) if distributions else UNSET,
+        spectra.get((t.section, t.fqn), UNSET) if spectra else UNSET,
     )
