@@ -15,7 +15,7 @@ PIP := $(PIP_INSTALL) --quiet
 DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint ruff types pytest pages docs site man bench fuzz mutants release-check clean
+.PHONY: demo check test lint ruff types pytest pages docs pictures site man bench fuzz mutants release-check clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -50,6 +50,10 @@ pages: .venv/.test
 docs: .venv/.test
 	$(COG) -r $(DOCUMENTS)
 	$(BIN)/python docs/pictures.py
+
+# The pictures of the page and of browse; needs chromium and chromedriver. `make docs` draws the other pictures.
+pictures: .venv/.test
+	$(BIN)/python docs/screenshots.py
 
 # The documents as a site in build/site; fails at a broken link.
 site: .venv/.site

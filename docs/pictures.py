@@ -9,8 +9,12 @@ import html
 import io
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FOLDER = Path(__file__).parent / "pictures"
 #: Name of a picture -> the command that it shows.
@@ -34,17 +38,23 @@ def main() -> None:
 def draw(line: str, theme: str) -> str:
     """Return the SVG of a terminal in which the command ran."""
     from rich.console import Console
-    from rich.terminal_theme import TerminalTheme
     from rich.text import Text
 
     console = Console(record=True, width=shown.WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(f"\x1b[1m$ {line}\x1b[0m\n{run(line, color=True)}"))
+    return export(console, theme)
+
+
+def export(console: Console, theme: str, name: str = "") -> str:
+    """Return the SVG of what was printed; ids begin with the name, because a page may have several pictures."""
+    from rich.terminal_theme import TerminalTheme
+
     background, foreground, colors = THEMES[theme]
     palette = [parse_color(color) for color in colors.split()]
     svg = console.export_svg(
         title="statecli",
         theme=TerminalTheme(parse_color(background[1:]), parse_color(foreground[1:]), palette, palette),
-        unique_id=f"statecli-{theme}",
+        unique_id=f"statecli-{name}{theme}",
     )
     svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
     # The border of rich is invisible on a light page.

@@ -30,6 +30,7 @@ from statecli.rules.policy_config import Policy
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402 - the documents are not a package
+import screenshots  # noqa: E402
 import shown  # noqa: E402
 import site_pages  # noqa: E402
 
@@ -270,6 +271,24 @@ def test_a_picture_shows_the_output_of_the_program(name, theme, monkeypatch):
     lines = [re.sub(r"\s", "", text) for text in output if text.strip()]
     assert pictures.read_text(svg) == ["statecli", *lines]
     assert not re.findall(r"url\((?!#)|href=|@import|@font-face", svg)
+
+
+@pytest.mark.parametrize("theme", pictures.THEMES)
+def test_the_picture_of_browse_shows_its_screen(theme):
+    """After `make pictures`."""
+    pytest.importorskip("textual")
+    svg = (pictures.FOLDER / f"browse-{theme}.svg").read_text("utf-8")
+    with screenshots.model_folder():
+        assert pictures.read_text(svg) == pictures.read_text(screenshots.draw_browse(theme))
+    assert not re.findall(r"url\((?!#)|href=|@import|@font-face", svg)
+
+
+def test_the_pictures_of_the_page_are_small_webp():
+    """A reader of the README loads one theme."""
+    for theme in pictures.THEMES:
+        data = (pictures.FOLDER / f"page-{theme}.webp").read_bytes()
+        assert (data[:4], data[8:12]) == (b"RIFF", b"WEBP")
+        assert len(data) < 50_000
 
 
 # --- the pages of the site --------------------------------------------------------------------------------------------

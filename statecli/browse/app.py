@@ -126,6 +126,9 @@ class Browser(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
+    * { scrollbar-color: ansi_bright_black; scrollbar-color-hover: ansi_bright_black;
+        scrollbar-color-active: ansi_bright_black; scrollbar-background: ansi_default;
+        scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
     #title, #status { height: 1; width: 100%; text-style: bold; }
     #status { text-style: none; }
     #line { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
