@@ -73,11 +73,16 @@ def nudge():
 
 
 def act(name, **inputs):
-    """Run one step of the action as a runner does; its exit code, and what it wrote for GitHub."""
+    """Run one step of the action as a runner does; its exit code, and what it wrote for GitHub.
+
+    `GITHUB_BASE_REF` and other names in capitals are variables of the runner.
+    """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     step = next(one for one in action["runs"]["steps"] if one["name"] == name)
     given = {key: one.get("default", "") for key, one in action["inputs"].items()} | inputs
-    environment = {key: given[value.split("inputs.")[1].rstrip(" }")] for key, value in step["env"].items()}
+    names = {key: value.rpartition(".")[2].rstrip(" }") for key, value in step["env"].items()}
+    environment = {key: given.get(name, str(ROOT)) for key, name in names.items()}
+    environment |= {key: value for key, value in inputs.items() if key.isupper()}
     environment["RUNNER_TEMP"] = str(Path.cwd().parent)
     files = {key: key.lower() for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     for path in files.values():
@@ -508,3 +513,34 @@ def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
     assert (re.search(hook["files"], name) is not None) is is_taken
     if name.endswith(".bin"):
         assert (checkpoint_names.WEIGHT_BIN_NAME.search(Path(name).name) is not None) is is_taken
+
+
+def test_the_action_writes_the_page_of_the_audit(repository):
+    """Next to the summary, for the step that uploads it; an audit that could not begin leaves no page behind."""
+    page = repository.parent / "statecli-page" / "audit.html"
+    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    assert "m.safetensors" in page.read_text()
+    assert act("Audit", targets="m.safetensors", args="--nonsense")[0].returncode == 2
+    assert not page.exists()
+
+
+def test_the_action_compares_the_checkpoints_of_a_pull_request(repository, monkeypatch):
+    """In a shallow clone of the merge, with a module of the checkout that is not imported."""
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "s@example.org")
+    first = ("init -qb main", "add .", "commit -qm one", "switch -qc change")
+    assert [run("git", *words.split()).stderr for words in first] == [""] * 4
+    nudge()
+    Path("json.py").write_text("raise SystemExit('imported')\n")
+    assert [run("git", *words.split()).stderr for words in ("add .", "commit -qm two")] == ["", ""]
+    clone = repository.parent / "clone"
+    assert run("git", "clone", "-q", "--depth=1", "-b", "change", repository.as_uri(), str(clone)).returncode == 0
+    monkeypatch.chdir(clone)
+    done, _, summary = act("Compare", GITHUB_BASE_REF="main")
+    assert done.returncode == 0, done.stderr
+    assert "<code>m.safetensors</code>: 1 of 2 parameters changed" in summary
+    assert (repository.parent / "statecli-changes.md").read_text() == summary
+    done, _, summary = act("Compare", GITHUB_BASE_REF="nowhere")
+    assert (done.returncode, summary) == (0, "")
+    assert "cannot be fetched" in done.stdout

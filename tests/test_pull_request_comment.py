@@ -65,7 +65,7 @@ def github():
 def comment(github, tmp_path):
     """Write a summary as the comment; the process that did."""
 
-    def run(summary, right="writer", key="true", event=None):
+    def run(summary, right="writer", key="true", event=None, changes=None, page_url=""):
         (tmp_path / "summary.md").write_text(summary, "utf-8")
         (tmp_path / "event.json").write_text(json.dumps(event or {"pull_request": {"number": 7}}))
         environment = {
@@ -74,8 +74,11 @@ def comment(github, tmp_path):
             "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
             "STATECLI_TOKEN": right,
             "STATECLI_COMMENT_KEY": key,
+            "STATECLI_PAGE_URL": page_url,
         }
-        line = [sys.executable, "-I", str(SCRIPT), str(tmp_path / "summary.md")]
+        if changes is not None:
+            (tmp_path / "changes.md").write_text(changes, "utf-8")
+        line = [sys.executable, "-I", str(SCRIPT), str(tmp_path / "summary.md"), str(tmp_path / "changes.md")]
         return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
 
     return run
@@ -125,3 +128,19 @@ def test_an_event_without_a_pull_request_is_no_comment(github, comment):
     """A push, for example."""
     assert comment("text", event={"ref": "refs/heads/main"}).stdout == ""
     assert not github.comments
+
+
+def test_the_comment_links_the_page_and_has_the_changed_checkpoints(github, comment):
+    """The page is an artifact of the run; the next run replaces its link."""
+    for number in (1, 2):
+        comment("summary\n", changes="\n## Changed checkpoints\n", page_url=f"https://host/artifacts/{number}")
+    lines = github.comments[0]["body"].splitlines()
+    assert len(github.comments) == 1
+    assert lines[1] == "[Page of the audit](https://host/artifacts/2)"
+    assert lines[3:] == ["summary", "", "## Changed checkpoints"]
+
+
+def test_only_an_address_of_the_web_is_a_link(github, comment):
+    """An empty output of a step that did not run."""
+    comment("summary", page_url="")
+    assert github.comments[0]["body"].endswith("-->\nsummary")

@@ -1,10 +1,11 @@
 """Write the summary of an audit as one comment of a pull request, and replace it at the next run.
 
-    python -I tools/pull_request_comment.py SUMMARY.md
+    python -I tools/pull_request_comment.py SUMMARY.md [CHANGES.md]
 
-The action runs this with the variables of a runner: GITHUB_EVENT_PATH, GITHUB_REPOSITORY, GITHUB_API_URL, and
-STATECLI_TOKEN, which needs the permission `pull-requests: write`. STATECLI_COMMENT_KEY tells comments of several audits
-apart. A failure is a warning of the workflow: the audit decides, not the comment.
+CHANGES.md has what `pull_request_changes.py` wrote, if the file exists. The action runs this with the variables of a
+runner: GITHUB_EVENT_PATH, GITHUB_REPOSITORY, GITHUB_API_URL, and STATECLI_TOKEN, which needs the permission
+`pull-requests: write`. STATECLI_COMMENT_KEY tells comments of several audits apart, and STATECLI_PAGE_URL is the
+address of the page, if there is one. A failure is a warning of the workflow: the audit decides, not the comment.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def main() -> int:
             number = json.load(file).get("pull_request", {}).get("number")
         if not isinstance(number, int):
             return 0
-        with open(sys.argv[1], encoding="utf-8") as file:
-            body = build_body(file.read(), build_marker(os.environ.get("STATECLI_COMMENT_KEY", "")))
+        marker = build_marker(os.environ.get("STATECLI_COMMENT_KEY", ""))
+        body = build_body(read_texts(sys.argv[1:]), marker, os.environ.get("STATECLI_PAGE_URL", ""))
         url = write_comment(number, body)
         sys.stdout.write(f"statecli: {url}\n")
     except (OSError, ValueError, KeyError) as error:
@@ -46,8 +47,19 @@ def build_marker(key: str) -> str:
     return f"<!-- statecli audit {html.escape(key).replace('--', '- -')} -->"
 
 
-def build_body(summary: str, marker: str) -> str:
+def read_texts(paths: list[str]) -> str:
+    """Return the summary, and the text of the other files that exist. Raises OSError without a summary."""
+    texts = []
+    for path in (paths[0], *filter(os.path.exists, paths[1:])):
+        with open(path, encoding="utf-8") as file:
+            texts.append(file.read())
+    return "".join(texts)
+
+
+def build_body(summary: str, marker: str, page_url: str = "") -> str:
     """Return the text of the comment, shortened to what GitHub takes."""
+    if page_url.startswith("https://"):
+        marker = f"{marker}\n[Page of the audit]({page_url})\n"
     summary = summary.replace("@", "@\N{ZERO WIDTH SPACE}")  # a tensor called `@team` would notify the team
     note = "\n\nThe summary is longer than a comment may be: the summary of the job has all of it.\n"
     room = MAX_CHARACTERS - len(marker) - 1

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from statecli.cli.git_setup import PATTERNS, run_git, shorten_path
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
@@ -134,18 +136,35 @@ def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
     return texts
 
 
-def describe_pointer(path: str) -> str | None:
-    """Return the target of a pointer of git-lfs or DVC in words; None for any other file."""
+class LfsPointer(msgspec.Struct, frozen=True):
+    """A git-lfs pointer: the SHA-256 and the size of its file."""
+
+    digest: str
+    size: int
+
+
+def read_lfs_pointer(path: str) -> LfsPointer | None:
+    """Return the git-lfs pointer in a file; None for any other file."""
+    match = _LFS.fullmatch(_read_small_text(path))
+    return LfsPointer(match[1].decode().removeprefix("sha256:"), int(match[2])) if match else None
+
+
+def _read_small_text(path: str) -> bytes:
+    """Return the bytes of a file that may be a pointer; b"" for any other file."""
     try:
         with Source(path) as source:
             head, size = source.head[:_MAX_POINTER_BYTES], source.size
     except StateError:  # `convert_to_text` describes the error
-        return None
-    if size > _MAX_POINTER_BYTES or _BINARY.search(head):
-        return None
-    if match := _LFS.fullmatch(head):
-        return f"git-lfs pointer: {match[1].decode()}, {int(match[2]):,} bytes; run: git lfs pull"
-    if match := _DVC.search(head):
+        return b""
+    return b"" if size > _MAX_POINTER_BYTES or _BINARY.search(head) else head
+
+
+def describe_pointer(path: str) -> str | None:
+    """Return the target of a pointer of git-lfs or DVC in words; None for any other file."""
+    pointer = read_lfs_pointer(path)
+    if pointer is not None:
+        return f"git-lfs pointer: sha256:{pointer.digest}, {pointer.size:,} bytes; run: git lfs pull"
+    if match := _DVC.search(_read_small_text(path)):
         return f"DVC pointer: {match[1].decode()}:{match[2].decode()}; run: dvc pull"
     return None
 
