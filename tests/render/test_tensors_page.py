@@ -388,3 +388,24 @@ def test_singular_values_are_drawn(browser, tmp_path):
     assert "singular" not in browser.post("/execute/async", script=facts, args=["b"])[0]
     assert [row[0] for row in filtered(browser, "sigma>=4")] == ["w"]
     assert browser.list_errors() == []
+
+
+def test_a_wide_table_keeps_its_remarks_legible(browser, tmp_path):
+    """The page of verify: a remark is not squeezed into many lines, and a phone keeps the names in view."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.fc = nn.Linear(2, 2)\n"
+        "        self.scale = nn.Parameter(torch.ones(1)) * 2\n"
+        "    def forward(self, x):\n        return self.fc(x) * self.scale\n"
+    )
+    command = [sys.executable, "-m", "statecli", "verify", "net.py:Net", "--input", "4x2", "-o", "net.html"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    widths = "return [...document.querySelectorAll('td.remark')].map((e) => e.offsetWidth)"
+    browser.show(tmp_path / "net.html")
+    assert browser.run("const t = document.querySelector('.scroll'); return t.scrollWidth - t.clientWidth") == 0
+    assert min(browser.run(widths)) > 200
+    browser.show(tmp_path / "net.html", width=390, height=844)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+    left = "return [...document.querySelectorAll('td.name')].map((e) => e.getBoundingClientRect().left)"
+    assert min(browser.run("document.querySelector('.scroll').scrollLeft = 200;" + left)) >= 0
+    assert browser.run("return [...document.querySelectorAll('pre')].every((e) => e.scrollWidth <= e.clientWidth)")
