@@ -9,6 +9,7 @@ const count = data.names.length;
 const natural = new Intl.Collator("en", { numeric: true });
 const MAX_LEVELS = 32;
 const MAX_ROWS = 400000; // browsers limit the height of an element
+const MAX_COPIED = 100000; // characters: Linux limits an argument to 131,072
 const MIN_START = 8; // characters of the start of a name that is cut
 const MAX_PRINTED_ROWS = 2000;
 const ROWS_OUTSIDE = 8; // drawn above and below the view, so that a slow scroll shows no gap
@@ -518,11 +519,14 @@ const copyGlobs = async (rows) => {
   }
   const globs = rows.length ? Globs.write(globNames, otherNames, [...rows].sort((a, b) => a - b)) : null;
   const count = plural(rows.length, "tensor");
-  element("globs").value = globs ? Globs.format(globs) : "";
-  element("globs").hidden = !globs;
+  const written = globs ? Globs.format(globs) : "";
+  const isShown = globs !== null && written.length <= MAX_COPIED;
+  element("globs").value = isShown ? written : "";
+  element("globs").hidden = !isShown;
   shown.hidden = false;
-  if (!globs) {
-    element("told").textContent = rows.length ? `No globs select exactly these ${count}: change the filter.` : "No tensor is listed.";
+  if (!isShown) {
+    const why = globs ? `These ${count} need ${globs.length.toLocaleString("en")} globs, too many for a command line` : `No globs select exactly these ${count}`;
+    element("told").textContent = rows.length ? `${why}: change the filter.` : "No tensor is listed.";
     return;
   }
   const area = element("globs");

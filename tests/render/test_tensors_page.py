@@ -263,6 +263,14 @@ def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
     browser.wait("setTimeout(done, 300)")
     assert browser.run(STATUS).startswith("1 of 100,000 tensors")
     assert browser.run("document.getElementById('tensors-flat').click();" + ROWS)[0][0].endswith(".proj99999.weight")
+    browser.run(TYPE, "size>3kB")
+    browser.wait("setTimeout(done, 300)")
+    browser.run("document.getElementById('tensors-copy').click()")
+    told, text = browser.run(GLOBS)
+    assert re.fullmatch(
+        r"These [\d,]+ tensors need [\d,]+ globs, too many for a command line: change the filter\.", told
+    )
+    assert text == ""
     browser.run(
         "const box = document.getElementById('tensors-filter'); box.value = ''; box.dispatchEvent(new Event('input'))"
     )
