@@ -337,6 +337,10 @@ class Flow:
             )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
             self.note_misuse(call.cls, _CONSTRUCTED)
+        if _fills_mapping(name, call):
+            self.note_misuse(
+                call.cls, "is called with contents, which no pickler does: statecli cannot tell what names it holds"
+            )
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -743,6 +747,15 @@ class Flow:
         if name in _SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
             return numpy_dtype_states.text_of(key.args) or _COMPUTED
         return None
+
+
+def _fills_mapping(name: str, call: Obj) -> bool:
+    """Return True for a call that fills a mapping which picklers make empty, or of pairs where they write a dict."""
+    if name == "copyreg._reconstructor":
+        base = call.args[1] if len(call.args) > 2 else None
+        is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
+        return is_dict and type(call.args[2]) is not dict
+    return name.endswith((".UserDict", ".AttributeDict")) and call.how != "newobj" and bool(call.args or call.kwargs)
 
 
 def _is_layer_count(layers: Value) -> bool:

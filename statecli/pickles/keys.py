@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
-from statecli.pickles.numpy_types import read_number_type
+from statecli.pickles.numpy_types import read_number_type, read_text
 
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHABLE_INT_LIMIT = 2**60
@@ -134,7 +134,7 @@ def _spelled(value: Value) -> Value:
     if name == "_codecs.encode":
         return _encoded(value)
     if name.endswith(".multiarray.scalar"):
-        return _numpy_number(value)
+        return _numpy_scalar(value)
     kind = _SPELLED.get(name)
     return first if kind is not None and type(first) is kind and len(value.args) == 1 else value
 
@@ -150,11 +150,13 @@ def _encoded(call: Obj) -> Value:
         return call
 
 
-def _numpy_number(call: Obj) -> Value:
-    """The number equal to a scalar of numpy; the call itself for another type."""
+def _numpy_scalar(call: Obj) -> Value:
+    """The number or text equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
     number = read_number_type(dtype)
     raw, form = _spelled(data), _NUMPY_CODES.get(number.code) if number else None
+    if type(raw) is bytes and (text := read_text(dtype, raw)) is not None:
+        return text
     if number is None or type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
         return call
     return struct.unpack((">" if number.is_big_endian else "<") + form, raw)[0]
@@ -162,11 +164,18 @@ def _numpy_number(call: Obj) -> Value:
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
     """Return whether a call makes an unknown value of Python's own, possibly equal to another key."""
-    return _python_name(key.cls) in _COMPUTING and tokens.plain(key) is None
+    name = _python_name(key.cls)
+    if name == _RECONSTRUCTOR and _python_name(key.args[1] if len(key.args) > 1 else None) == "builtins.object":
+        return False
+    return name in _COMPUTING and tokens.plain(key) is None
 
 
 def _python_name(name: Value) -> str:
-    return name.qualified.replace("__builtin__.", "builtins.") if type(name) is Global else ""
+    """Return Python 3's name of a class or function, which pickles of protocols 0 to 2 name as Python 2 did."""
+    if type(name) is not Global:
+        return ""
+    module = _PYTHON2_MODULES.get(name.module)
+    return name.qualified if module is None else f"{module}.{_PYTHON2_TYPES.get(name.name, name.name)}"
 
 
 def _leaf_token(value: Value) -> bytes:
@@ -198,6 +207,8 @@ def _joined(tag: bytes, tokens: Iterable[bytes]) -> bytes:
 
 
 _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
+#: Makes an object of a class whose base class has the value, a text for example.
+_RECONSTRUCTOR = "copyreg._reconstructor"
 _COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
 _COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
 #: Calls that give back what they are given, by the type of that; and the plain names of all that `_spelled` looks at.
@@ -207,10 +218,23 @@ _SPELLED = {
     "builtins.float": float,
     "builtins.bytes": bytes,
     "builtins.bool": bool,
+    "numpy.str_": str,
+    "torch.torch_version.TorchVersion": str,
 }
-_SPELLING = frozenset(["str", "int", "float", "bytes", "bool", "complex", "encode", "scalar"])
+_SPELLING = frozenset(
+    "str unicode int long float bytes bool complex encode scalar str_ TorchVersion".split()  # noqa: SIM905
+)
+#: Names of Python 2 for the modules and types that are looked at here.
+_PYTHON2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserString": "collections"}
+_PYTHON2_TYPES = {"unicode": "str", "long": "int"}
 #: Calls whose results are equal to plain values.
-_COMPUTING = frozenset([*_SPELLED, *_COMPARED_CLASSES, "builtins.complex", "_codecs.encode"])
+_COMPUTING = frozenset(
+    [
+        *(*_SPELLED, *_COMPARED_CLASSES, "builtins.complex", "_codecs.encode", "collections.UserString"),
+        *("copyreg.__newobj__", "copyreg.__newobj_ex__", _RECONSTRUCTOR),
+        *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+    ]
+)
 _NUMPY_CODES = {
     "b1": "?",
     "i1": "b",

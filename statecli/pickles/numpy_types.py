@@ -8,6 +8,7 @@ from typing import NamedTuple
 from statecli.pickles.nodes import Global, Obj, Value
 
 _NUMBER = re.compile(r"[biufc]\d+", re.ASCII)
+_TEXT = re.compile(r"U(\d{1,6})", re.ASCII)
 
 
 class NumberType(NamedTuple):
@@ -32,3 +33,14 @@ def read_number_type(node: Value) -> NumberType | None:
         return NumberType(code, False)
     is_plain = type(state) is tuple and len(state) >= 8 and state[2:5] == (None, None, None)
     return NumberType(code, state[1] == ">") if is_plain and state[1] in ("<", ">", "|", "=") else None
+
+
+def read_text(dtype: Value, data: bytes) -> str | None:
+    """Return the text in the bytes of a scalar; None if the call makes no type of texts as numpy writes it."""
+    if type(dtype) is not Obj or type(dtype.cls) is not Global or dtype.cls.qualified != "numpy.dtype":
+        return None
+    code, state = dtype.args[0] if dtype.args else None, dtype.state
+    if type(code) is not str or not (match := _TEXT.fullmatch(code)) or int(match[1]) * 4 != len(data):
+        return None
+    is_big_endian = type(state) is tuple and state[1:2] == (">",)
+    return data.decode("utf-32-be" if is_big_endian else "utf-32-le", "replace").rstrip("\0")

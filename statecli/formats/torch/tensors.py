@@ -339,7 +339,8 @@ class Decoder:
         if len(pid) > 5 and pid[5] is not None and where is not None:
             where = _part_of(where, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
             length = where.length
-        storage = _StoredAs(key, dtype, location, where if location != "meta" else None, length)
+        # torch.load reads the bytes of a "meta" storage too where map_location names another device.
+        storage = _StoredAs(key, dtype, location, where, length)
         self.checked[id(node.pid)] = storage
         return storage
 
@@ -602,8 +603,7 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
         first_pid = first.setdefault(pid[2], pid)
         if first_pid is not pid:
             before, after = _describe_storage(first_pid), _describe_storage(pid)
-            without_bytes = first_pid[4] == pid[4] == 0 or first_pid[3] == pid[3] == "meta"
-            if before != after and not without_bytes:
+            if before != after and not first_pid[4] == pid[4] == 0:
                 disputed.setdefault(pid[2], f"{before} and {after}")
         view = pid[5] if len(pid) > 5 else None
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:

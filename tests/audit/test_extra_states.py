@@ -1,0 +1,102 @@
+"""Tensors that modules unpickle are found under every spelling of their key, and in every mapping.
+
+TransformerEngine unpickles the bytes of the tensors `*._extra_state` in load_state_dict. A loader looks the key up in
+the mapping that torch.load returns; what it finds there is what the audit must have read.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import zipfile
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserString, defaultdict
+
+import numpy
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+KEY = "fc._extra_state"
+STATE = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
+
+
+class Call:
+    """A call of a function when it is unpickled."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class UserStringCall(Call):
+    """Hashed by Python here, so that it can be a key."""
+
+    def __hash__(self):
+        return hash(KEY)
+
+
+PAIRS = [["w", torch.ones(2)], [KEY, STATE]]
+STATES = {
+    "a text": {"w": torch.ones(2), KEY: STATE},
+    "a text of numpy": {"w": torch.ones(2), numpy.str_(KEY): STATE},
+    "a scalar of numpy": {"w": torch.ones(2), numpy.array(KEY)[()]: STATE},
+    "a version of torch": {"w": torch.ones(2), TorchVersion(KEY): STATE},
+    "a call of str": {"w": torch.ones(2), UserStringCall(str, KEY): STATE},
+    "a call of numpy.str_": {"w": torch.ones(2), UserStringCall(numpy.str_, KEY): STATE},
+    "a user's text": {"w": torch.ones(2), UserString(KEY): STATE},
+    "a text by copyreg": {"w": torch.ones(2), UserStringCall(copyreg._reconstructor, TorchVersion, str, KEY): STATE},
+    "an OrderedDict": OrderedDict(PAIRS),
+    "a call of OrderedDict": Call(OrderedDict, PAIRS),
+    "a call of dict": Call(dict, PAIRS),
+    "a defaultdict": Call(defaultdict, None, PAIRS),
+    "a Counter": Call(Counter, dict(PAIRS)),
+    "a user's dict": UserDict(PAIRS),
+    "a call of UserDict": Call(UserDict, PAIRS),
+    "a dict by copyreg": Call(copyreg._reconstructor, dict, dict, PAIRS),
+    "a chain": ChainMap(dict(PAIRS)),
+    "a call of a chain": Call(ChainMap, {}, Call(OrderedDict, PAIRS)),
+    "a chain of a call of UserDict": ChainMap({}, Call(UserDict, PAIRS)),
+    "a pair that is a dict": Call(OrderedDict, [PAIRS[0], {KEY: 0, STATE: 0}]),
+    "a dict of a UserDict": Call(OrderedDict, Call(UserDict, PAIRS)),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("file", ["a.pt", "custom_checkpoint_0.pkl"])
+def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, statecli):
+    """The bytes under the key are a pickle with code: an error, or a file that is not read."""
+    torch.save(STATES[name], tmp_path / file)
+    loaded = torch.load(tmp_path / file, weights_only=False)
+    assert torch.equal(loaded[KEY], STATE)
+    result = statecli("audit", tmp_path / file, "--no-config")
+    assert result.code != 0, result.out
+
+
+def test_ordinary_keys_are_clean(tmp_path, statecli):
+    """Texts of numpy, numbers, types and tuples as keys."""
+    keys = (numpy.str_("a"), numpy.int64(3), 4, torch.float32, ("x", 1), None, 1.5)
+    torch.save({"w": torch.ones(2), "settings": dict.fromkeys(keys, 1)}, tmp_path / "a.pt")
+    assert statecli("audit", tmp_path / "a.pt", "--no-config", "--ignore", "needs-weights-only-false").code == 0
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_bytes_of_a_storage_on_meta_are_audited(zipped, tmp_path, statecli):
+    """torch.load with a map_location reads the record of the storage, whatever location the file names."""
+    torch.save({"w": torch.ones(2), KEY: STATE}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    data = (tmp_path / "a.pt").read_bytes().replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+            records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+        records["data.pkl"] = records["data.pkl"].replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
+        writer = torch._C.PyTorchFileWriter(str(tmp_path / "a.pt"))
+        for name, content in records.items():
+            if name not in ("version", ".data/serialization_id"):
+                writer.write_record(name, content, len(content))
+        writer.write_end_of_file()
+    else:
+        (tmp_path / "a.pt").write_bytes(data)
+    assert torch.equal(torch.load(tmp_path / "a.pt", map_location="cpu")[KEY], STATE)
+    result = statecli("audit", tmp_path / "a.pt", "--no-config")
+    assert result.code == 1
+    assert "posix.system" in result.out
