@@ -186,7 +186,9 @@ class Flow:
                 "gets contents that are not those of an array, or have a wrong number of elements: numpy may read "
                 "other memory",
             )
-        elif name in _ARRAY_RECONSTRUCTORS:
+        elif name.startswith(_ARRAY_PREFIXES):
+            if computed_bytes.has_computed_data(state):
+                self.note_misuse(root, "gets data that a call computes, so that the data cannot be checked")
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.

@@ -20,7 +20,8 @@ from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Obj, Value
 
-_BYTES = frozenset(["builtins.bytes", "builtins.bytearray", "numpy.bytes_"])
+_BYTEARRAY = "builtins.bytearray"
+_BYTES = frozenset(["builtins.bytes", "numpy.bytes_", _BYTEARRAY])
 _ENCODE = "_codecs.encode"
 _ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
 #: What Python's `bytearray` writes in protocol 2, and codecs that hide nothing when they decode.
@@ -40,18 +41,18 @@ def computes_bytes(name: str, call: Obj) -> bool:
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
-    if name in _BYTES:
-        if call.kwargs or len(args) > 2:
-            return True
-        if len(args) == 2:
-            return not (type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC)
-        return bool(args) and not _is_literal(args[0])
+    if name in _BYTES:  # with arguments, pickle writes a bytearray alone
+        is_text = len(args) == 2 and type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC
+        is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
+        return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
     if name in TEXT_CLASSES:
         return len(args) > 1 and not _decodes_plainly(args[1])
     if name == _SIZE:
         return bool(args) and not (type(args[0]) in (list, tuple) and all(type(size) is int for size in args[0]))
     if name == _ARRAY:
         return len(args) > 1 and type(args[1]) is not bytes and (args[0] in ("b", "B") or not _is_numbers(args[1]))
+    if name == _REBUILD_ARRAY:
+        return len(args) > 3 and _read_data(args[3]) is None
     return bool(args) and _TENSORS.fullmatch(name) is not None
 
 
@@ -67,18 +68,24 @@ def compute_array(name: str, call: Obj) -> bytes | None:
         if name == _ARRAY and len(args) == 2 and _is_numbers(args[1]):
             return array.array(args[0], args[1]).tobytes()
         if name == _REBUILD_ARRAY and len(args) == 4:
-            data = read_raw_bytes(args[3]) if type(args[3]) is Obj else args[3]
             # The function of Python's own pickles: it packs numbers, and runs nothing of the file.
-            return array._array_reconstructor(array.array, args[1], args[2], data).tobytes()  # type: ignore[attr-defined,no-any-return]
+            return array._array_reconstructor(array.array, args[1], args[2], _read_data(args[3])).tobytes()  # type: ignore[attr-defined,no-any-return]
     except (TypeError, ValueError, OverflowError):
         pass  # Python refuses the call too
     return None
 
 
+def has_computed_data(state: tuple[Value, ...]) -> bool:
+    """Return True if the state of a numpy array gets its data from a call, as numpy does not write it."""
+    data = numpy_dtype_states.split_array_state(state)[-1]
+    # Protocol 2 has `bytes()` for no bytes.
+    return type(data) is Obj and read_raw_bytes(data) is None and bool(data.args or data.kwargs or data.state)
+
+
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
     """Return the bytes of a numpy array by its state, in the order of its elements; None if they are those written."""
-    shape, dtype, is_fortran, data = state[-4:]
-    data = read_raw_bytes(data) if type(data) is Obj else data
+    shape, dtype, is_fortran, raw = numpy_dtype_states.split_array_state(state)
+    data = _read_data(raw)
     size = numpy_dtype_states.element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
     if type(data) is not bytes or not data or type(dtype) is not Obj or not size or len(data) % size:
         return None
@@ -117,6 +124,8 @@ def _is_numbers(value: Value) -> bool:
     return type(value) is str or (type(value) is list and all(type(number) in (int, float, str) for number in value))
 
 
-def _is_literal(value: Value) -> bool:
-    """Return True for bytes, for bytes as protocol 2 has them, and for the length of empty bytes."""
-    return type(value) in (bytes, int) or (type(value) is Obj and read_raw_bytes(value) is not None)
+def _read_data(value: Value) -> bytes | None:
+    """Return the data of an array: bytes, bytes as protocol 2 has them, or the text that numpy takes from Python 2."""
+    if type(value) is str:
+        return value.encode("latin-1", "replace")
+    return read_raw_bytes(value)

@@ -76,7 +76,7 @@ class ArrayTypes:
         if type(state) is not tuple or len(state) not in _ARRAY_STATE_LENGTHS:
             return False
         self.add_held_types(state)
-        shape, dtype, _, elements = state[:4] if len(state) == 4 else state[1:5]
+        shape, dtype, _, elements = split_array_state(state)
         count = count_elements(shape) if type(shape) is tuple else None
         is_full = type(elements) is list and len(elements) == count
         if is_string_dtype(dtype):
@@ -137,6 +137,11 @@ class ArrayTypes:
                 yield (field[0], field[1], 1) if is_field else (None, -1, 0)
         elif fields is not None:
             yield None, -1, 0
+
+
+def split_array_state(state: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return the shape, the type, the order and the data in a state of an array, a masked one too."""
+    return state[:4] if len(state) == 4 else state[1:5]
 
 
 def is_dtype(value: Value) -> bool:

@@ -50,6 +50,8 @@ COMPUTED = {
     "a text in UTF-16": Call(str, b"aabb", "utf-16-le"),
     "text in another spelling of the codec": Call(_codecs.encode, "torch.float32", "latin-1"),
     "text in ASCII": Call(_codecs.encode, "torch.float32", "ascii"),
+    "bytes of bytes": Call(bytes, HIDDEN),
+    "an array of bytes of bytes": Call(array._array_reconstructor, array.array, "H", 3, Call(bytes, b"abcd")),
     "a size of a bytearray": Call(torch.Size, bytearray(HIDDEN)),
     "a size of a tensor": Call(torch.Size, torch.tensor([1, 2])),
     "an array of a deque": Call(array.array, "Q", deque([1])),
@@ -73,6 +75,8 @@ ARRAYS = {
     "numpy rows in the other order": numpy.asfortranarray(numpy.frombuffer(swap(2), ">u2").reshape(4, -1)),
     **{f"array {code}": array.array(code, PADDED) for code in "HIQlqd"},
     "array of another machine": Call(array._array_reconstructor, array.array, "H", 3, swap(2)),
+    "masked numpy u2": numpy.ma.masked_array(numpy.frombuffer(swap(2), ">u2")),
+    "masked numpy rows": numpy.ma.masked_array(numpy.asfortranarray(ROWS)),
     "array of longer numbers": Call(array._array_reconstructor, array.array, "Q", 11, swap(8)),
 }
 
@@ -103,6 +107,24 @@ def test_bytes_of_an_array_are_scanned_as_in_memory(name, protocol, tmp_path, fo
     )
     assert done.returncode == 0, done.stderr
     assert any(mention.name == "exec" for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names)
+
+
+@pytest.mark.parametrize("form", ["text", "bytes of bytes", "text of a text"])
+def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_python):
+    """numpy takes a text of Latin-1, which Python 2 wrote, and what a call returns."""
+    data = {"text": swap(2).decode("latin-1"), "bytes of bytes": Call(bytes, swap(2))}
+    data["text of a text"] = Call(str, data["text"])
+
+    class Array:
+        def __reduce__(self):
+            function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
+            return function, arguments, (*state[:-1], data[form])
+
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([Array()], 4))
+    done = forked_python("import pickle; pickle.loads(pickle.load(open('a.pkl', 'rb'))[0].tobytes())", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [mention for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names]
+    assert any(mention.name == "exec" or mention.misuse for mention in names)
 
 
 def test_the_work_for_shared_numbers_is_bounded(tmp_path):
