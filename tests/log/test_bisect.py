@@ -65,6 +65,15 @@ def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
     assert statecli("bisect", tmp_path, "--first", "changed body", "-f", "json").json["first"]["step"]["number"] == 2
 
 
+def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
+    """A tensor with NaN has no cosine, and the rest may still be near."""
+    for step, value in ((1, 1.0), (2, float("nan"))):
+        torch.save({"a": torch.tensor([value, 1.0]), "b": torch.ones(2)}, tmp_path / f"step-{step}.pt")
+    result = statecli("bisect", tmp_path, "--first", "cosine<0.5", "-f", "plain", "--no-cache")
+    assert result.code == 1
+    assert "cosine 1, 1 tensor with NaN or infinity left out" in result.out
+
+
 def test_cosine_is_that_of_torch(statecli, saved_runs, training):
     """The first step whose cosine with the first checkpoint is below the limit."""
 

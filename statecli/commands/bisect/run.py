@@ -17,7 +17,7 @@ from statecli.commands.log.steps import STEP_KEYS, find_steps
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError, UnreadableError, UsageError
 from statecli.core.model_state import Oddity
-from statecli.core.units import join_names
+from statecli.core.units import join_names, plural
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -143,11 +143,13 @@ class _Prober:
         return bool(changed), f"{count}: {join_names(list(map(quoting.name, changed)), 3)}" if changed else count
 
     def _compute_cosine(self, first: Measured, now: Measured) -> tuple[bool, str]:
-        cosine = compute_distance(first, now, compare_checkpoints(first, now, self._cache)).cosine
+        distance = compute_distance(first, now, compare_checkpoints(first, now, self._cache))
+        cosine = distance.cosine
         if cosine is None:
             raise UnreadableError(f"{now.model.target}: has no cosine with {first.model.target}: no finite parameters")
         limit = self._condition.limit
-        return limit is not None and cosine < limit, f"cosine {cosine:.6g}"
+        skipped = f", {plural(distance.left_out, 'tensor')} with NaN or infinity left out" if distance.left_out else ""
+        return limit is not None and cosine < limit, f"cosine {cosine:.6g}{skipped}"
 
 
 def _search(request: Request, run: Run, prober: _Prober) -> Bisection:

@@ -204,11 +204,13 @@ class Distance(msgspec.Struct, frozen=True):
         change: L2 norm of the difference.
         relative_change: `change` over the norm before; None if the norm is zero.
         cosine: Cosine of the two, over tensors that are finite on both sides; None if there are none.
+        left_out: Number of tensors that the cosine leaves out.
     """
 
     change: float | None = None
     relative_change: float | None = None
     cosine: float | None = None
+    left_out: int = 0
 
 
 def compute_distance(before: Measured, after: Measured, pairs: Sequence[ComparedPair]) -> Distance:
@@ -239,7 +241,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
     if finite_count and finite_before and finite_after:
         product = (finite_before + finite_after - finite_change) / 2
         cosine = max(-1.0, min(1.0, product / math.sqrt(finite_before) / math.sqrt(finite_after)))
-    return Distance(math.sqrt(change), relative, cosine)
+    return Distance(math.sqrt(change), relative, cosine, count - finite_count)
 
 
 def _figures_by_tensor(measured: Measured) -> dict[int, Figures]:

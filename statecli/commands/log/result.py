@@ -32,7 +32,7 @@ class CheckpointRow(msgspec.Struct, frozen=True):
         compared_with: Path of the checkpoint before, with which this one is compared.
         change: L2 norm of the difference from the checkpoint before, over the parameters that both have.
         relative_change: `change` over the norm of these parameters before; None if that norm is zero.
-        cosine: Cosine of the parameters before and now, over positions that are finite in both.
+        cosine: Cosine of the parameters before and now, over tensors that are finite in both.
         changed: Number of parameters and buffers whose values, dtype or shape changed; None for a first checkpoint.
         added, removed: Names that only this checkpoint has, or only the one before.
         nan, inf: Number of elements that are NaN or infinite.
