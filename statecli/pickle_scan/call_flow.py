@@ -222,6 +222,7 @@ class Flow:
                 and not call.kwargs
                 and not _uses_unknown_codec(name := get_plain_name(call.cls), call)
                 and not computed_bytes.computes_bytes(name, call)
+                and (name in _ITEM_CONTAINERS or not (call.elems or call.items))
                 for call in self.calls
             )
             and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in built)

@@ -89,7 +89,7 @@ def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
     size = numpy_dtype_states.element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
     if type(data) is not bytes or not data or type(dtype) is not Obj or not size or len(data) % size:
         return None
-    is_swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+    is_swapped = numpy_dtype_states.is_swapped(dtype)
     is_transposed = bool(is_fortran) and type(shape) is tuple and math.prod(shape) * size == len(data)
     if not is_swapped and not (is_transposed and len(shape) > 1):
         return None

@@ -43,6 +43,8 @@ _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
 _SETITEM = "Unpickler.load_setitems"
 _NUMBERED_GLOBAL = "Unpickler.load_reduce"
+#: Items and elements that bytes are given.
+_CHANGED_BYTES = "Unpickler.load_appends"
 #: The unpickler in C refuses such a call.
 _OTHER_ARGUMENTS = (
     "is given its arguments in another object than a tuple, as no pickler does; the unpickler in Python calls it with "
@@ -308,6 +310,8 @@ class Scanner(Machine):
         elif type(target) is list:
             self._loose_values.extend(flat)
             self.note_odd(_SETITEM, pos)
+        elif type(target) is bytes:  # a bytearray for Python
+            self.note_odd(_CHANGED_BYTES, pos)
         self.flow.note_change(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
@@ -317,6 +321,8 @@ class Scanner(Machine):
             super().add_elements(target, elements, pos, "APPEND")
         if type(target) is SetOf:
             target.elems.extend(elements)
+        if type(target) is bytes:  # a bytearray for Python
+            self.note_odd(_CHANGED_BYTES, pos)
         if opcode == "ADDITEMS":
             self.allocations.add_keys(target, elements)
             self.flow.add_keys(elements)

@@ -225,7 +225,8 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
         return False
     named = type(names) is tuple and type(fields) is dict and all(_is_key(fields, name) for name in names)
     plain = names is None and fields is None
-    return version in (3, 4) and order in ("|" if is_byte else "<>") and (named or plain) and _has_unit(code, state)
+    is_ordered = type(order) is str and len(order) == 1 and order in ("|" if is_byte else "<>")
+    return version in (3, 4) and is_ordered and (named or plain) and _has_unit(code, state)
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
@@ -269,6 +270,14 @@ def element_bytes(dtype: Obj, state: Value) -> int | None:
     if code in _SIZED_CODES and type(state) is tuple and len(state) > 5 and type(state[5]) is int and state[5] >= 0:
         return state[5]
     return int(digits[:9] or _FIXED_BYTES.get(code, 0)) * (4 if code == "U" else 1) if code else None
+
+
+def is_swapped(dtype: Obj) -> bool:
+    """Return True if numpy swaps the bytes of the elements on a little-endian machine: `>` in the state or the code."""
+    state, first = dtype.state, dtype.args[0] if dtype.args else None
+    if type(state) is tuple and len(state) > 1:
+        return state[1] not in ("<", "|", "=")
+    return type(first) is str and first.startswith((">", "!"))
 
 
 def get_code(dtype: Obj) -> str:

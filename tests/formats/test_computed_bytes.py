@@ -127,6 +127,45 @@ def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_pytho
     assert any(mention.name == "exec" or mention.misuse for mention in names)
 
 
+APPENDS = b"(" + b"".join(b"K" + bytes([number]) for number in HIDDEN) + b"e"
+SETITEMS = b"(" + b"".join(b"K" + bytes([at]) + b"K" + bytes([number]) for at, number in enumerate(HIDDEN)) + b"u"
+EMPTY, ZEROS = b"cbuiltins\nbytearray\n)R", b"cbuiltins\nbytearray\nK" + bytes([len(HIDDEN)]) + b"\x85R"
+BYTEARRAY8 = b"\x96" + len(HIDDEN).to_bytes(8, "little") + bytes(len(HIDDEN))
+CHANGED = {
+    "appends": EMPTY + APPENDS,
+    "append": EMPTY + b"".join(b"K" + bytes([number]) + b"a" for number in HIDDEN),
+    "newobj": b"cbuiltins\nbytearray\n)\x81" + APPENDS,
+    "setitems": ZEROS + SETITEMS,
+    "bytearray8 and appends": b"\x96" + bytes(8) + APPENDS,
+    "bytearray8 and setitems": BYTEARRAY8 + SETITEMS,
+    "array and appends": b"carray\narray\nX\x01\x00\x00\x00B\x85R" + APPENDS,
+}
+
+
+@pytest.mark.parametrize("form", CHANGED)
+def test_bytes_that_are_changed_are_reported(form, tmp_path, forked_python):
+    """Python calls extend and __setitem__ of the bytearray; the pickle in it runs."""
+    (tmp_path / "a.pkl").write_bytes(b"\x80\x05]" + CHANGED[form] + b"a.")
+    done = forked_python("import pickle; pickle.loads(bytes(pickle.load(open('a.pkl', 'rb'))[0]))", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert is_reported(tmp_path / "a.pkl")
+
+
+def test_an_order_that_is_no_text_is_no_crash(tmp_path):
+    """numpy takes bytes for the byte order."""
+
+    class Array:
+        def __reduce__(self):
+            function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
+            return function, arguments, (*state[:-1], swap(2))
+
+    data = pickle.dumps([Array()], 2)
+    order = data.index(b"X\x01\x00\x00\x00>")
+    for other in (b"c_codecs\nencode\nX\x01\x00\x00\x00>X\x06\x00\x00\x00latin1\x86R", b"N", b"K\x01"):
+        (tmp_path / "a.pkl").write_bytes(data[:order] + other + data[order + 6 :])
+        assert is_reported(tmp_path / "a.pkl")
+
+
 def test_the_work_for_shared_numbers_is_bounded(tmp_path):
     """A list that many calls share is not packed for each."""
     numbers = [1] * 100_000

@@ -18,10 +18,14 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield the pickles in the extra states of modules. Raises UnreadableError for unreadable bytes."""
     for tensor in state.tensors:
         # In a list, the name ends in a subscript: `net[0]['l._extra_state']`.
-        if EXTRA_STATE in tensor.fqn and tensor.data is not None and tensor.elements:
-            yield from scan_bytes(
-                locate_storage(tensor, state), f"the tensor {quoting.name(tensor.fqn)}", read_bytes(tensor)
-            )
+        if EXTRA_STATE not in tensor.fqn or not tensor.elements or state.traits.is_class:
+            continue
+        where = f"the tensor {quoting.name(tensor.fqn)}"
+        if tensor.data is not None:
+            yield from scan_bytes(locate_storage(tensor, state), where, read_bytes(tensor))
+        else:
+            unread = "its bytes cannot be read (it is sparse, nested, of a subclass, or on meta)"
+            yield ScannedPickle(where, Place(state.target, 0, 0), unread=unread)
 
 
 def locate_storage(tensor: TensorInfo, state: ModelState) -> Place:

@@ -218,10 +218,13 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
     old_figures, new_figures = _figures_by_tensor(before), _figures_by_tensor(after)
     counted = {id(after.model.tensors[n]) for n in list_counted(after.model)}
     change = norm_before = finite_before = finite_after = finite_change = 0.0
-    count = finite_count = 0
+    compared = count = finite_count = 0
     for pair in pairs:
         old, new, difference = pair.match.before, pair.match.after, pair.change
-        if old is None or new is None or id(new) not in counted or difference.squares is None:
+        if old is None or new is None or id(new) not in counted:
+            continue
+        compared += 1
+        if difference.squares is None:
             continue
         figures = old_figures[id(old)], new_figures[id(new)]
         if figures[0].squares is None or figures[1].squares is None:
@@ -241,7 +244,7 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
     if finite_count and finite_before and finite_after:
         product = (finite_before + finite_after - finite_change) / 2
         cosine = max(-1.0, min(1.0, product / math.sqrt(finite_before) / math.sqrt(finite_after)))
-    return Distance(math.sqrt(change), relative, cosine, count - finite_count)
+    return Distance(math.sqrt(change), relative, cosine, compared - finite_count)
 
 
 def _figures_by_tensor(measured: Measured) -> dict[int, Figures]:
