@@ -340,10 +340,6 @@ class Flow:
             )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
             self.note_misuse(call.cls, _CONSTRUCTED)
-        if _fills_mapping(name, call):
-            self.note_misuse(
-                call.cls, "is called with contents, which no pickler does: statecli cannot tell what names it holds"
-            )
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -362,10 +358,7 @@ class Flow:
                 call.cls,
                 "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
             )
-        self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // _COMPUTED_BYTES_PER_STEP)
-        if computed_bytes.computes_bytes(name, call):
-            self.note_misuse(call.cls, computed_bytes.WHY)
-        self._keep_computed(computed_bytes.compute_array(name, call))
+        self._check_computed_values(call, name)
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
@@ -379,6 +372,17 @@ class Flow:
         if name == "types.SimpleNamespace":
             self._check_attributes(call.cls, name, call.args[0] if call.args else None)
         self._check_attributes(call.cls, name, call.kwargs)
+
+    def _check_computed_values(self, call: Obj, name: str) -> None:
+        """Report or keep what the call computes, a text, a number or a mapping, which the scan reads as it stands."""
+        if _fills_mapping(name, call):
+            self.note_misuse(
+                call.cls, "is called with contents, which no pickler does: statecli cannot tell what names it holds"
+            )
+        self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // _COMPUTED_BYTES_PER_STEP)
+        if computed_bytes.computes_bytes(name, call):
+            self.note_misuse(call.cls, computed_bytes.WHY)
+        self._keep_computed(computed_bytes.compute_array(name, call))
 
     def _check_missing_contents(self, call: Obj, name: str) -> None:
         """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
