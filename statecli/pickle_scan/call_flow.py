@@ -9,10 +9,7 @@ tree does not keep the result.
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import lru_cache
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from statecli.core import quoting
@@ -22,46 +19,18 @@ from statecli.pickle_scan import (
     dates,
     deferred_calls,
     exceptions,
+    expected_calls,
     kept_functions,
     known_names,
     numpy_dtype_states,
     packed_weights,
     random_states,
 )
+from statecli.pickle_scan.expected_calls import get_plain_name, is_clean
 from statecli.pickle_scan.nested_data import may_be_nested_data
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import TEXT_CLASSES
-from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
-
-_DUNDER = re.compile(r"__\w+__\Z")
-#: Attributes of Python's own that only say where something is from.
-_ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
-#: These keep the hooks of a module, and hooks.
-_HOOK_HOLDERS = frozenset(["collections.OrderedDict", *known_names.HOOK_CLASSES])
-_COPYREG_FUNCTIONS = frozenset(["copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"])
-#: These make something that is called later, if ever.
-_DEFERRING_CALLERS = frozenset(["functools.partial", "collections.defaultdict"])
-#: What nothing that calls its arguments may be given to call.
-_FORBIDDEN_CALLEES = frozenset(
-    [
-        *known_names.CALLEE_POSITIONS,
-        *known_names.SPELLING_FUNCTIONS,
-        *known_names.SHARED_OBJECTS,
-        *known_names.HOOK_CLASSES,
-    ]
-) - {"collections.defaultdict"}
-
-
-@lru_cache(maxsize=1024)
-def get_plain_name(name: Global) -> str:
-    """Return a global's name as listed in `known_names`."""
-    return known_names.get_plain_name(name.module, name.name)
-
-
-def _is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of pickle's own functions that only build an object of a class."""
-    return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
 class Flow:
@@ -110,11 +79,11 @@ class Flow:
         if id(call.args) not in self._held_arguments:
             self._held_arguments.add(id(call.args))
             self._array_types.add_held_types(call.args)
-        root = self._roots[id(call)] = self.get_root(call.args[0] if _is_copyreg_call(call) else call.cls)
+        root = self._roots[id(call)] = self.get_root(call.args[0] if expected_calls.is_copyreg_call(call) else call.cls)
         for unbuilt in self._uninitialized.values():
-            if self._get_root_name(unbuilt) in _PLACEMENT_CLASSES:
-                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when the pickle makes its next call")
-        if root is not None and get_plain_name(root) in _CPP_CLASSES:
+            if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
+                self.note_misuse(unbuilt, f"{expected_calls.UNINITIALIZED} when the pickle makes its next call")
+        if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
             self._uninitialized[id(call)] = call
 
     def add_keys(self, keys: Iterable[Value]) -> None:
@@ -122,9 +91,9 @@ class Flow:
 
         An object made by pickle without a state is uninitialized memory: its hash reads addresses there.
         """
-        if self._uninitialized and any(type(key) in _COMPOSITE_KEY_TYPES for key in keys):
+        if self._uninitialized and any(type(key) in expected_calls.COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
-                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when the pickle hashes objects")
+                self.note_misuse(unbuilt, f"{expected_calls.UNINITIALIZED} when the pickle hashes objects")
 
     def get_root(self, value: Value) -> Global | None:
         """Return the name whose call built an object, through calls of calls; a name itself."""
@@ -159,7 +128,7 @@ class Flow:
             if not own and (
                 name in known_names.SHARED_OBJECTS
                 or name in known_names.SPELLING_FUNCTIONS
-                or _may_return_shared_object(name)
+                or expected_calls.may_return_shared_object(name)
             ):
                 self.note_misuse(
                     root, "returns an object that the whole process shares, and the pickle changes that object"
@@ -180,25 +149,25 @@ class Flow:
             )
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
-        elif name.startswith(_ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
+        elif name.startswith(expected_calls.ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
             self.note_misuse(
                 root,
                 "gets contents that are not those of an array, or have a wrong number of elements: numpy may read "
                 "other memory",
             )
-        elif name.startswith(_ARRAY_PREFIXES):
+        elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
                 self.note_misuse(root, "gets data that a call computes, so that the data cannot be checked")
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
-            if _is_packed(name):
+            if expected_calls.is_packed(name):
                 self._packed.append((root, self._copied(state)))
 
     def _copied(self, state: Value, depth: int = 0) -> Value:
         """Return the state with copies of its lists and dicts. Raises OutOfSteps."""
-        if type(state) not in (list, tuple, dict) or depth == _DEPTH_OF_PACKED:
+        if type(state) not in (list, tuple, dict) or depth == expected_calls.DEPTH_OF_PACKED:
             return state
         self.steps.take(Budget.FLOW, 1 + len(state))
         if type(state) is dict:
@@ -216,13 +185,13 @@ class Flow:
         So are most checkpoints: a state is the `_metadata` of a state_dict.
         """
         return (
-            _PLAIN_DATA.issuperset(map(get_plain_name, names))
+            expected_calls.PLAIN_DATA.issuperset(map(get_plain_name, names))
             and all(
                 type(call.cls) is Global
                 and not call.kwargs
-                and not _uses_unknown_codec(name := get_plain_name(call.cls), call)
+                and not expected_calls.uses_unknown_codec(name := get_plain_name(call.cls), call)
                 and not computed_bytes.computes_bytes(name, call)
-                and (name in _ITEM_CONTAINERS or not (call.elems or call.items))
+                and (name in expected_calls.ITEM_CONTAINERS or not (call.elems or call.items))
                 for call in self.calls
             )
             and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in built)
@@ -247,7 +216,7 @@ class Flow:
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, self.steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, self.steps)
         for root, state in self._packed:
-            if not _is_packable(get_plain_name(root), state, self.read_storage):
+            if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(root, "gets numbers by which packing its weights crashes or accesses other memory")
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
@@ -283,7 +252,7 @@ class Flow:
     def _keep_computed(self, data: bytes | None) -> None:
         if data is not None:
             self.steps.take(Budget.BYTES, len(data))
-            self.steps.take(Budget.FLOW, len(data) // _COMPUTED_BYTES_PER_STEP)
+            self.steps.take(Budget.FLOW, len(data) // expected_calls.COMPUTED_BYTES_PER_STEP)
             if may_be_nested_data(data):
                 self.computed_data.append(data)
 
@@ -310,7 +279,7 @@ class Flow:
             self.note_misuse(
                 call.cls, "is called with an argument that is not a dtype code such as 'f4': its dtype is unknown"
             )
-        elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
+        elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
                 "gets a value that is not of the dtype that it names: bytes of the file may become memory addresses",
@@ -318,9 +287,11 @@ class Flow:
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each call made by it at once with its arguments."""
-        if depth > _MAX_INDIRECT_CALLS:
+        if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
-                call.cls, f"is called through a chain of more than {_MAX_INDIRECT_CALLS} functions, too long to check"
+                call.cls,
+                f"is called through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} functions, too long to "
+                "check",
             )
             return
         if type(call.cls) is not Global:
@@ -329,44 +300,44 @@ class Flow:
             )
             return
         name = get_plain_name(call.cls)
-        self.steps.take(Budget.FLOW, len(name) // _NAME_CHARACTERS_PER_STEP)
+        self.steps.take(Budget.FLOW, len(name) // expected_calls.NAME_CHARACTERS_PER_STEP)
         if name in known_names.SPELLING_FUNCTIONS:
             self.kept_names.add(id(call.cls))
-        if call.kwargs and _is_clean(name):
+        if call.kwargs and is_clean(name):
             self.note_misuse(
                 call.cls,
                 "is called with keyword arguments, which torch.save never writes for it: they may change "
                 "what the call does",
             )
-        if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
-            self.note_misuse(call.cls, _CONSTRUCTED)
+        if (call.how != "newobj" and known_names.is_made_empty(name)) or name in expected_calls.ARRAY_CLASSES:
+            self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
-        for indirect in iter_indirect_calls(name, call.args):
+        for indirect in expected_calls.iter_indirect_calls(name, call.args):
             if type(indirect.cls) is Global:
                 self.called_names.add(id(indirect.cls))
                 self._check_call(indirect, depth + 1)
         self._check_rebuild(call.cls, name, call.args)
-        if call.args and _SPARSE_CLASS.fullmatch(name):
-            self.note_misuse(call.cls, _UNCHECKED_INDICES)
-        if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, _CONSTRUCTED)
+        if call.args and expected_calls.SPARSE_CLASS.fullmatch(name):
+            self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES)
+        if name == expected_calls.POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
+            self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
         self._check_written_values(call, name)
-        if _uses_unknown_codec(name, call):
+        if expected_calls.uses_unknown_codec(name, call):
             self.note_misuse(
                 call.cls,
                 "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
             )
         self._check_computed_values(call, name)
-        if name in _CONVERTERS:
+        if name in expected_calls.CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
             self._check_deferred_call(call.args[:1], call.args[1:], call.kwargs)
         elif name.startswith("accelerate.state.") and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, "changes settings of the whole Python process")
-        elif not _keeps_arguments(call.how, name):
-            of = (self._get_root_name(call) or name) if _is_copyreg_call(call) else name
+        elif not expected_calls.keeps_arguments(call.how, name):
+            of = (self._get_root_name(call) or name) if expected_calls.is_copyreg_call(call) else name
             self._check_arguments(call.cls, of, (call.args, call.kwargs))
         self._check_missing_contents(call, name)
         if name == "types.SimpleNamespace":
@@ -375,11 +346,11 @@ class Flow:
 
     def _check_computed_values(self, call: Obj, name: str) -> None:
         """Report or keep what the call computes, a text, a number or a mapping, which the scan reads as it stands."""
-        if _fills_mapping(name, call):
+        if expected_calls.fills_mapping(name, call):
             self.note_misuse(
                 call.cls, "is called with contents, which no pickler does: statecli cannot tell what names it holds"
             )
-        self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // _COMPUTED_BYTES_PER_STEP)
+        self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
             self.note_misuse(call.cls, computed_bytes.WHY)
         self._keep_computed(computed_bytes.compute_array(name, call))
@@ -388,44 +359,48 @@ class Flow:
         """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
             self.note_misuse(call.cls, "is created without its contents, which crashes the process that uses it")
-        if name == _SCRIPT_OBJECT and type(call.state) is not tuple:
+        if name == expected_calls.SCRIPT_OBJECT and type(call.state) is not tuple:
             self.note_misuse(
                 call.cls,
                 "is created without contents, so that it holds a null pointer, and its use crashes the process",
             )
-        if self._get_root_name(call) in _PLACEMENT_CLASSES and type(call.state) is not dict:
+        if self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict:
             self.note_misuse(
                 call, "is created without the contents that torch writes, so that its memory stays uninitialized"
             )
 
     def _check_arguments(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
-        waiting: list[Value] = [part for part in args if type(part) in _MAY_HOLD]
+        waiting: list[Value] = [part for part in args if type(part) in expected_calls.MAY_HOLD]
         entered: set[int] = set()
         while waiting:
-            value = _strip_type_tag(waiting.pop())
+            value = expected_calls.strip_type_tag(waiting.pop())
             kind = type(value)
             if kind is Obj:
                 root = self._get_root_name(value)
-                if not (root is None or root.startswith(_ARGUMENT_PREFIXES) or root in _ENUMERATIONS):
-                    if _is_clean(called):
+                if not (
+                    root is None
+                    or root.startswith(expected_calls.ARGUMENT_PREFIXES)
+                    or root in expected_calls.ENUMERATIONS
+                ):
+                    if is_clean(called):
                         self.note_misuse(name, "gets an object that the pickle chose, and calls methods of that object")
                     return
                 within: Sequence[Value] = ()
-                if root in _GONE_THROUGH:
+                if root in expected_calls.GONE_THROUGH:
                     within = [*value.args, *(value.elems or ()), *(value.items or {}).values()]
             else:
-                within = _within(value)
+                within = expected_calls.list_parts(value)
             if within and id(value) not in entered and id(value) not in self._plain_arguments:
                 entered.add(id(value))
                 self.steps.take(Budget.FLOW, len(within))
-                waiting += [part for part in within if type(part) in _MAY_HOLD]
+                waiting += [part for part in within if type(part) in expected_calls.MAY_HOLD]
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
         """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
-        if name and _is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
+        if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "functools.partial would call with arguments that are not plain data"
             self.note_misuse(function[0], why)
 
@@ -433,7 +408,9 @@ class Flow:
         """Check arguments of container classes, which call methods of an object; picklers write literals."""
         for arg in args:
             root = self.get_root(arg) if type(arg) is Obj else None
-            if type(arg) is Obj and (root is None or not get_plain_name(root).startswith(_LITERAL_PREFIXES)):
+            if type(arg) is Obj and (
+                root is None or not get_plain_name(root).startswith(expected_calls.LITERAL_PREFIXES)
+            ):
                 self.note_misuse(
                     name, "gets an object where torch.save writes plain values, and calls methods of that object"
                 )
@@ -457,15 +434,15 @@ class Flow:
             self._check_contents(name, called, args[3:])
         elif called == "torch._utils._rebuild_parameter_with_state":
             self._check_contents(name, called, args[3:])
-        if called == _REBUILD_JAGGED and args:
+        if called == expected_calls.REBUILD_JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
             self.steps.take(Budget.FLOW, len(parts))
             for part in parts:
                 if type(part) is Obj:
                     self._check_rebuild(name, "torch._utils._rebuild_", (part,))
-        if called == _REBUILD_SPARSE:
+        if called == expected_calls.REBUILD_SPARSE:
             self._check_sparse_parts(name, args)
-        if called.startswith(_WITH_HOOKS):
+        if called.startswith(expected_calls.WITH_HOOKS):
             for part in args:
                 if (
                     type(part) is Obj
@@ -475,7 +452,7 @@ class Flow:
                     self.note_misuse(name, "gets hooks, which torch calls later and never saves with a tensor")
         if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.get_root(args[0])
-            if root is None or not _is_tensor_data(get_plain_name(root)):
+            if root is None or not expected_calls.is_tensor_data(get_plain_name(root)):
                 self.note_misuse(name, "gets an object in place of a tensor's data, and calls methods of that object")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
@@ -484,10 +461,12 @@ class Flow:
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
         parts = args[1] if len(args) > 1 and type(args[1]) is tuple else ()
-        parts_and_names = [(part, self._get_root_name(part)) for part in parts[:_SPARSE_PARTS] if type(part) is Obj]
+        parts_and_names = [
+            (part, self._get_root_name(part)) for part in parts[: expected_calls.SPARSE_PARTS] if type(part) is Obj
+        ]
         tensors = [part for part, name_of_part in parts_and_names if name_of_part != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
-            self.note_misuse(name, _UNCHECKED_INDICES)
+            self.note_misuse(name, expected_calls.UNCHECKED_INDICES)
 
     def _is_empty(self, hooks: Obj) -> bool:
         return kept_functions.pairs_of(hooks, self._get_root_name) == []
@@ -497,16 +476,16 @@ class Flow:
         if root is None or not (call.items or call.elems):
             return
         name = get_plain_name(root)
-        if name not in _ITEM_CONTAINERS and _is_clean(name):
+        if name not in expected_calls.ITEM_CONTAINERS and is_clean(name):
             self.note_misuse(root, "is not a container, but gets items, which calls one of its methods")
-        elif call.items and name in _HOLD_ELEMENTS:
+        elif call.items and name in expected_calls.HOLD_ELEMENTS:
             self.note_misuse(
                 root,
                 "is a sequence, but gets items by key, which torch.save never writes: its final items are unknown",
             )
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
-        if name not in _DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
+        if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
             self.note_misuse(root, "gets an attribute whose name a call computes, so that the name cannot be checked")
 
     def _check_build(self, target: Obj, state: Value) -> None:
@@ -514,7 +493,7 @@ class Flow:
         if root is None:
             return
         name = get_plain_name(root)
-        if _is_clean(name) and not _is_state(name, state):
+        if is_clean(name) and not expected_calls.is_state(name, state):
             self.note_misuse(
                 root,
                 "gets contents that are not a dict of attributes: statecli cannot tell what loading does with them",
@@ -533,15 +512,22 @@ class Flow:
             self.note_misuse(
                 root, "gets contents that overwrite attributes of its class, such as a position in its text"
             )
-        if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
+        if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
             self.note_misuse(root, "gets contents that a call computes, so that the contents cannot be checked")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
-        if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
+        if name == expected_calls.ORDERED_DICT and any(
+            type(part) is dict and part.keys() & expected_calls.METHODS_OF_DICT for part in parts
+        ):
             self.note_misuse(
                 root,
                 "gets an attribute with the name of one of its methods, so that loaders may not see its real items",
             )
-        if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
+        if (
+            type(parts[-1]) is dict
+            and len(parts) == 2
+            and is_clean(name)
+            and not name.startswith(expected_calls.SLOTTED_PREFIXES)
+        ):
             self.note_misuse(root, "gets contents that set attributes, which runs the setters of its properties")
         for part in parts:
             self._check_attributes(root, name, part)
@@ -549,10 +535,10 @@ class Flow:
     def _check_state_of_class(self, root: Global, name: str, state: Value) -> None:
         """Check a state trusted by the class to be as its own library writes states."""
         if (
-            name.startswith(_MODULE_PREFIXES)
+            name.startswith(expected_calls.MODULE_PREFIXES)
             and ".rnn." in name
             and type(state) is dict
-            and not _is_layer_count(state.get("num_layers"))
+            and not expected_calls.is_layer_count(state.get("num_layers"))
         ):
             self.note_misuse(root, "gets more layers than memory can hold")
         if (
@@ -561,19 +547,21 @@ class Flow:
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
             self.note_misuse(root, "gets contents that no module has: statecli cannot tell what loading does with them")
-        if name == _HOOK_HANDLE and not self._is_handle_state(state):
+        if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
                 root, "gets contents that are not those of a hook, and changes the numbers of all later hooks"
             )
-        if name == _POLYNOMIAL and not self._is_polynomial_state(state):
+        if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
             self.note_misuse(
                 root, "gets an object where numpy writes arrays and text, and calls methods of that object"
             )
-        if name in _GENERATORS and not self._is_generator_state(state):
+        if name in expected_calls.GENERATORS and not self._is_generator_state(state):
             self.note_misuse(
                 root, "gets contents that torch never writes: bytes of the file may become memory addresses"
             )
-        if name.startswith(_NUMPY_RANDOM) and not random_states.is_numpy_state(name, state, self._get_root_name):
+        if name.startswith(expected_calls.NUMPY_RANDOM) and not random_states.is_numpy_state(
+            name, state, self._get_root_name
+        ):
             self.note_misuse(root, "gets contents that numpy never writes: a random draw may read other memory")
         if name == "random.Random" and not random_states.is_python_state(state):
             self.note_misuse(
@@ -590,7 +578,7 @@ class Flow:
         if type(state) is not tuple or len(state) not in (2, 3) or type(state[1]) is not int:
             return False
         others = state[2] if len(state) == 3 and state[2] is not None else ()
-        if type(others) is not tuple or not 0 <= state[1] < _MAX_HOOKS:
+        if type(others) is not tuple or not 0 <= state[1] < expected_calls.MAX_HOOKS:
             return False
         self.steps.take(Budget.FLOW, len(others))
         dicts = (hooks for hooks in (state[0], *others) if hooks is not None)
@@ -600,7 +588,9 @@ class Flow:
         """Return True for a dict of arrays and texts, because a polynomial calls methods of its coefficients."""
         values = list(state.values()) if type(state) is dict else [state]
         self.steps.take(Budget.FLOW, len(values))
-        return all(type(value) is str or self._get_root_name(value) in _ARRAY_RECONSTRUCTORS for value in values)
+        return all(
+            type(value) is str or self._get_root_name(value) in expected_calls.ARRAY_RECONSTRUCTORS for value in values
+        )
 
     def _is_generator_state(self, state: Value) -> bool:
         """Return True for a seed, an offset and a tensor, because torch reads all three without counting them."""
@@ -620,17 +610,17 @@ class Flow:
         self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
         is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
-            if type(key) is Key and _is_clean(name):
+            if type(key) is Key and is_clean(name):
                 self.note_misuse(
                     root, "gets an attribute whose name a call computes, so that the name cannot be checked"
                 )
-            elif key in _CLASS_ATTRIBUTES:
+            elif key in expected_calls.CLASS_ATTRIBUTES:
                 self.note_misuse(
                     root, f"has its attribute {key} replaced by the pickle, which changes what its methods do"
                 )
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
-            elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
+            elif type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
                 self.note_misuse(
                     root,
                     f"gets {quoting.name(key)}, an attribute by which other code mistakes the object for another type",
@@ -644,7 +634,7 @@ class Flow:
                     and not _OPTIMIZER_ATTRIBUTES[key](self, value)
                 ):
                     self.note_misuse(root, f"gets an object as its {key}, and calls methods of that object")
-            elif self._hides_function(name, key, value) and _is_clean(name):
+            elif self._hides_function(name, key, value) and is_clean(name):
                 self.note_misuse(root, f"gets a function as its {quoting.name(str(key))}, which other code may call")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
@@ -652,20 +642,22 @@ class Flow:
         values = value if type(value) in (list, tuple) else (value,)
         self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         functions = [function for function in values if deferred_calls.is_callable(function, self._get_root_name)]
-        if holder.startswith(_VALUE_PREFIXES) or known_names.is_configuration(holder):
+        if holder.startswith(expected_calls.VALUE_PREFIXES) or known_names.is_configuration(holder):
             return bool(functions)
-        return key in _CONTAINER_METHODS and bool(functions) and not holder.startswith("__torch__.")
+        return key in expected_calls.CONTAINER_METHODS and bool(functions) and not holder.startswith("__torch__.")
 
     def _check_callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Check a value at the position where `caller` takes a function to call."""
         why = f"is called by {name}"
         if type(value) is Global:
             called = get_plain_name(value)
-            expected = _EXPECTED_CALLEES.get((name, place))
-            never = called in _FORBIDDEN_CALLEES or (called in _ARRAY_CLASSES and "numpy" not in name)
-            if never if expected is None else _is_clean(called) and not called.startswith(expected):
+            expected = expected_calls.EXPECTED_CALLEES.get((name, place))
+            never = called in expected_calls.FORBIDDEN_CALLEES or (
+                called in expected_calls.ARRAY_CLASSES and "numpy" not in name
+            )
+            if never if expected is None else is_clean(called) and not called.startswith(expected):
                 self.note_misuse(value, why)
-            if name not in _DEFERRING_CALLERS:
+            if name not in expected_calls.DEFERRING_CALLERS:
                 self.called_names.add(id(value))
             elif known_names.is_configuration(called) or deferred_calls.is_callback(called):
                 self.note_misuse(value, why)
@@ -693,7 +685,7 @@ class Flow:
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
         """Visit every name and pair in the values, down to the next call."""
         root = self.get_root(holder)
-        holds = root is not None and get_plain_name(root) in _HOOK_HOLDERS
+        holds = root is not None and get_plain_name(root) in expected_calls.HOOK_HOLDERS
         seen = self._seen_in_hook_holders if holds else self._seen_values
         waiting = list(values)
         self.steps.take(Budget.FLOW, len(waiting))
@@ -706,7 +698,7 @@ class Flow:
                 self._check_hook_place(value, holds)
             elif kind is Key:
                 waiting.append(value.value)
-            elif kind in _CONTAINERS and id(value) not in seen:
+            elif kind in expected_calls.CONTAINERS and id(value) not in seen:
                 seen.add(id(value))
                 contents = self._list_contents(value)
                 self.steps.take(Budget.FLOW, len(contents))
@@ -737,271 +729,28 @@ class Flow:
         if type(value) not in (Global, Obj):
             return
         text = self._text_of(key.value if type(key) is Key else key)
-        if text is _COMPUTED:
+        if text is expected_calls.COMPUTED:
             self.note_misuse(value, "is stored under a name that a call computes, so that the name cannot be checked")
-        elif text is not None and (_is_dunder(text) or text in _LOOKED_UP_METHODS):
+        elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
             self.note_misuse(value, f"is stored as {quoting.name(text)}, which Python may call")
 
     def _text_of(self, key: Value) -> str | None:
-        """Return the text equal to a key; _COMPUTED if unknown, None for keys other than texts."""
+        """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None
         if name in TEXT_CLASSES:
-            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else _COMPUTED
-        if name == _TYPE_TAG:
+            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED
+        if name == expected_calls.TYPE_TAG:
             return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
-        if name in _SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
-            return numpy_dtype_states.text_of(key.args) or _COMPUTED
+        if name in expected_calls.SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
+            return numpy_dtype_states.text_of(key.args) or expected_calls.COMPUTED
         return None
-
-
-def _fills_mapping(name: str, call: Obj) -> bool:
-    """Return True for a call that fills a mapping which picklers make empty, or of pairs where they write a dict."""
-    if name == "copyreg._reconstructor":
-        base = call.args[1] if len(call.args) > 2 else None
-        is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
-        return is_dict and type(call.args[2]) is not dict
-    return name.endswith((".UserDict", ".AttributeDict")) and call.how != "newobj" and bool(call.args or call.kwargs)
-
-
-def _is_layer_count(layers: Value) -> bool:
-    """Return True if a recurrent module can have as many layers; its state makes names for each layer."""
-    return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
-
-
-def _is_packed(name: str) -> bool:
-    """Return whether C++ packs the state of a class of this name."""
-    packed = packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name)
-    return packed or name == _SCRIPT_OBJECT
-
-
-def _is_state(name: str, state: Value) -> bool:
-    """Return True for a kind of state of objects of the named class.
-
-    `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, and so takes pairs as well.
-    """
-    parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    if state is not None and all(part is None or type(part) is dict for part in parts):
-        return True
-    of_tensors = name.startswith("torch.") and name.endswith(("Tensor", "Storage"))
-    return name.startswith(_STATES) or of_tensors or (_is_packed(name) and type(state) is tuple)
-
-
-def _within(value: Any) -> Sequence[Value]:
-    """Return the values found by code inside of a value."""
-    if type(value) in (list, tuple):
-        return value  # type: ignore[no-any-return]
-    if type(value) is dict:
-        return [*value.values(), *(key.value for key in value if type(key) is Key)]
-    return value.elems if type(value) is SetOf else ()
-
-
-def _is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> bool:
-    """Return True if C++ can pack the state, or the named class is not packed by C++."""
-    if packed_weights.is_convolution(name):
-        return packed_weights.is_convolution_state(state)
-    if packed_weights.is_cpp_class(name):
-        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(
-            name.removeprefix(packed_weights.CPP_CLASS_PREFIX), state, read
-        )
-    if name == _SCRIPT_OBJECT:
-        if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
-            return False
-        of_class = state[1].removeprefix(packed_weights.CPP_CLASS_PREFIX)
-        return state[1].startswith(packed_weights.CPP_CLASS_PREFIX) and packed_weights.is_packed_state(
-            of_class, state[0], read
-        )
-    return True
-
-
-def _is_dunder(key: Value) -> bool:
-    return type(key) is str and _DUNDER.match(key) is not None and key not in _ORIGIN_DUNDERS
-
-
-def _is_clean(name: str) -> bool:
-    module, _, last = name.rpartition(".")
-    return known_names.is_clean(module, last)
-
-
-def _may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
-    last = name.rpartition(".")[2]
-    return (
-        last.lstrip("_")[:1].islower()
-        and name not in _NEW_OBJECT_MAKERS
-        and "._rebuild_" not in name
-        and _is_clean(name)
-    )
-
-
-def _keeps_arguments(how: str, name: str) -> bool:
-    """Return True if the class only keeps its arguments (a named tuple, an exception) or has rules of its own."""
-    kept = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
-    return kept or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
-
-
-def _is_tensor_data(name: str) -> bool:
-    """Return True if a tensor may be rebuilt from the result of this name."""
-    last = name.rpartition(".")[2]
-    return name.startswith(_TENSOR_DATA_PREFIXES) or (
-        name.startswith("torch.") and last.endswith(("Storage", "Tensor"))
-    )
-
-
-#: What gives tensors, their storages, layouts and arrays.
-_TENSOR_DATA_PREFIXES = (
-    *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
-    *("torch.distributed.", "torch._subclasses.", "numpy."),
-)
-#: Objects that functions and constructors may be given: tensors, and values without attributes from the pickle, because
-#: functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls `encode`).
-_ARGUMENT_PREFIXES = (
-    *_TENSOR_DATA_PREFIXES,
-    *("builtins.", "_codecs.encode", "collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
-    *("datetime.", "decimal.", "fractions.", "pathlib.", "zoneinfo.", "uuid.", "operator.", "torch.Size"),
-    *("functools.reduce", "torch.device", "torch.Generator", "torchao.", "__torch__."),
-)
-
-
-def _strip_type_tag(value: Any) -> Any:
-    """Return the value tagged with a type by TorchScript: the first argument of the call, itself never a call."""
-    if type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) == _TYPE_TAG and value.args:
-        return value.args[0]
-    return value
-
-
-_TYPE_TAG = "torch.jit._pickle.restore_type_tag"
-#: What keeps its arguments, or is looked at by other rules.
-_KEEPER_PREFIXES = (
-    *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
-    "torch._tensor._rebuild_from_type_v2",
-)
-#: What gives a value that the process has anyway; the others of them give what they are given.
-_ENUMERATIONS = frozenset(
-    name for name in known_names.SHARED_OBJECTS if not name.startswith(("torch.jit.", "logging.", "accelerate.state."))
-)
-#: Classes that have no functions among their attributes.
-_VALUE_PREFIXES = ("torch._utils.", "torch._tensor.", "collections.", "torch.distributed.", "torchao.")
-#: Containers whose elements a function goes through that is given one.
-_GONE_THROUGH = frozenset(
-    [
-        *known_names.qualify_names("builtins", "list tuple set frozenset dict"),
-        *known_names.qualify_names("collections", "OrderedDict Counter defaultdict deque"),
-    ]
-)
-#: What makes tensors of their data and their hooks.
-_REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
-#: Most tensors of a sparse tensor: two of indices, and the values.
-_SPARSE_PARTS = 3
-_SPARSE_CLASS = re.compile(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
-_WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
-#: Classes whose state is something else than a dict, or two dicts, of attributes.
-_STATES = (
-    *("numpy.", "random.Random", "functools.partial", "types.GenericAlias", "__torch__."),
-    *("torch.ScriptObject", "torch.Generator", "torch._C.Generator", "torch.utils.hooks.RemovableHandle"),
-    *("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch._dynamo.decorators._DimRange"),
-    *("torch.distributed._shard.sharded_tensor.api.ShardedTensor",),
-    *("torch.distributed._shard.sharded_tensor.metadata.TensorProperties",),
-    *("torch.distributed.checkpoint.metadata.TensorProperties",),
-)
-#: Containers in containers of a state that C++ packs.
-_DEPTH_OF_PACKED = 8
-#: What Python's own code calls of what it takes for a container.
-_CONTAINER_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
-#: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
-_PLAIN_DATA = frozenset(
-    name
-    for name in safe_globals.list_allowed_names()
-    if name not in ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
-    and name != _REBUILD_SPARSE
-    and not _SPARSE_CLASS.fullmatch(name)
-)
-#: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
-_ARRAY_CLASSES = frozenset(
-    ["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray", "numpy.matrix", "numpy.matrixlib.defmatrix.matrix"]
-)
-#: What gives arrays, and their classes. numpy calls the method of an array for a state of each.
-_ARRAY_PREFIXES = ("numpy.ma.", "numpy.core.", "numpy._core.", *_ARRAY_CLASSES)
-_ARRAY_RECONSTRUCTORS = frozenset(
-    f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
-)
-_NUMPY_RANDOM = "numpy.random."
-_ORDERED_DICT = "collections.OrderedDict"
-_METHODS_OF_DICT = frozenset(dir(OrderedDict))
-_HOOK_HANDLE = "torch.utils.hooks.RemovableHandle"
-_MAX_HOOKS = 2**31
-_POLYNOMIAL = "numpy.poly1d"
-_SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: Where recurrent modules of torch are defined.
-_MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
-#: What a computed key stands for.
-_COMPUTED = "__computed__"
-_MAX_LAYERS = 4096
-_GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
-#: torch gives it the state of an object of C++ at once.
-_SCRIPT_OBJECT = "torch.ScriptObject"
-#: Objects of C++: where a tensor of torch.distributed lies.
-_PLACEMENT_CLASSES = frozenset(
-    name
-    for module in ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
-    for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
-)
-_CPP_CLASSES = _PLACEMENT_CLASSES | {_SCRIPT_OBJECT}
-_UNINITIALIZED = "is uninitialized memory"
-_CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
-_UNCHECKED_INDICES = (
-    "makes a sparse tensor whose indices torch and statecli cannot check, so that its use may overwrite other memory"
-)
-#: Keys and elements whose hash is computed of other values.
-_COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])
-_REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
-#: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
-_DICT_CLASSES = frozenset(
-    ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_COPYREG_FUNCTIONS]
-)
-_HOLD_ELEMENTS = frozenset(["collections.deque", "builtins.list", "builtins.set"])
-_ITEM_CONTAINERS = _DICT_CLASSES | {
-    *_HOLD_ELEMENTS,
-    "torch.nn.utils.prune.PruningContainer",
-    *(name for name in known_names.DATA_NAMES if name.endswith(".AttributeDict")),
-}
-#: What makes a container or a number of what it is given; what picklers give to it next to literals.
-_CONVERTERS = frozenset(
-    [
-        *known_names.qualify_names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
-        *known_names.qualify_names("collections", "OrderedDict Counter deque ChainMap UserDict UserList UserString"),
-        *("torch.Size", "torch.torch_version.TorchVersion"),
-    ]
-)
-_LITERAL_PREFIXES = ("_codecs.encode", "builtins.", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-#: Functions, and classes that are written small, which make a new object.
-_NEW_OBJECT_MAKERS = frozenset(
-    [
-        *known_names.qualify_names("builtins", "dict list set bytearray object"),
-        *("collections.deque", "collections.defaultdict", "functools.partial", "array.array", *_COPYREG_FUNCTIONS),
-        *(
-            "numpy.ndarray",
-            "numpy.dtype",
-            "numpy.poly1d",
-            "numpy.recarray",
-            "numpy.rec.recarray",
-            "numpy.ma.core._mareconstruct",
-        ),
-        *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
-        *(name for name in known_names.DATA_NAMES if name.startswith("numpy.random.")),
-        "deepspeed.utils.tensor_fragment.fragment_address",
-    ]
-)
-#: Clean classes with slots, whose state is of two dicts.
-_SLOTTED_PREFIXES = ("torch.distributed.", "torch._dynamo.", "numpy.", "uuid.")
-#: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
-_CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
 
 
 def _is_dict(flow: Flow, value: Value) -> bool:
     root = flow.get_root(value) if type(value) is Obj else None
-    return type(value) is dict or (root is not None and get_plain_name(root) in _DICT_CLASSES)
+    return type(value) is dict or (root is not None and get_plain_name(root) in expected_calls.DICT_CLASSES)
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
@@ -1017,103 +766,10 @@ def _is_optimizer_state(flow: Flow, value: Value) -> bool:
     items: Any = value.items or {} if type(value) is Obj else value
     arguments: Any = value.args if type(value) is Obj else ()
     flow.steps.take(Budget.FLOW, len(items))
-    return not any(map(_holds_mappings, arguments)) and all(type(kept) in (dict, list) for kept in items.values())
-
-
-def _holds_mappings(argument: Value) -> bool:
-    """Return whether an argument of a dict's constructor is anything but a class: pickle writes its items apart."""
-    return type(argument) is not Global and argument is not None
+    return not any(map(expected_calls.holds_mappings, arguments)) and all(
+        type(kept) in (dict, list) for kept in items.values()
+    )
 
 
 #: What an optimizer looks up in what it is given.
 _OPTIMIZER_ATTRIBUTES = {"defaults": _is_dict, "param_groups": _is_param_groups, "state": _is_optimizer_state}
-#: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
-_LOOKED_UP_METHODS = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
-
-_CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
-#: What an object may be, or be in.
-_MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
-
-
-#: Characters of a name that is called which count as a step.
-_NAME_CHARACTERS_PER_STEP = 64
-#: Bytes of an array, swapped or ordered in the time of a step.
-_COMPUTED_BYTES_PER_STEP = 8
-#: How many functions that call their arguments may stand one in another.
-_MAX_INDIRECT_CALLS = 8
-#: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there
-#: are misused; names that are not clean are reported by themselves.
-_EXPECTED_CALLEES = {
-    ("torch._tensor._rebuild_from_type_v2", 0): ("torch._utils._rebuild_", _REBUILD_JAGGED),
-    ("copyreg._reconstructor", 1): ("builtins.",),
-    ("array._array_reconstructor", 0): ("array.array",),
-    **{(f"numpy.{core}.multiarray._reconstruct", 0): ("numpy.ma.", *_ARRAY_CLASSES) for core in ("core", "_core")},
-    ("numpy.ma.core._mareconstruct", 0): ("numpy.ma.",),
-    ("numpy.ma.core._mareconstruct", 1): tuple(_ARRAY_CLASSES),
-    **{
-        (constructor, 1): (known_names.BIT_GENERATOR_CONSTRUCTOR,) for constructor in known_names.GENERATOR_CONSTRUCTORS
-    },
-    (known_names.BIT_GENERATOR_CONSTRUCTOR, 0): known_names.BIT_GENERATORS,
-    **{
-        (f"numpy.random.{module}.__pyx_unpickle_SeedSequence", 0): (f"numpy.random.{module}.SeedSequence",)
-        for module in ("bit_generator", "_bit_generator")
-    },
-}
-
-
-#: What takes the name of a codec, and codecs that picklers and C know: others are Python code of the standard library.
-_ENCODERS = frozenset(
-    [
-        *("_codecs.encode", *known_names.qualify_names("builtins", "str bytes bytearray")),
-        *("numpy.str_", "numpy.bytes_", "torch.torch_version.TorchVersion"),
-    ]
-)
-_CODECS = frozenset(
-    [
-        "latin1",
-        "latin-1",
-        "iso-8859-1",
-        "ascii",
-        "us-ascii",
-        "utf8",
-        "utf-8",
-        "utf-16",
-        "utf-32",
-        "utf-16-le",
-        "utf-32-le",
-    ]
-)
-
-
-def _uses_unknown_codec(name: str, call: Obj) -> bool:
-    """Return True if a call passes an unusual codec to a function that encodes or decodes."""
-    if name not in _ENCODERS:
-        return False
-    codec: Value = call.args[1] if len(call.args) > 1 else "utf8"
-    if call.kwargs and "encoding" in call.kwargs:
-        codec = call.kwargs["encoding"]
-    return type(codec) is not str or codec.lower().replace("_", "-") not in _CODECS
-
-
-def named_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments of a call; anything but a dict is in the place of a computed name."""
-    return kwargs if type(kwargs) is dict else {Key(kwargs): None}
-
-
-def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls made at once by a clean function, with the arguments passed on."""
-    match function, args:
-        case "copyreg.__newobj__", (cls, *rest):
-            yield Obj(cls, tuple(rest), "newobj")
-        case "copyreg.__newobj_ex__", (cls, rest, kwargs):
-            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named_arguments(kwargs))
-        case "copyreg._reconstructor", (_, base, state):
-            yield Obj(base, (state,))
-        case "torch._tensor._rebuild_from_type_v2", (rebuild, _, rest, *_):
-            yield Obj(rebuild, rest if type(rest) is tuple else (rest,))
-        case known_names.BIT_GENERATOR_CONSTRUCTOR, (bit_generator, *_):
-            yield Obj(bit_generator, ())
-        case constructor, (bit_generator,) if constructor in known_names.GENERATOR_CONSTRUCTORS:
-            yield Obj(bit_generator, ())
-        case constructor, (bit_generator, create, *_) if constructor in known_names.GENERATOR_CONSTRUCTORS:
-            yield Obj(create, (bit_generator,))

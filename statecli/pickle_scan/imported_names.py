@@ -16,8 +16,9 @@ from statecli.core.errors import MalformedError
 from statecli.core.model_state import Bomb, Hazard, Mention
 from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
-from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
+from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
+from statecli.pickle_scan.expected_calls import get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps

@@ -1,0 +1,382 @@
+"""What picklers write for the classes and functions on the list: which arguments, states, items and callees.
+
+`call_flow` compares each call of a pickle with it. Everything else may run a method of an object that the file chose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from statecli.pickle_scan import known_names, packed_weights
+from statecli.pickles import safe_globals
+from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
+
+_DUNDER = re.compile(r"__\w+__\Z")
+#: Attributes of Python's own that only say where something is from.
+_ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
+#: These keep the hooks of a module, and hooks.
+HOOK_HOLDERS = frozenset(["collections.OrderedDict", *known_names.HOOK_CLASSES])
+_COPYREG_FUNCTIONS = frozenset(["copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"])
+#: These make something that is called later, if ever.
+DEFERRING_CALLERS = frozenset(["functools.partial", "collections.defaultdict"])
+#: What nothing that calls its arguments may be given to call.
+FORBIDDEN_CALLEES = frozenset(
+    [
+        *known_names.CALLEE_POSITIONS,
+        *known_names.SPELLING_FUNCTIONS,
+        *known_names.SHARED_OBJECTS,
+        *known_names.HOOK_CLASSES,
+    ]
+) - {"collections.defaultdict"}
+
+
+@lru_cache(maxsize=1024)
+def get_plain_name(name: Global) -> str:
+    """Return a global's name as listed in `known_names`."""
+    return known_names.get_plain_name(name.module, name.name)
+
+
+def is_copyreg_call(value: Obj) -> bool:
+    """Return True for a call of pickle's own functions that only build an object of a class."""
+    return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
+
+
+def fills_mapping(name: str, call: Obj) -> bool:
+    """Return True for a call that fills a mapping which picklers make empty, or of pairs where they write a dict."""
+    if name == "copyreg._reconstructor":
+        base = call.args[1] if len(call.args) > 2 else None
+        is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
+        return is_dict and type(call.args[2]) is not dict
+    return name.endswith((".UserDict", ".AttributeDict")) and call.how != "newobj" and bool(call.args or call.kwargs)
+
+
+def is_layer_count(layers: Value) -> bool:
+    """Return True if a recurrent module can have as many layers; its state makes names for each layer."""
+    return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
+
+
+def is_packed(name: str) -> bool:
+    """Return whether C++ packs the state of a class of this name."""
+    packed = packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name)
+    return packed or name == SCRIPT_OBJECT
+
+
+def is_state(name: str, state: Value) -> bool:
+    """Return True for a kind of state of objects of the named class.
+
+    `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, and so takes pairs as well.
+    """
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    if state is not None and all(part is None or type(part) is dict for part in parts):
+        return True
+    of_tensors = name.startswith("torch.") and name.endswith(("Tensor", "Storage"))
+    return name.startswith(_STATES) or of_tensors or (is_packed(name) and type(state) is tuple)
+
+
+def list_parts(value: Any) -> Sequence[Value]:
+    """Return the values found by code inside of a value."""
+    if type(value) in (list, tuple):
+        return value  # type: ignore[no-any-return]
+    if type(value) is dict:
+        return [*value.values(), *(key.value for key in value if type(key) is Key)]
+    return value.elems if type(value) is SetOf else ()
+
+
+def is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> bool:
+    """Return True if C++ can pack the state, or the named class is not packed by C++."""
+    if packed_weights.is_convolution(name):
+        return packed_weights.is_convolution_state(state)
+    if packed_weights.is_cpp_class(name):
+        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(
+            name.removeprefix(packed_weights.CPP_CLASS_PREFIX), state, read
+        )
+    if name == SCRIPT_OBJECT:
+        if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
+            return False
+        of_class = state[1].removeprefix(packed_weights.CPP_CLASS_PREFIX)
+        return state[1].startswith(packed_weights.CPP_CLASS_PREFIX) and packed_weights.is_packed_state(
+            of_class, state[0], read
+        )
+    return True
+
+
+def is_dunder(key: Value) -> bool:
+    """Return True for the name of a method that Python itself may call, such as `__setstate__`."""
+    return type(key) is str and _DUNDER.match(key) is not None and key not in _ORIGIN_DUNDERS
+
+
+def is_clean(name: str) -> bool:
+    """Return True if the name, with its module, is on the list of names that only build data."""
+    module, _, last = name.rpartition(".")
+    return known_names.is_clean(module, last)
+
+
+def may_return_shared_object(name: str) -> bool:
+    """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
+    last = name.rpartition(".")[2]
+    return (
+        last.lstrip("_")[:1].islower()
+        and name not in _NEW_OBJECT_MAKERS
+        and "._rebuild_" not in name
+        and is_clean(name)
+    )
+
+
+def keeps_arguments(how: str, name: str) -> bool:
+    """Return True if the class only keeps its arguments (a named tuple, an exception) or has rules of its own."""
+    kept = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
+    return kept or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
+
+
+def is_tensor_data(name: str) -> bool:
+    """Return True if a tensor may be rebuilt from the result of this name."""
+    last = name.rpartition(".")[2]
+    return name.startswith(_TENSOR_DATA_PREFIXES) or (
+        name.startswith("torch.") and last.endswith(("Storage", "Tensor"))
+    )
+
+
+#: What gives tensors, their storages, layouts and arrays.
+_TENSOR_DATA_PREFIXES = (
+    *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
+    *("torch.distributed.", "torch._subclasses.", "numpy."),
+)
+#: Objects that functions and constructors may be given: tensors, and values without attributes from the pickle, because
+#: functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls `encode`).
+ARGUMENT_PREFIXES = (
+    *_TENSOR_DATA_PREFIXES,
+    *("builtins.", "_codecs.encode", "collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
+    *("datetime.", "decimal.", "fractions.", "pathlib.", "zoneinfo.", "uuid.", "operator.", "torch.Size"),
+    *("functools.reduce", "torch.device", "torch.Generator", "torchao.", "__torch__."),
+)
+
+
+def strip_type_tag(value: Any) -> Any:
+    """Return the value tagged with a type by TorchScript: the first argument of the call, itself never a call."""
+    if type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) == TYPE_TAG and value.args:
+        return value.args[0]
+    return value
+
+
+TYPE_TAG = "torch.jit._pickle.restore_type_tag"
+#: What keeps its arguments, or is looked at by other rules.
+_KEEPER_PREFIXES = (
+    *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
+    "torch._tensor._rebuild_from_type_v2",
+)
+#: What gives a value that the process has anyway; the others of them give what they are given.
+ENUMERATIONS = frozenset(
+    name for name in known_names.SHARED_OBJECTS if not name.startswith(("torch.jit.", "logging.", "accelerate.state."))
+)
+#: Classes that have no functions among their attributes.
+VALUE_PREFIXES = ("torch._utils.", "torch._tensor.", "collections.", "torch.distributed.", "torchao.")
+#: Containers whose elements a function goes through that is given one.
+GONE_THROUGH = frozenset(
+    [
+        *known_names.qualify_names("builtins", "list tuple set frozenset dict"),
+        *known_names.qualify_names("collections", "OrderedDict Counter defaultdict deque"),
+    ]
+)
+#: What makes tensors of their data and their hooks.
+REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
+#: Most tensors of a sparse tensor: two of indices, and the values.
+SPARSE_PARTS = 3
+SPARSE_CLASS = re.compile(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
+WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
+#: Classes whose state is something else than a dict, or two dicts, of attributes.
+_STATES = (
+    *("numpy.", "random.Random", "functools.partial", "types.GenericAlias", "__torch__."),
+    *("torch.ScriptObject", "torch.Generator", "torch._C.Generator", "torch.utils.hooks.RemovableHandle"),
+    *("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch._dynamo.decorators._DimRange"),
+    *("torch.distributed._shard.sharded_tensor.api.ShardedTensor",),
+    *("torch.distributed._shard.sharded_tensor.metadata.TensorProperties",),
+    *("torch.distributed.checkpoint.metadata.TensorProperties",),
+)
+#: Containers in containers of a state that C++ packs.
+DEPTH_OF_PACKED = 8
+#: What Python's own code calls of what it takes for a container.
+CONTAINER_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
+#: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
+PLAIN_DATA = frozenset(
+    name
+    for name in safe_globals.list_allowed_names()
+    if name not in ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+    and name != REBUILD_SPARSE
+    and not SPARSE_CLASS.fullmatch(name)
+)
+#: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
+ARRAY_CLASSES = frozenset(
+    ["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray", "numpy.matrix", "numpy.matrixlib.defmatrix.matrix"]
+)
+#: What gives arrays, and their classes. numpy calls the method of an array for a state of each.
+ARRAY_PREFIXES = ("numpy.ma.", "numpy.core.", "numpy._core.", *ARRAY_CLASSES)
+ARRAY_RECONSTRUCTORS = frozenset(
+    f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
+)
+NUMPY_RANDOM = "numpy.random."
+ORDERED_DICT = "collections.OrderedDict"
+METHODS_OF_DICT = frozenset(dir(OrderedDict))
+HOOK_HANDLE = "torch.utils.hooks.RemovableHandle"
+MAX_HOOKS = 2**31
+POLYNOMIAL = "numpy.poly1d"
+SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+#: Where recurrent modules of torch are defined.
+MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
+#: What a computed key stands for.
+COMPUTED = "__computed__"
+_MAX_LAYERS = 4096
+GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
+#: torch gives it the state of an object of C++ at once.
+SCRIPT_OBJECT = "torch.ScriptObject"
+#: Objects of C++: where a tensor of torch.distributed lies.
+PLACEMENT_CLASSES = frozenset(
+    name
+    for module in ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
+    for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
+)
+CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
+UNINITIALIZED = "is uninitialized memory"
+CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
+UNCHECKED_INDICES = (
+    "makes a sparse tensor whose indices torch and statecli cannot check, so that its use may overwrite other memory"
+)
+#: Keys and elements whose hash is computed of other values.
+COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])
+REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+#: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
+DICT_CLASSES = frozenset(
+    ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_COPYREG_FUNCTIONS]
+)
+HOLD_ELEMENTS = frozenset(["collections.deque", "builtins.list", "builtins.set"])
+ITEM_CONTAINERS = DICT_CLASSES | {
+    *HOLD_ELEMENTS,
+    "torch.nn.utils.prune.PruningContainer",
+    *(name for name in known_names.DATA_NAMES if name.endswith(".AttributeDict")),
+}
+#: What makes a container or a number of what it is given; what picklers give to it next to literals.
+CONVERTERS = frozenset(
+    [
+        *known_names.qualify_names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
+        *known_names.qualify_names("collections", "OrderedDict Counter deque ChainMap UserDict UserList UserString"),
+        *("torch.Size", "torch.torch_version.TorchVersion"),
+    ]
+)
+LITERAL_PREFIXES = ("_codecs.encode", "builtins.", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+#: Functions, and classes that are written small, which make a new object.
+_NEW_OBJECT_MAKERS = frozenset(
+    [
+        *known_names.qualify_names("builtins", "dict list set bytearray object"),
+        *("collections.deque", "collections.defaultdict", "functools.partial", "array.array", *_COPYREG_FUNCTIONS),
+        *(
+            "numpy.ndarray",
+            "numpy.dtype",
+            "numpy.poly1d",
+            "numpy.recarray",
+            "numpy.rec.recarray",
+            "numpy.ma.core._mareconstruct",
+        ),
+        *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+        *(name for name in known_names.DATA_NAMES if name.startswith("numpy.random.")),
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    ]
+)
+#: Clean classes with slots, whose state is of two dicts.
+SLOTTED_PREFIXES = ("torch.distributed.", "torch._dynamo.", "numpy.", "uuid.")
+#: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
+CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
+
+
+def holds_mappings(argument: Value) -> bool:
+    """Return whether an argument of a dict's constructor is anything but a class: pickle writes its items apart."""
+    return type(argument) is not Global and argument is not None
+
+
+#: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
+LOOKED_UP_METHODS = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
+CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
+#: What an object may be, or be in.
+MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
+#: Characters of a name that is called which count as a step.
+NAME_CHARACTERS_PER_STEP = 64
+#: Bytes of an array, swapped or ordered in the time of a step.
+COMPUTED_BYTES_PER_STEP = 8
+#: How many functions that call their arguments may stand one in another.
+MAX_INDIRECT_CALLS = 8
+#: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there
+#: are misused; names that are not clean are reported by themselves.
+EXPECTED_CALLEES = {
+    ("torch._tensor._rebuild_from_type_v2", 0): ("torch._utils._rebuild_", REBUILD_JAGGED),
+    ("copyreg._reconstructor", 1): ("builtins.",),
+    ("array._array_reconstructor", 0): ("array.array",),
+    **{(f"numpy.{core}.multiarray._reconstruct", 0): ("numpy.ma.", *ARRAY_CLASSES) for core in ("core", "_core")},
+    ("numpy.ma.core._mareconstruct", 0): ("numpy.ma.",),
+    ("numpy.ma.core._mareconstruct", 1): tuple(ARRAY_CLASSES),
+    **{
+        (constructor, 1): (known_names.BIT_GENERATOR_CONSTRUCTOR,) for constructor in known_names.GENERATOR_CONSTRUCTORS
+    },
+    (known_names.BIT_GENERATOR_CONSTRUCTOR, 0): known_names.BIT_GENERATORS,
+    **{
+        (f"numpy.random.{module}.__pyx_unpickle_SeedSequence", 0): (f"numpy.random.{module}.SeedSequence",)
+        for module in ("bit_generator", "_bit_generator")
+    },
+}
+#: What takes the name of a codec, and codecs that picklers and C know: others are Python code of the standard library.
+_ENCODERS = frozenset(
+    [
+        *("_codecs.encode", *known_names.qualify_names("builtins", "str bytes bytearray")),
+        *("numpy.str_", "numpy.bytes_", "torch.torch_version.TorchVersion"),
+    ]
+)
+_CODECS = frozenset(
+    [
+        "latin1",
+        "latin-1",
+        "iso-8859-1",
+        "ascii",
+        "us-ascii",
+        "utf8",
+        "utf-8",
+        "utf-16",
+        "utf-32",
+        "utf-16-le",
+        "utf-32-le",
+    ]
+)
+
+
+def uses_unknown_codec(name: str, call: Obj) -> bool:
+    """Return True if a call passes an unusual codec to a function that encodes or decodes."""
+    if name not in _ENCODERS:
+        return False
+    codec: Value = call.args[1] if len(call.args) > 1 else "utf8"
+    if call.kwargs and "encoding" in call.kwargs:
+        codec = call.kwargs["encoding"]
+    return type(codec) is not str or codec.lower().replace("_", "-") not in _CODECS
+
+
+def named_arguments(kwargs: Value) -> dict[Value, Value]:
+    """Return the keyword arguments of a call; anything but a dict is in the place of a computed name."""
+    return kwargs if type(kwargs) is dict else {Key(kwargs): None}
+
+
+def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
+    """Yield the calls made at once by a clean function, with the arguments passed on."""
+    match function, args:
+        case "copyreg.__newobj__", (cls, *rest):
+            yield Obj(cls, tuple(rest), "newobj")
+        case "copyreg.__newobj_ex__", (cls, rest, kwargs):
+            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named_arguments(kwargs))
+        case "copyreg._reconstructor", (_, base, state):
+            yield Obj(base, (state,))
+        case "torch._tensor._rebuild_from_type_v2", (rebuild, _, rest, *_):
+            yield Obj(rebuild, rest if type(rest) is tuple else (rest,))
+        case known_names.BIT_GENERATOR_CONSTRUCTOR, (bit_generator, *_):
+            yield Obj(bit_generator, ())
+        case constructor, (bit_generator,) if constructor in known_names.GENERATOR_CONSTRUCTORS:
+            yield Obj(bit_generator, ())
+        case constructor, (bit_generator, create, *_) if constructor in known_names.GENERATOR_CONSTRUCTORS:
+            yield Obj(create, (bit_generator,))
