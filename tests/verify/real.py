@@ -87,7 +87,7 @@ INPUTS = {
     "SwinModel": (LARGER,),
     "DetrModel": ("2x3x32x32",),
     "Wav2Vec2Model": ("2x200",),
-    "OneFormerModel": ("2x3x64x64", IDS),
+    "OneFormerModel": ("2x3x32x32", IDS),
     "ReformerModel": ("int64:2x16<64",),
     "VideoMAEModel": ("2x4x3x16x16",),
     "CLIPModel": (IDS, IMAGE),
@@ -107,7 +107,7 @@ def _detr() -> nn.Module:
 def _swin() -> transformers.SwinConfig:
     stages = [f"stage{number}" for number in (1, 2, 3, 4)]
     heads = {"depths": [1] * 4, "num_heads": [1] * 4}
-    return transformers.SwinConfig(**SWIN, **heads, image_size=64, out_features=stages)
+    return transformers.SwinConfig(**SWIN, **heads, image_size=32, out_features=stages)
 
 
 def _oneformer() -> nn.Module:
