@@ -12,7 +12,6 @@ here too, and are scanned as if they stood in the pickle.
 from __future__ import annotations
 
 import array
-import math
 import re
 
 from statecli.pickle_scan import numpy_dtype_states
@@ -28,6 +27,12 @@ _ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
 _BYTEARRAY_CODEC = "latin-1"
 _TEXT_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii", "utf8", "utf-8"])
 _SIZE = "torch.Size"
+#: Classes of numpy's scalars and arrays, which numpy's own functions make in pickles.
+_NUMPY_CLASS = re.compile(
+    r"numpy\.(?:\w*(?:bool|int|float|complex|long|half|single|double|byte|short|void|record|str|unicode)\w*"
+    r"|datetime64|timedelta64|object_|rec\.record|ma\.(?:core\.)?MaskedArray)"
+)
+_FROM_BUFFER = ".numeric._frombuffer"
 #: Classes that make a tensor or a storage of their arguments.
 _TENSORS = re.compile(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
 #: Arrays of numpy whose elements consist of two numbers.
@@ -45,14 +50,18 @@ def computes_bytes(name: str, call: Obj) -> bool:
         is_text = len(args) == 2 and type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC
         is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
-    if name in TEXT_CLASSES:
+    if name in TEXT_CLASSES and name != "numpy.str_":
         return len(args) > 1 and not _decodes_plainly(args[1])
+    if _NUMPY_CLASS.fullmatch(name):
+        return len(args) > 1 or bool(call.kwargs) or (bool(args) and type(args[0]) not in (str, int, float, bool))
     if name == _SIZE:
         return bool(args) and not (type(args[0]) in (list, tuple) and all(type(size) is int for size in args[0]))
     if name == _ARRAY:
         return len(args) > 1 and type(args[1]) is not bytes and (args[0] in ("b", "B") or not _is_numbers(args[1]))
     if name == _REBUILD_ARRAY:
         return len(args) > 3 and _read_data(args[3]) is None
+    if name.endswith(_FROM_BUFFER):
+        return len(args) > 3 and args[3] != "C" and _read_data(args[0]) is None
     return bool(args) and _TENSORS.fullmatch(name) is not None
 
 
@@ -62,11 +71,13 @@ def count_numbers(name: str, call: Obj) -> int:
 
 
 def compute_array(name: str, call: Obj) -> bytes | None:
-    """Return the bytes of an `array.array` that the call makes of numbers, or of bytes of another machine."""
+    """Return the bytes of an array that the call makes of numbers, of another machine's bytes, or in another order."""
     args: tuple[Value, ...] = call.args
     try:
         if name == _ARRAY and len(args) == 2 and _is_numbers(args[1]):
             return array.array(args[0], args[1]).tobytes()
+        if name.endswith(_FROM_BUFFER) and len(args) == 4 and args[3] != "C":
+            return _compute_array(args[2], args[1], args[0], is_fortran=True, is_swapped=False)
         if name == _REBUILD_ARRAY and len(args) == 4:
             # The function of Python's own pickles: it packs numbers, and runs nothing of the file.
             return array._array_reconstructor(array.array, args[1], args[2], _read_data(args[3])).tobytes()  # type: ignore[attr-defined,no-any-return]
@@ -84,13 +95,19 @@ def has_computed_data(state: tuple[Value, ...]) -> bool:
 
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
     """Return the bytes of a numpy array by its state, in the order of its elements; None if they are those written."""
-    shape, dtype, is_fortran, raw = numpy_dtype_states.split_array_state(state)
+    shape, dtype, is_fortran, data = numpy_dtype_states.split_array_state(state)
+    is_swapped = type(dtype) is Obj and numpy_dtype_states.is_swapped(dtype)
+    return _compute_array(shape, dtype, data, is_fortran=bool(is_fortran), is_swapped=is_swapped)
+
+
+def _compute_array(shape: Value, dtype: Value, raw: Value, *, is_fortran: bool, is_swapped: bool) -> bytes | None:
     data = _read_data(raw)
     size = numpy_dtype_states.element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
-    if type(data) is not bytes or not data or type(dtype) is not Obj or not size or len(data) % size:
+    if not data or type(dtype) is not Obj or not size or len(data) % size:
         return None
-    is_swapped = numpy_dtype_states.is_swapped(dtype)
-    is_transposed = bool(is_fortran) and type(shape) is tuple and math.prod(shape) * size == len(data)
+    is_transposed = (
+        is_fortran and type(shape) is tuple and numpy_dtype_states.count_elements(shape) == len(data) // size
+    )
     if not is_swapped and not (is_transposed and len(shape) > 1):
         return None
     number = {_COMPLEX: size // 2, "U": 4}.get(numpy_dtype_states.get_code(dtype), size)

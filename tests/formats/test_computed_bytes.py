@@ -52,6 +52,11 @@ COMPUTED = {
     "text in ASCII": Call(_codecs.encode, "torch.float32", "ascii"),
     "bytes of bytes": Call(bytes, HIDDEN),
     "an array of bytes of bytes": Call(array._array_reconstructor, array.array, "H", 3, Call(bytes, b"abcd")),
+    "a record of numpy": Call(numpy.void, tuple(NUMBERS), ",".join(["u1"] * len(NUMBERS))),
+    "a record of bytes": Call(numpy.void, [b"a", b"b"]),
+    "numbers of numpy": Call(numpy.float64, [1.0, 2.0]),
+    "a cast of an array": Call(numpy.uint8, numpy.arange(3)),
+    "a masked array of numbers": Call(numpy.ma.MaskedArray, [1.0, 2.0]),
     "a size of a bytearray": Call(torch.Size, bytearray(HIDDEN)),
     "a size of a tensor": Call(torch.Size, torch.tensor([1, 2])),
     "an array of a deque": Call(array.array, "Q", deque([1])),
@@ -75,6 +80,9 @@ ARRAYS = {
     "numpy rows in the other order": numpy.asfortranarray(numpy.frombuffer(swap(2), ">u2").reshape(4, -1)),
     **{f"array {code}": array.array(code, PADDED) for code in "HIQlqd"},
     "array of another machine": Call(array._array_reconstructor, array.array, "H", 3, swap(2)),
+    "an ordered buffer": Call(
+        numpy._core.numeric._frombuffer, ROWS.tobytes(order="F"), numpy.dtype("u1"), ROWS.shape, "F"
+    ),
     "masked numpy u2": numpy.ma.masked_array(numpy.frombuffer(swap(2), ">u2")),
     "masked numpy rows": numpy.ma.masked_array(numpy.asfortranarray(ROWS)),
     "array of longer numbers": Call(array._array_reconstructor, array.array, "Q", 11, swap(8)),
