@@ -194,10 +194,14 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
     start = header + 30 + sum(struct.unpack_from("<HH", raw, header + 26))
     raw[start : start + 120_000] = raw[start - by : start - by + 120_000]
     path.write_bytes(raw)
-    for question in (("inspect", "--stats", "-f", "json"), ("audit", "--values", "-f", "json")):
-        near, far = (statecli(*question, one) for one in (path, served.url("m.pt")))
-        assert far.code == near.code == 0
-        assert far.out.replace(served.url("m.pt"), str(path)) == near.out
+    near, far = (statecli("inspect", "--stats", "-f", "json", one) for one in (path, served.url("m.pt")))
+    assert far.code == near.code == 0
+    assert far.json["tensors"] == near.json["tensors"]
+    # Local headers of a remote archive are read with the values: that torch computes another place is not known before.
+    assert [note["name"] for note in near.json["notes"]] == ["misplaced-storage"]
+    question = ("audit", "--values", "-f", "json", "--ignore", "misplaced-storage")
+    near, far = (statecli(*question, one) for one in (path, served.url("m.pt")))
+    assert far.code == near.code == 0
     assert statecli("diff", path, served.url("m.pt")).code == 0
 
 
