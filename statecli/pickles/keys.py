@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
-from statecli.pickles.numpy_types import read_number_type, read_text
+from statecli.pickles.numpy_types import is_number_or_date, read_number_type, read_text
 
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHABLE_INT_LIMIT = 2**60
@@ -163,11 +163,13 @@ def _numpy_scalar(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return whether a call makes an unknown value of Python's own, possibly equal to another key."""
-    name = _python_name(key.cls)
-    if name == _RECONSTRUCTOR and _python_name(key.args[1] if len(key.args) > 1 else None) == "builtins.object":
+    """Return whether a call makes an unknown value that may be equal to a text, and so to another key."""
+    name, args = _python_name(key.cls), key.args
+    if name == _RECONSTRUCTOR and len(args) > 1 and _python_name(args[1]) == "builtins.object":
         return False
-    return name in _COMPUTING and tokens.plain(key) is None
+    if name.endswith(".multiarray.scalar") and args and is_number_or_date(args[0]):
+        return False
+    return name.startswith(_MAY_EQUAL_TEXT) and name not in _NEVER_EQUAL_TEXT and tokens.plain(key) is None
 
 
 def _python_name(name: Value) -> str:
@@ -227,13 +229,13 @@ _SPELLING = frozenset(
 #: Names of Python 2 for the modules and types that are looked at here.
 _PYTHON2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserString": "collections"}
 _PYTHON2_TYPES = {"unicode": "str", "long": "int"}
-#: Calls whose results are equal to plain values.
-_COMPUTING = frozenset(
-    [
-        *(*_SPELLED, *_COMPARED_CLASSES, "builtins.complex", "_codecs.encode", "collections.UserString"),
-        *("copyreg.__newobj__", "copyreg.__newobj_ex__", _RECONSTRUCTOR),
-        *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
-    ]
+#: Beginnings of the names of what makes, holds or gives back a text, and of these the names that do not.
+_MAY_EQUAL_TEXT = (
+    *("builtins.", "numpy.", "collections.", "copyreg.", "_codecs.", "functools.", "operator.", "omegaconf."),
+    *("torch.jit.", "torch.torch_version.", "torch.Size"),
+)
+_NEVER_EQUAL_TEXT = frozenset(
+    ["builtins.object", "builtins.range", "builtins.slice", "builtins.getattr", "numpy.dtype"]
 )
 _NUMPY_CODES = {
     "b1": "?",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from statecli.pickles.nodes import Global, Obj, Value
 
 _NUMBER = re.compile(r"[biufc]\d+", re.ASCII)
+_NUMBER_OR_DATE = re.compile(r"[<>|=]?[?biufcmM]\d*(?:\[\w+\])?", re.ASCII)
 _TEXT = re.compile(r"U(\d{1,6})", re.ASCII)
 
 
@@ -33,6 +34,13 @@ def read_number_type(node: Value) -> NumberType | None:
         return NumberType(code, False)
     is_plain = type(state) is tuple and len(state) >= 8 and state[2:5] == (None, None, None)
     return NumberType(code, state[1] == ">") if is_plain and state[1] in ("<", ">", "|", "=") else None
+
+
+def is_number_or_date(dtype: Value) -> bool:
+    """Return True if the call makes a type of numbers or dates, which are equal to no text."""
+    is_type = type(dtype) is Obj and type(dtype.cls) is Global and dtype.cls.qualified == "numpy.dtype"
+    code = dtype.args[0] if is_type and dtype.args else None
+    return type(code) is str and _NUMBER_OR_DATE.fullmatch(code) is not None
 
 
 def read_text(dtype: Value, data: bytes) -> str | None:

@@ -7,13 +7,19 @@ the mapping that torch.load returns; what it finds there is what the audit must 
 from __future__ import annotations
 
 import copyreg
+import datetime
+import operator
 import zipfile
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserString, defaultdict
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from torch.jit._pickle import restore_type_tag
 from torch.torch_version import TorchVersion
+
+from ..formats.attacks import build, pickled, records
 
 KEY = "fc._extra_state"
 STATE = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
@@ -46,6 +52,8 @@ STATES = {
     "a call of numpy.str_": {"w": torch.ones(2), UserStringCall(numpy.str_, KEY): STATE},
     "a user's text": {"w": torch.ones(2), UserString(KEY): STATE},
     "a text by copyreg": {"w": torch.ones(2), UserStringCall(copyreg._reconstructor, TorchVersion, str, KEY): STATE},
+    "a tagged text": {"w": torch.ones(2), UserStringCall(restore_type_tag, KEY, "str"): STATE},
+    "an element of a list": {"w": torch.ones(2), UserStringCall(operator.getitem, [KEY], 0): STATE},
     "an OrderedDict": OrderedDict(PAIRS),
     "a call of OrderedDict": Call(OrderedDict, PAIRS),
     "a call of dict": Call(dict, PAIRS),
@@ -73,9 +81,19 @@ def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, stat
     assert result.code != 0, result.out
 
 
+def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):
+    """Its hash and its equality are those of the text in its state. omegaconf is not installed here."""
+    node = b"comegaconf.nodes\nStringNode\n)\x81}X\x04\x00\x00\x00_valX\x0f\x00\x00\x00fc._extra_statesb"
+    (tmp_path / "a.pt").write_bytes(build(records(pickled(b"}" + node + b"K\x01s"))))
+    result = statecli("audit", tmp_path / "a.pt", "--no-config")
+    assert result.code == 2
+    assert "a dictionary key is the result of calling omegaconf.nodes.StringNode" in result.out + result.err
+
+
 def test_ordinary_keys_are_clean(tmp_path, statecli):
     """Texts of numpy, numbers, types and tuples as keys."""
-    keys = (numpy.str_("a"), numpy.int64(3), 4, torch.float32, ("x", 1), None, 1.5)
+    keys = (numpy.str_("a"), numpy.int64(3), 4, torch.float32, ("x", 1), None, 1.5, numpy.datetime64("2026-01-01"))
+    keys += (torch.device("cpu"), Path("a"), datetime.date(2026, 1, 1), numpy.dtype("f4"), frozenset([1]), 2j)
     torch.save({"w": torch.ones(2), "settings": dict.fromkeys(keys, 1)}, tmp_path / "a.pt")
     assert statecli("audit", tmp_path / "a.pt", "--no-config", "--ignore", "needs-weights-only-false").code == 0
 
