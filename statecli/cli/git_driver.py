@@ -26,7 +26,7 @@ from statecli.core.escaping import escape
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.terminal_width import is_terminal
 from statecli.core.units import format_kind, format_number, format_shape
-from statecli.pickle_scan.known_names import rename_python2
+from statecli.pickles.python2_names import rename_python2
 from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.byte_source import Source
 from statecli.storage.file_version import refuse_files_that_change

@@ -17,7 +17,7 @@ from msgspec import structs
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import Mention, ScannedPickle
-from statecli.pickle_scan import known_names
+from statecli.pickles.python2_names import rename_python2
 from statecli.storage import files
 
 #: Suffixes of files that Python imports.
@@ -62,7 +62,7 @@ class ModuleFinder:
         return pickle if names == pickle.names else structs.replace(pickle, names=names)
 
     def _mark_name(self, mention: Mention, folders: Sequence[str]) -> Mention:
-        module, name = known_names.rename_python2(mention.module, mention.name)
+        module, name = rename_python2(mention.module, mention.name)
         modules = filter(None, (module, _IMPORTED_BY.get(f"{module}.{name}")))
         files_of_modules = (self._find_file(tuple(module.split(".")), folders) for module in modules)
         file = None if mention.misuse else next(filter(None, files_of_modules), None)

@@ -28,6 +28,7 @@ from statecli.pickles.machine import Machine
 from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
+from statecli.pickles.python2_names import rename_python2
 
 #: The dict of copyreg from which an unpickler takes what an extension code stands for.
 EXTENSION_REGISTRY = "_inverted_registry"
@@ -283,7 +284,7 @@ class Scanner(Machine):
         """Do the same as the machine, also for Python 2 strings of bytes."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         found = super().intern_name(module, name, pos)
-        if self.protocol > _LAST_OF_PYTHON_2 and known_names.rename_python2(module, name) != (module, name):
+        if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
             why = "is a name of Python 2 in a later protocol: Python imports a file of that name"
             self.flow.note_misuse(found, why)
         return found

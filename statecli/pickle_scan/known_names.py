@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import lru_cache
 
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.model_state import Mention
 from statecli.pickle_scan import torch_classes
 from statecli.pickle_scan.packed_weights import CPP_CLASSES, is_cpp_class
 from statecli.pickles import safe_globals
+from statecli.pickles.python2_names import rename_python2
 
 
 def qualify_names(module: str, words: str) -> list[str]:
@@ -711,16 +711,3 @@ def get_plain_name(module: str, name: str) -> str:
     """Return the `module.name` used in these tables: Python 3's, and the public module of a C module."""
     module, name = rename_python2(module, name)
     return f"{_C_MODULE_NAMES.get(module, module)}.{name}"
-
-
-@lru_cache(maxsize=4096)
-def rename_python2(module: str, name: str) -> tuple[str, str]:
-    """Return Python 3's name for a name written by Python 2: `commands.getoutput` is in subprocess.
-
-    Python renames only in pickles of protocols 0 to 2; in other pickles, a name of Python 2 alone leads nowhere.
-    """
-    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-
-    if (module, name) in NAME_MAPPING:
-        return NAME_MAPPING[module, name]
-    return IMPORT_MAPPING.get(module, module), name

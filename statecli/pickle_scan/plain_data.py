@@ -305,7 +305,7 @@ class _Walk:
             hazard = evaluated_texts.check_text(where, key, text)
         elif text is COMPUTED_TEXT:
             hazard = describe_computed_text(where)
-        elif evaluated_texts.is_own_key(key) and _is_bytes(value):
+        elif (evaluated_texts.is_own_key(key) or _is_raw_text(value)) and _is_bytes(value):
             hazard = Hazard(f"{where} is bytes or an array instead of a text; fairseq evaluates it as Python")
         if hazard:
             yield hazard
@@ -580,6 +580,11 @@ def _is_template(value: Value) -> bool:
     if type(text) is str:
         return "%" in text
     return text is COMPUTED_TEXT or b"%" in (read_raw_bytes(value) or raw or b"")
+
+
+def _is_raw_text(value: Value) -> bool:
+    """Return True for bytes and a bytearray, which Python evaluates as a text; an array may be an honest setting."""
+    return read_raw_bytes(value) is not None or read_bytearray(value) is not None
 
 
 def _is_bytes(value: Value) -> bool:

@@ -173,11 +173,7 @@ def is_computed(key: Obj, tokens: Tokens) -> bool:
 
 
 def _python_name(name: Value) -> str:
-    """Return Python 3's name of a class or function, which pickles of protocols 0 to 2 name as Python 2 did."""
-    if type(name) is not Global:
-        return ""
-    module = _PYTHON2_MODULES.get(name.module)
-    return name.qualified if module is None else f"{module}.{_PYTHON2_TYPES.get(name.name, name.name)}"
+    return name.qualified if type(name) is Global else ""
 
 
 def _leaf_token(value: Value) -> bytes:
@@ -224,11 +220,8 @@ _SPELLED = {
     "torch.torch_version.TorchVersion": str,
 }
 _SPELLING = frozenset(
-    "str unicode int long float bytes bool complex encode scalar str_ TorchVersion".split()  # noqa: SIM905
+    "str unicode basestring int long float bytes bool complex encode scalar str_ TorchVersion".split()  # noqa: SIM905
 )
-#: Names of Python 2 for the modules and types that are looked at here.
-_PYTHON2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserString": "collections"}
-_PYTHON2_TYPES = {"unicode": "str", "long": "int"}
 #: Beginnings of the names of what makes, holds or gives back a text, and of these the names that do not.
 _MAY_EQUAL_TEXT = (
     *("builtins.", "numpy.", "collections.", "copyreg.", "_codecs.", "functools.", "operator.", "omegaconf."),

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from statecli.pickles.python2_names import MODULES, rename_python2
+
 Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
 
 
@@ -22,7 +24,9 @@ class Global(msgspec.Struct, eq=False):
 
     @property
     def qualified(self) -> str:
-        """Name as `module.name`."""
+        """Name as `module.name`, Python 3's for a name of Python 2."""
+        if self.module in MODULES:
+            return ".".join(rename_python2(self.module, self.name))
         return f"{self.module}.{self.name}"
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
+from statecli.pickles.python2_names import rename_python2
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file, needs_pickles
 from statecli.storage import files
@@ -367,7 +368,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = safe_globals.find_refused_names(
-            ".".join(known_names.rename_python2(mention.module, mention.name)) for mention in pickle.names
+            ".".join(rename_python2(mention.module, mention.name)) for mention in pickle.names
         )
         storages = [
             mention.qualified

@@ -10,6 +10,7 @@ import copyreg
 import datetime
 import operator
 import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserString, defaultdict
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import pytest
 import torch
 from torch.jit._pickle import restore_type_tag
 from torch.torch_version import TorchVersion
+
+from statecli.pickles.python2_names import MODULES
 
 from ..formats.attacks import build, pickled, records
 
@@ -98,20 +101,52 @@ def test_ordinary_keys_are_clean(tmp_path, statecli):
     assert statecli("audit", tmp_path / "a.pt", "--no-config", "--ignore", "needs-weights-only-false").code == 0
 
 
+def rewrite(path, replace):
+    """Write the archive again as torch does, with another data.pkl."""
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    records["data.pkl"] = replace(records["data.pkl"])
+    writer = torch._C.PyTorchFileWriter(str(path))
+    for name, content in records.items():
+        if name not in ("version", ".data/serialization_id"):
+            writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+
+
+@pytest.mark.parametrize("module", ["UserDict", "UserList", "UserString"])
+def test_a_container_by_a_name_of_python_2_is_the_same(module, tmp_path, statecli):
+    """Python and torch take any name in these modules for one of collections, with weights_only too."""
+    path = tmp_path / "a.pt"
+    torch.save(Call(OrderedDict, PAIRS), path)
+    rewrite(path, lambda data: data.replace(b"ccollections\nOrderedDict", f"c{module}\nOrderedDict".encode()))
+    assert torch.equal(torch.load(path)[KEY], STATE)
+    result = statecli("audit", path, "--no-config")
+    assert result.code == 1
+    assert "posix.system" in result.out
+
+
+@pytest.mark.parametrize("name", ["unicode", "basestring"])
+def test_a_text_by_a_name_of_python_2_is_the_same(name, tmp_path, statecli):
+    """Both are str."""
+    path = tmp_path / "custom_checkpoint_0.pkl"
+    torch.save(STATES["a call of str"], path)
+    rewrite(path, lambda data: data.replace(b"c__builtin__\nunicode", f"c__builtin__\n{name}".encode()))
+    assert torch.equal(torch.load(path, weights_only=False)[KEY], STATE)
+    assert statecli("audit", path, "--no-config").code == 1
+
+
+def test_modules_of_python_2_are_those_of_python():
+    """The table is copied, because loading Python's takes time in each command."""
+    assert {module for module, _ in NAME_MAPPING} | set(IMPORT_MAPPING) == MODULES
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bytes_of_a_storage_on_meta_are_audited(zipped, tmp_path, statecli):
     """torch.load with a map_location reads the record of the storage, whatever location the file names."""
     torch.save({"w": torch.ones(2), KEY: STATE}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     data = (tmp_path / "a.pt").read_bytes().replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
     if zipped:
-        with zipfile.ZipFile(tmp_path / "a.pt") as archive:
-            records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-        records["data.pkl"] = records["data.pkl"].replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
-        writer = torch._C.PyTorchFileWriter(str(tmp_path / "a.pt"))
-        for name, content in records.items():
-            if name not in ("version", ".data/serialization_id"):
-                writer.write_record(name, content, len(content))
-        writer.write_end_of_file()
+        rewrite(tmp_path / "a.pt", lambda pickle: pickle.replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta"))
     else:
         (tmp_path / "a.pt").write_bytes(data)
     assert torch.equal(torch.load(tmp_path / "a.pt", map_location="cpu")[KEY], STATE)

@@ -1,0 +1,93 @@
+"""Names of Python 2 in pickles of protocols 0 to 2, which Python 3 and torch take for names of their own.
+
+Any name in a renamed module is renamed: `UserDict.OrderedDict` is `collections.OrderedDict`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+#: Modules in the tables of Python (`_compat_pickle`), which are loaded only where a pickle names one of these.
+MODULES = frozenset(
+    [
+        "BaseHTTPServer",
+        "CGIHTTPServer",
+        "ConfigParser",
+        "Cookie",
+        "Dialog",
+        "DocXMLRPCServer",
+        "FileDialog",
+        "HTMLParser",
+        "Queue",
+        "ScrolledText",
+        "SimpleDialog",
+        "SimpleHTTPServer",
+        "SimpleXMLRPCServer",
+        "SocketServer",
+        "StringIO",
+        "Tix",
+        "Tkconstants",
+        "Tkdnd",
+        "Tkinter",
+        "UserDict",
+        "UserList",
+        "UserString",
+        "__builtin__",
+        "_abcoll",
+        "_elementtree",
+        "_multiprocessing",
+        "_socket",
+        "_winreg",
+        "anydbm",
+        "cPickle",
+        "cStringIO",
+        "commands",
+        "cookielib",
+        "copy_reg",
+        "dbhash",
+        "dbm",
+        "dumbdbm",
+        "dummy_thread",
+        "exceptions",
+        "gdbm",
+        "htmlentitydefs",
+        "httplib",
+        "itertools",
+        "markupbase",
+        "multiprocessing",
+        "multiprocessing.forking",
+        "multiprocessing.process",
+        "repr",
+        "robotparser",
+        "socket",
+        "test.test_support",
+        "thread",
+        "tkColorChooser",
+        "tkCommonDialog",
+        "tkFileDialog",
+        "tkFont",
+        "tkMessageBox",
+        "tkSimpleDialog",
+        "ttk",
+        "urllib",
+        "urllib2",
+        "urlparse",
+        "whichdb",
+        "xmlrpclib",
+    ]
+)
+
+
+@lru_cache(maxsize=4096)
+def rename_python2(module: str, name: str) -> tuple[str, str]:
+    """Return Python 3's name for a name written by Python 2: `commands.getoutput` is in subprocess.
+
+    Python renames only in pickles of protocols 0 to 2; in other pickles, a name of Python 2 alone leads nowhere.
+    """
+    if module not in MODULES:
+        return module, name
+    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+
+    if (module, name) in NAME_MAPPING:
+        return NAME_MAPPING[module, name]
+    return IMPORT_MAPPING.get(module, module), name
