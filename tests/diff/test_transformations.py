@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.result import Field, Rounding, Status, TransformationKind
 from statecli.commands.diff.run import Request, compare_targets
-from statecli.commands.diff.transformations.views import take_rows
+from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
+from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks
 
 from .conftest import changed, rules
@@ -879,6 +880,23 @@ def test_a_fine_tune_in_a_narrower_type_is_no_cast(diff, llama):
     assert KIND.CAST not in kinds(diff(llama, tuned))
     tuned["ones"], llama = torch.ones(4).bfloat16(), {**llama, "ones": torch.ones(4)}
     assert KIND.CAST not in kinds(diff(llama, tuned))
+
+
+@pytest.mark.parametrize("size", [2, 63, 64, 65, 4096])
+def test_small_parts_at_the_end_of_a_file(diff, size):
+    """Parts of tensors are compared in their own bytes: a part ends where the file ends."""
+    before = {"model.1.norm": torch.ones(size), "model.1.w": torch.randn(size, 4), "model.norm": torch.ones(size)}
+    after = {name.replace("model", "m"): tensor.half() for name, tensor in before.items()}
+    result = diff(before, after, names=("a.safetensors", "b.safetensors"))
+    assert {c.status for c in result.changes} == {Status.ADDED, Status.REMOVED}
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [(torch.float32, 24), (torch.bool, 6), (torch.complex64, 48)], ids=str)
+def test_a_part_of_a_tensor_has_its_own_sizes(save, dtype, nbytes):
+    """Its shape, its elements and its bytes."""
+    (row,) = read_checkpoint(save({"w": torch.ones(4, 5).to(dtype)}, "a.safetensors")).tensors
+    part = row.with_data(narrow(narrow(locate(row.data, "w"), 0, 1, 2), 1, 0, 3))
+    assert (part.shape, part.elements, part.nbytes) == ((2, 3), 6, nbytes)
 
 
 def test_momentum_is_not_called_unrelated(diff):

@@ -184,12 +184,7 @@ def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
         if size > 1:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
-            pairs.append(
-                Pair(_replace_data(row, first), _replace_data(row, replace(first, offset=data.offset + strides[dim])))
-            )
+            second = replace(first, offset=data.offset + strides[dim])
+            pairs.append(Pair(row.with_data(first), row.with_data(second)))
     outcomes = compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
     return all(map(_is_equal, outcomes))
-
-
-def _replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
-    return replace(row, shape=data.shape, elements=prod(data.shape), layout="strided", data=data, parts=())

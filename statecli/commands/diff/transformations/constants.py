@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.transformations.views import narrow, take_sample
 from statecli.core.model_state import TensorInfo
@@ -28,8 +26,5 @@ def _pair_neighbours(sample: TensorInfo) -> Pair | None:
     if data is None or axis is None:
         return None
     size = data.shape[axis] - 1
-    sides = (narrow(data, axis, 0, size), narrow(data, axis, 1, size))
-    shape = sides[0].shape
-    elements = sample.elements // data.shape[axis] * size
-    before, after = (replace(sample, shape=shape, elements=elements, data=side) for side in sides)
+    before, after = (sample.with_data(narrow(data, axis, start, size)) for start in (0, 1))
     return Pair(before, after)

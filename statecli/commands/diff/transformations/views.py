@@ -100,8 +100,7 @@ def take_rows(data: TensorData) -> TensorData:
 def take_sample(row: TensorInfo) -> TensorInfo:
     """Return a tensor of the first elements of `row`, which is one strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
-    sample = take_rows(locate(row.data, row.fqn))
-    return replace(row, shape=sample.shape, elements=prod(sample.shape), data=sample)
+    return row.with_data(take_rows(locate(row.data, row.fqn)))
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
