@@ -354,6 +354,41 @@ def test_a_factor_in_each_type(diff, dtype, factor):
     assert change.transformation.factor == pytest.approx(factor, rel=1e-12)
 
 
+@pytest.mark.parametrize("factor", [0.5, -1.0, 1.7])
+@pytest.mark.parametrize("wrong", [1.0, 1e4, math.nan, math.inf])
+def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wrong):
+    """The wrong weight is larger than all others together, or not finite, wherever it is."""
+    torch.manual_seed(0)
+    before = {"w": 0.02 * torch.randn(256, 256)}
+    for place in (0, 7 * 256 + 3, 256 * 256 - 1):
+        after = {"w": before["w"] * factor}
+        after["w"].view(-1)[place] = wrong
+        done = diff(before, after).changes[0].transformation
+        assert (done.kind, done.factor, done.exceptions) == (KIND.SCALED, pytest.approx(factor, rel=1e-12), 1)
+    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt")))
+    assert f"= {factor:g} × before, but 1 of 65,536 elements differs" in shown
+
+
+def test_a_factor_with_a_wrong_row_in_front(diff):
+    """The first rows decide nothing; more than 1 in 1,000 wrong elements are no claim."""
+    torch.manual_seed(0)
+    before = torch.randn(2048, 128)
+    for rows, exceptions in ((2, 256), (3, None)):
+        after = 0.5 * before
+        after[:rows] = torch.randn(rows, 128)
+        done = diff({"w": before}, {"w": after}).changes[0].transformation
+        assert (done and done.exceptions) == exceptions
+
+
+def test_a_transpose_with_a_grossly_wrong_weight(diff):
+    torch.manual_seed(0)
+    before = torch.randn(60, 60)
+    after = before.t().clone()
+    after[0, 1] = 1e6
+    done = diff({"w": before}, {"w": after}).changes[0].transformation
+    assert (done.kind, done.exceptions) == (KIND.TRANSPOSED, 1)
+
+
 @pytest.mark.parametrize("before", [torch.full((9,), 1.0), torch.tensor([10]), torch.tensor([3, 4])])
 def test_counters_and_constants_are_not_scaled(diff, before):
     assert found(diff({"n": before}, {"n": 2 * before})) == {}

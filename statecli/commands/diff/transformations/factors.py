@@ -14,18 +14,16 @@ from statecli.commands.diff.transformations.views import (
     locate,
     name_rounding,
     permute,
-    take_rows,
+    take_places,
 )
 from statecli.core.model_state import TensorData, TensorInfo
-from statecli.values.delta import Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.ratios import estimate_factor
 
-#: A multiple is parallel to the tensor before, up to the rounding of its elements; training changes the direction.
-_MIN_COSINE = 1 - 1e-4
 #: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
-#: Part of the elements that may differ, for a claim with exceptions, and in a sample.
-_MAX_EXCEPTIONS, _MAX_SAMPLE_EXCEPTIONS = 1 / 1000, 1 / 100
+#: Part of the elements that may differ, for a claim with exceptions, and in a sample: wrong ones may be together.
+_MAX_EXCEPTIONS, _MAX_SAMPLE_EXCEPTIONS = 1 / 1000, 1 / 3
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
 
@@ -35,13 +33,14 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = _get_sampled(change.before), _get_sampled(change.after)
-        if before is None or after is None or before.dtype != after.dtype or not _is_parallel(change):
+        if before is None or after is None or before.dtype != after.dtype or not _may_be_scaled(change):
+            continue
+        if "float" not in before.dtype:
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
-        if "float" in before.dtype:
-            for factor in _list_factors(change.values):
-                if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
-                    trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
+        for factor in _list_factors(estimate_factor(take_places(before), take_places(after), change.fqn)):
+            if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
+                trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
@@ -87,16 +86,22 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return the trials whose first rows fit, one for each change."""
+    """Return the trials whose samples fit best, one for each change."""
     samples = [
-        CheckTask(task.name, task.operation, take_rows(task.before), take_rows(task.after), task.factor)
-        for _, task in trials
+        (place, CheckTask(task.name, task.operation, *sides, task.factor))
+        for place, (_, task) in enumerate(trials)
+        for sides in zip(take_places(task.before), take_places(task.after), strict=True)
     ]
-    fitting: dict[int, CheckTask] = {}
-    for (n, task), result in zip(trials, check_elements(samples, jobs=jobs), strict=True):
-        if isinstance(result, CheckResult) and _fits(result, _MAX_SAMPLE_EXCEPTIONS):
-            fitting.setdefault(n, task)
-    return list(fitting.items())
+    counts = [CheckResult()] * len(trials)
+    for (place, _), result in zip(samples, check_elements([task for _, task in samples], jobs=jobs), strict=True):
+        if isinstance(result, CheckResult):
+            count = counts[place]
+            counts[place] = CheckResult(count.elements + result.elements, count.exceptions + result.exceptions)
+    best: dict[int, tuple[int, CheckTask]] = {}
+    for (n, task), count in zip(trials, counts, strict=True):
+        if _fits(count, _MAX_SAMPLE_EXCEPTIONS) and (n not in best or count.exceptions < best[n][0]):
+            best[n] = count.exceptions, task
+    return [(n, task) for n, (_, task) in best.items()]
 
 
 def _fits(result: CheckResult, most: float) -> bool:
@@ -104,38 +109,26 @@ def _fits(result: CheckResult, most: float) -> bool:
     return bool(result.elements) and result.exceptions <= most * result.elements
 
 
-def _is_parallel(change: Change) -> bool:
-    """Return True if before and after have one direction; tensors of one value have that whatever was done."""
+def _may_be_scaled(change: Change) -> bool:
+    """Return True if the values changed by more than training does; one value throughout fits some factor always."""
     values = change.values
-    if values is None or values.cosine is None or values.relative_l2 is None or values.left_out:
+    if values is None or values.relative_l2 is None or values.left_out > _MAX_EXCEPTIONS * values.elements:
         return False
     if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
         return False
-    return abs(values.cosine) >= _MIN_COSINE and values.relative_l2 >= _MIN_CHANGE
+    return values.relative_l2 >= _MIN_CHANGE
 
 
-def _list_factors(values: Delta | None) -> Iterator[float]:
-    """Yield factors near the ratio of the norms, short ones first: of two parallel tensors |after - before| tells it.
-
-    With the cosine 1 the factor is 1 plus or minus the relative change, with -1 it is negative.
-    """
-    if values is None or values.relative_l2 is None or values.cosine is None:
+def _list_factors(ratio: float | None) -> Iterator[float]:
+    """Yield factors near a ratio of after to before, short ones first; a factor near 1 is a step of training."""
+    if not ratio or abs(ratio - 1) < _MIN_CHANGE:
         return
-    change = values.relative_l2
-    ratios = (1 - change,) if values.cosine < 0 else (1 + change, 1 - change)
-    seen: set[float] = set()
-    for ratio in ratios:
-        near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
-        near += [
-            1 / _round_to_digits(1 / ratio, digits)
-            for digits in (1, 2, 3)
-            if ratio and _round_to_digits(1 / ratio, digits)
-        ]
-        near += [math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)] if ratio else []
-        for factor in near:
-            if factor not in seen and factor and abs(factor - ratio) <= 1e-3 * abs(ratio):
-                seen.add(factor)
-                yield factor
+    near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
+    near += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
+    near += [math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
+    for factor in dict.fromkeys(near):
+        if factor and abs(factor - ratio) <= 1e-3 * abs(ratio):
+            yield factor
 
 
 def _round_to_digits(value: float, digits: int) -> float:

@@ -19,6 +19,8 @@ from statecli.values.read import is_packed
 
 #: Elements on which a hypothesis is tried before all are read.
 SAMPLE_ELEMENTS = 1024
+#: Places of a tensor from which a sample is taken.
+_PLACES = 4
 #: Of a tensor behind a URL, a sample is at most this part: what is read twice is fetched twice.
 _MAX_REMOTE_SHARE = 1 / 64
 
@@ -89,12 +91,25 @@ def flatten(data: TensorData) -> TensorData | None:
     return replace(data, shape=shape, strides=contiguous_strides(shape))
 
 
-def take_rows(data: TensorData) -> TensorData:
-    """Return the first elements, about a thousand: as few indexes along each axis as that needs. `data` has strides."""
+def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
+    """Return the first elements, about `count`: as few indexes along each axis as that needs. `data` has strides."""
     for axis, size in enumerate(data.shape):
         inner = prod(data.shape[axis + 1 :])
-        data = narrow(data, axis, 0, min(size, max(1, SAMPLE_ELEMENTS // max(1, inner))))
+        data = narrow(data, axis, 0, min(size, max(1, count // max(1, inner))))
     return data
+
+
+def take_places(data: TensorData) -> list[TensorData]:
+    """Return about a thousand elements from the start, the middle and between: a few wrong rows are in one place.
+
+    The places are along the longest dimension. `data` has strides.
+    """
+    if prod(data.shape) <= SAMPLE_ELEMENTS:
+        return [data]
+    axis = data.shape.index(max(data.shape))
+    size = data.shape[axis] // _PLACES
+    parts = [narrow(data, axis, place * size, size) for place in range(_PLACES)] if size else [data]
+    return [take_rows(part, SAMPLE_ELEMENTS // len(parts)) for part in parts]
 
 
 def take_sample(row: TensorInfo) -> TensorInfo:

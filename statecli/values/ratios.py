@@ -1,0 +1,45 @@
+"""Estimate the factor between two tensors from a few of their elements, whatever a few wrong ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import TensorData
+from statecli.values.elements import SPACING, Array
+from statecli.values.read import read_all_values
+
+#: Part of the elements, at least, whose ratio is near the median of all.
+_MIN_SHARE = 0.5
+#: Distance from the median, relative, of a ratio of two values of a type with 3 or fewer bits of mantissa.
+_MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
+
+
+@with_denormals
+def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
+    """Return after / before of two small samples, one array or more each; None if most ratios are not near each other.
+
+    Elements with a zero or a value that is not finite on either side say nothing. None if a sample cannot be read.
+    """
+    try:
+        old, new = (np.concatenate([read_all_values(part, name) for part in side]) for side in (before, after))
+    except StateError:
+        return None
+    with np.errstate(all="ignore"):
+        old, new = old.astype(np.float64), new.astype(np.float64)
+        usable = np.isfinite(old) & np.isfinite(new) & (old != 0) & (new != 0)
+        return _combine(old[usable], new[usable], before[0].dtype) if usable.any() else None
+
+
+def _combine(old: Array, new: Array, dtype: str) -> float | None:
+    ratios = new / old
+    median = float(np.median(ratios))
+    distance = 1e-3 + 2 * SPACING[dtype][0] if dtype in SPACING else _MAX_DISTANCE_OF_SMALL_FLOATS
+    near = np.abs(ratios - median) <= distance * abs(median)
+    if np.count_nonzero(near) < _MIN_SHARE * ratios.size:
+        return None
+    factor = float(np.dot(old[near], new[near]) / np.dot(old[near], old[near]))
+    return factor if np.isfinite(factor) else None
