@@ -570,7 +570,13 @@ class _Comparison:
         with require_numpy():
             from statecli.commands.diff.transformations.find import find_transformations
 
-        return find_transformations(changes, self.sections, self.after.metadata.values, jobs=self.request.jobs)
+        return find_transformations(
+            changes,
+            self.sections,
+            self.after.metadata.values,
+            expects_casts=self.request.cast,
+            jobs=self.request.jobs,
+        )
 
     def _estimate_ranks(self, changes: list[Change]) -> list[Change]:
         """Return the changes with the rank of the difference of each matrix, if it was asked for."""

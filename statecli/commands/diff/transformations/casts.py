@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Field, Rounding, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
 from statecli.commands.diff.transformations.moves import was_replaced
-from statecli.commands.diff.transformations.views import get_data
+from statecli.commands.diff.transformations.views import get_data, locate
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
 
 #: Rounded values, at least, if other tensors were replaced: a few are rounded by chance.
 _MIN_ROUNDED = 8
 
 
-def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
     """Return the casts by the number of the change. The tasks follow from the types alone, so shards can plan them.
 
     Between two types there was a cast if half of the tensors whose values were rounded follow one rule: to the nearest,
     or towards zero. The others are casts with exceptions. If all follow neither but are the nearest value above or
-    below, that is the rule. Tensors that were replaced do not count: they may have moved.
+    below, that is the rule. Tensors that were replaced do not count: they may have moved. The tensors of two types
+    together must be evidence, unless a cast is expected.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):
@@ -34,7 +36,19 @@ def find_casts(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
     for (n, task), result in zip(tasks.items(), results, strict=True):
         if isinstance(result, CheckResult) and result.elements:
             by_types.setdefault((task.before.dtype, task.after.dtype), {})[n] = result
-    return {n: cast for group in by_types.values() for n, cast in _judge_group(group, replaced).items()}
+    groups = [_judge_group(group, replaced) for group in by_types.values()]
+    return {n: cast for group in groups if is_expected or _is_evident(group, tasks) for n, cast in group.items()}
+
+
+def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTask]) -> bool:
+    """Return True if chance does not make all tensors without exceptions equal after rounding."""
+    bits = 0.0
+    for n, cast in casts.items():
+        if not cast.exceptions:
+            bits += count_bits(locate(tasks[n].after, tasks[n].name), tasks[n].name, cast.elements, 0)
+        if bits >= MIN_BITS:
+            return True
+    return False
 
 
 def _judge_group(results: Mapping[int, CheckResult], replaced: Container[int]) -> dict[int, Transformation]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -24,6 +24,8 @@ from statecli.values.ratios import estimate_factor
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Part of the elements that may differ, for a claim with exceptions, and in a sample: wrong ones may be together.
 _MAX_EXCEPTIONS, _MAX_SAMPLE_EXCEPTIONS = 1 / 1000, 1 / 3
+#: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
+_FACTORS = 1 << 16
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
 
@@ -46,7 +48,9 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     return {
         n: Transformation(TransformationKind.SCALED, result.elements, result.exceptions, factor=task.factor)
         for (n, task), result in zip(fitting, results, strict=True)
-        if isinstance(result, CheckResult) and _fits(result, _MAX_EXCEPTIONS)
+        if isinstance(result, CheckResult)
+        and _fits(result, _MAX_EXCEPTIONS)
+        and is_evident(task.after, task.name, result.elements, result.exceptions, _FACTORS)
     }
 
 
@@ -60,7 +64,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
-        if min(before.shape) > 1 and change.before is not None and not is_constant(change.before):
+        if min(before.shape) > 1:
             trials.append((n, CheckTask(change.fqn, Operation.COPY, permute(before, (1, 0)), after)))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
@@ -72,7 +76,9 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
             rounding=name_rounding(task.before.dtype, task.after.dtype),
         )
         for (n, task), result in zip(fitting, results, strict=True)
-        if isinstance(result, CheckResult) and _fits(result, _MAX_EXCEPTIONS)
+        if isinstance(result, CheckResult)
+        and _fits(result, _MAX_EXCEPTIONS)
+        and is_evident(task.after, task.name, result.elements, result.exceptions)
     }
 
 

@@ -29,16 +29,22 @@ _MIN_CHANGED = 0.9
 
 
 def find_transformations(
-    changes: Sequence[Change], sections: Mapping[str, str], settings: Mapping[str, Scalar], *, jobs: int
+    changes: Sequence[Change],
+    sections: Mapping[str, str],
+    settings: Mapping[str, Scalar],
+    *,
+    expects_casts: bool,
+    jobs: int,
 ) -> list[Change]:
     """Return the changes, each with what was done to its tensor, if that was recognised.
 
     Later hypotheses see only what earlier ones left, and what was found before is kept. `sections` are the paired
     sections, before → after, and `settings` those of the checkpoint after. A tensor that cannot be read has no
-    transformation: the diff has its error. A shard only does its part of the planned checks.
+    transformation: the diff has its error. A shard only does its part of the planned checks. If casts are expected
+    (`--cast`), a few values are enough to be one.
     """
     explained = list(changes)
-    casts, resizes = find_casts(changes, jobs=jobs), find_resizes(changes, jobs=jobs)
+    casts, resizes = find_casts(changes, is_expected=expects_casts, jobs=jobs), find_resizes(changes, jobs=jobs)
     if pool.is_partial():  # the other hypotheses follow from results of all shards
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.resizes import find_axis
 from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
 from statecli.core.errors import StateError
@@ -66,8 +66,6 @@ def _build_pair(change: Change) -> _Pair | None:
     before, after = get_data(change.before), get_data(change.after)
     if before is None or after is None or not can_copy(before.dtype, after.dtype):
         return None
-    if change.before is None or is_constant(change.before):
-        return None
     shapes = [list(side.shape) for side in (before, after)]
     for shape in shapes:
         del shape[axis]
@@ -98,19 +96,24 @@ def _find_places(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]
 
 
 def _check_places(places: Sequence[tuple[_Pair, int]], jobs: int) -> Iterator[Transformation | None]:
-    """Check each element of the rows in front of each place and behind it; yield None where one cannot be read."""
+    """Check each element of the rows in front of each place and behind it; yield None where that shows nothing."""
     tasks = [task for pair, place in places for task in _build_tasks(pair, place)]
     results = check_elements(tasks, jobs=jobs)
     for (pair, place), front, rest in zip(places, results[::2], results[1::2], strict=True):
         if not isinstance(front, CheckResult) or not isinstance(rest, CheckResult):
             yield None
             continue
+        elements, exceptions = front.elements + rest.elements, front.exceptions + rest.exceptions
+        ways = 1 + min(pair.before.shape[0], pair.after.shape[0])
+        if not is_evident(pair.after, pair.name, elements, exceptions, ways):
+            yield None
+            continue
         first = place + max(-pair.extra, 0)
         rows = (*front.first_rows, *(first + row for row in rest.first_rows))
         yield Transformation(
             TransformationKind.RESIZED,
-            front.elements + rest.elements,
-            front.exceptions + rest.exceptions,
+            elements,
+            exceptions,
             rounding=name_rounding(pair.before.dtype, pair.after.dtype),
             axis=pair.axis,
             place=place,

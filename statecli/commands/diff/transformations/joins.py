@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.constants import select_varied
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.interleaved import find_interleaving
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -60,13 +61,19 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
     """
     added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
+    datas: dict[int, TensorData] = {}
     for wholes, parts, kinds in (
         (added, removed, (TransformationKind.JOINED, TransformationKind.STACKED)),
         (removed, added, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
     ):
         joins |= _find_concatenations(wholes, parts, kinds[0], jobs)
         joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
-    return joins
+        datas |= {row.number: row.data for row in wholes}
+    return {
+        n: done
+        for n, done in joins.items()
+        if is_evident(datas[n], changes[n].fqn, done.elements, done.exceptions, 1 + len(changes))
+    }
 
 
 def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:

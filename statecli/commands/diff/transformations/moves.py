@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
-from statecli.commands.diff.transformations.constants import select_varied
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -181,7 +182,7 @@ def _confirm(
 ) -> dict[int, TensorInfo]:
     """Return the candidates that are equal bit for bit: the tensor before with the values of each change.
 
-    Constants are evidence only in a layer whose other tensors moved.
+    Values that chance makes equal are evidence only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
     same = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}
@@ -194,8 +195,14 @@ def _confirm(
     casts = {n: task for n, pair in pairs.items() if n not in same and (task := _build_cast_task(pair)) is not None}
     results = check_elements(list(casts.values()), jobs=jobs)
     equal |= {n: pairs[n].before for n, result in zip(casts, results, strict=True) if is_exact(result)}
-    varied = range(len(equal)) if is_layer else select_varied(list(equal.values()), jobs)
-    return {n: row for place, (n, row) in enumerate(equal.items()) if place in varied}
+    return equal if is_layer else {n: row for n, row in equal.items() if _is_evident(changes[n], len(changes))}
+
+
+def _is_evident(change: Change, ways: int) -> bool:
+    data = get_data(change.after)
+    if data is None:
+        return False
+    return is_evident(locate(data, change.fqn), change.fqn, prod(data.shape), ways=ways)
 
 
 def _build_cast_task(pair: Pair) -> CheckTask | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 
@@ -14,7 +14,7 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resizes by the number of the change; at most half of the common rows differ.
 
-    Half of the smaller tensor is common at least, and it is not one value throughout, as new weights of an adapter.
+    Half of the smaller tensor is common at least, and chance does not make the rows equal.
 
     The tasks follow from the shapes alone, so shards can plan them.
     """
@@ -22,10 +22,9 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     resizes: dict[int, Transformation] = {}
     results = check_elements(list(tasks.values()), jobs=jobs, derived=False)
     for (n, task), result in zip(tasks.items(), results, strict=True):
-        row = changes[n].before
         if not isinstance(result, CheckResult) or not result.elements or 2 * result.rows > task.before.shape[0]:
             continue
-        if row is not None and not is_constant(row):
+        if is_evident(task.after, task.name, result.elements, result.exceptions):
             resizes[n] = Transformation(
                 TransformationKind.RESIZED,
                 result.elements,

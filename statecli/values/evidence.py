@@ -1,0 +1,67 @@
+"""Measure how much values say: equal values are evidence of a copy only if chance does not make them equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import TensorData
+from statecli.values.elements import Array
+from statecli.values.read import read_all_values
+
+#: Bits of a value, at most: those of the mantissa of float32.
+_MAX_BITS = 24
+#: Equal pairs in a sample, at least, by which their number tells the probability of one.
+_MIN_EQUAL_PAIRS = 16
+
+
+@with_denormals
+def measure_bits(sample: Sequence[TensorData], name: str) -> float:
+    """Return the bits of information in one element, by a small sample; 0 for equal values, or if it is unreadable.
+
+    Two elements of the sample are equal with a probability of 2 to the power of minus the bits. If few or none are
+    equal, the sample does not show that, so the bits are not more than the elements need to be written.
+    """
+    try:
+        values = np.concatenate([read_all_values(part, name) for part in sample])
+    except StateError:
+        return 0.0
+    if not values.size:
+        return 0.0
+    _, counts = np.unique(values, return_counts=True)
+    pairs = values.size * (values.size - 1) / 2
+    equal = float((counts * (counts - 1.0)).sum() / 2)
+    if equal >= _MIN_EQUAL_PAIRS:
+        return -math.log2(equal / pairs)
+    return min(_count_written_bits(values), -math.log2(equal / pairs) if equal else math.inf)
+
+
+def _count_written_bits(values: Array) -> float:
+    """Return the mean bits of the mantissa without zeros at its end; of whole numbers, the bits of their range."""
+    if values.dtype.kind == "c":
+        return _count_written_bits(values.real) + _count_written_bits(values.imag)
+    if values.dtype.kind in "iu":
+        least, most = int(values.min()), int(values.max())
+        return min(_MAX_BITS, math.log2(1 + (most - least if values.size > 1 else abs(most))))
+    with np.errstate(all="ignore"):
+        finite = values[np.isfinite(values)].astype(np.float64)
+        mantissas = np.abs(np.ldexp(np.frexp(finite)[0], 53)).astype(np.int64)
+    zeros = np.log2(np.maximum(mantissas & -mantissas, 1).astype(np.float64))
+    bits = np.where(mantissas == 0, 0, np.minimum(53 - zeros, _MAX_BITS))
+    return float(bits.sum() / values.size)
+
+
+def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
+    """Return the bits by which so many equal elements are no chance, if an element has so many; 0 if chance does it.
+
+    The probability of as many or more equal elements is at most 2 to the power of minus the result (Chernoff bound).
+    """
+    chance, share = 2.0**-bits, (elements - exceptions) / elements if elements else 0.0
+    if share <= chance:
+        return 0.0
+    rest = (1 - share) * math.log2((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return elements * (share * (math.log2(share) + bits) + rest)
