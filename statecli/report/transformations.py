@@ -161,7 +161,7 @@ def _describe(change: Change) -> str:
         return _describe_quantized(done)
     if kind is TransformationKind.CODES:
         sides = [side.dtype for side in (change.after, change.before) if side is not None]
-        return f"{next((dtype for dtype in sides if 'int' in dtype), 'integer')} codes, not compared as numbers"
+        return f"{next((dtype for dtype in sides if 'int' in dtype), sides[0])} codes, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f})"

@@ -48,6 +48,7 @@ def _check_result(function: str, task: Any, result: Any) -> Checks:
     elif isinstance(result, QuantizedError):
         yield "relative", result.relative >= 0
         yield "by_channel", result.by_channel >= 0
+        yield "changed", 0 <= result.changed <= math.prod(task.rule.shape)
     elif isinstance(result, MergeResult):
         yield "elements", result.elements == math.prod(task.after.shape)
         yield "exceptions", 0 <= result.exceptions <= result.elements

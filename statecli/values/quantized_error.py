@@ -17,6 +17,7 @@ from statecli.core.model_state import TensorData
 from statecli.core.quantized_weights import Part
 from statecli.values.data_task import DataTask
 from statecli.values.dequantize import DequantizeRule, open_rows
+from statecli.values.element_checks import round_to
 from statecli.values.ranges import prefetch, resolve_data
 from statecli.values.read import read_rows
 from statecli.workers import pool
@@ -58,10 +59,12 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
         by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
             AWQ and SmoothQuant move such factors into the layer before. They are positive and differ by channel;
             if the best ones do not, this is `relative`.
+        changed: Number of elements that differ after Q is rounded to the dtype of W.
     """
 
     relative: float
     by_channel: float
+    changed: int
 
 
 def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[QuantizedError | StateError | None]:
@@ -81,7 +84,7 @@ def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[QuantizedEr
 def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None:
     height, width = task.rule.shape
     products, squares, own = np.zeros((3, width))
-    error = 0.0
+    error, changed = 0.0, 0
     step = max(1, _BLOCK_ELEMENTS // width)
     try:
         dequantize_rows = open_rows(task.rule, {part.part: part.data for part in task.parts}, task.name)
@@ -93,6 +96,7 @@ def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None
             with np.errstate(all="ignore"):
                 codes = dequantize_rows(start, stop)
                 difference = wanted - codes
+                changed += int(np.count_nonzero(round_to(codes, task.weight.dtype) != wanted))
                 error += float(np.einsum("ij,ij->", difference, difference))
                 products += np.einsum("ij,ij->j", wanted, codes)
                 squares += np.einsum("ij,ij->j", codes, codes)
@@ -109,4 +113,4 @@ def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None
     relative = math.sqrt(error / total)
     is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
     are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
-    return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative)
+    return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative, changed)

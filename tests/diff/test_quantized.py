@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 import struct
 import sys
 from pathlib import Path
@@ -188,6 +191,50 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
         "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
     ).out
     assert "int8 codes, not compared as numbers" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, back):
+    """In every row, in the order of rows, and in the documents: the difference of codes and numbers means nothing."""
+    scale = dense.abs().amax(1, keepdim=True) / 127
+    codes = (dense / scale).round().to(torch.int8)
+    other = 1.01 * torch.ones(8)
+    sides = (
+        {"proj.weight": dense, "norm.weight": torch.ones(8)},
+        {"proj.weight": codes, "proj.weight_scale": scale, "norm.weight": other},
+    )
+    sides = sides[::-1] if back else sides
+    change = changed(diff(*sides, ranks=True, histograms=2))["proj.weight"]
+    error = relative_error(dense, codes.float() * scale)
+    assert change.values.relative_l2 == change.transformation.relative_l2 == pytest.approx(error, rel=1e-3)
+    assert (change.values.max_abs, change.values.l2, change.values.cosine, change.values.rank) == (None,) * 4
+    assert change.values.changed == int((dense != codes * scale).sum())
+    paths = save(sides[0], "a.safetensors"), save(sides[1], "b.safetensors")
+    (document,) = [
+        c for c in json.loads(statecli("diff", *paths, "-f", "json").out)["changes"] if c["fqn"] == change.fqn
+    ]
+    assert document["values"]["relative_l2"] == pytest.approx(error, rel=1e-3)
+    (row,) = [
+        row
+        for row in csv.DictReader(statecli("diff", *paths, "-f", "csv").out.splitlines())
+        if row["fqn"] == change.fqn
+    ]
+    assert float(row["relative_l2"]) == pytest.approx(error, rel=1e-3)
+    for options in (["--all"], ["-v"], ["--sort", "change"], ["--top", "3"], ["--tree"]):
+        shown = statecli("diff", *paths, "-f", "table", *options).out
+        assert f"{error:.2g}" in shown, options
+        assert "e+0" not in shown, options
+        if options[0] == "--sort":
+            assert shown.index("M norm.weight") < shown.index("M proj.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype):
+    """A scale that is not finite leaves codes, whatever their type, and the NaN among them are counted."""
+    codes = (dense * 3000).clamp(-127, 127).to(dtype)
+    scales = torch.full((96, 1), math.nan)
+    change = changed(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))["proj.weight"]
+    assert (change.transformation.kind, change.values) == (KIND.CODES, None)
 
 
 @pytest.mark.parametrize(

@@ -663,7 +663,7 @@ RESULTS = {
     "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
     "check_batch": st.none(),
     "low_rank_batch": st.none() | floats,
-    "quantized_batch": st.none() | st.builds(QuantizedError, floats, floats),
+    "quantized_batch": st.none() | st.builds(QuantizedError, floats, floats, counts),
     "merge_batch": st.none() | st.builds(MergeResult, counts, counts, floats, floats, st.none() | floats),
     "rank_batch": st.none() | st.integers(0, 128),
     "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),

@@ -19,7 +19,13 @@ def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, 
 
 def _build_task(change: Change) -> RankTask | None:
     before, after = get_data(change.before), get_data(change.after)
-    if change.values is None or before is None or after is None or before.shape != after.shape:
+    if (
+        change.values is None
+        or change.values.l2 is None
+        or before is None
+        or after is None
+        or before.shape != after.shape
+    ):
         return None
     old, new = flatten(locate(before, change.fqn)), flatten(locate(after, change.fqn))
     if old is None or new is None or min(new.shape) < 2 or new.shape[1] > MAX_COLUMNS:

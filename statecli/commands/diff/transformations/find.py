@@ -51,9 +51,12 @@ def find_transformations(
     # A cast with exceptions may be another tensor of a layer that moved: its norms differ little between layers.
     exact = {n: cast for n, cast in casts.items() if not _is_tentative(cast)}
     inexact = {id(changes[n]): cast for n, cast in casts.items() if n not in exact}
-    for n, transformation in {**exact, **resizes, **quantized}.items():
+    for n, transformation in {**exact, **resizes}.items():
         if explained[n].transformation is None:
             explained[n] = replace(explained[n], transformation=transformation)
+    for n, codes in quantized.items():
+        if changes[n].transformation is None:
+            explained[n] = replace(explained[n], transformation=codes.transformation, values=codes.values)
     resized = [n for n, change in enumerate(explained) if _is_open(change) or _is_inexact_resize(change)]
     for n, insertion in find_insertions([changes[n] for n in resized], jobs=jobs).items():
         done = explained[resized[n]].transformation
@@ -69,7 +72,7 @@ def find_transformations(
         lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
         _find_unrelated,
     )
-    parts = {(changes[n].section, name) for n, done in quantized.items() for name in done.sources}
+    parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
     open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
     for search in searches:
         open_numbers = [n for n in open_numbers if _is_open(explained[n])]

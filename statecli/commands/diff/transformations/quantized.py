@@ -20,6 +20,7 @@ from statecli.core.quantized_weights import (
     find_quantized_weights,
     split_codes,
 )
+from statecli.values.delta import Delta
 from statecli.values.dequantize import DequantizeRule
 from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart, measure_errors
 
@@ -36,6 +37,9 @@ _SCALES_WITH_FACTORS = ("weight_scale",)
 _MAX_PART_NAMES = 3
 #: Types whose values are not numbers of the weight until a scale is applied.
 _CODES = ("int8", "uint8", "int4", "uint4")
+#: Why the difference of codes has only a relative error.
+_AFTER_DEQUANTIZING = "error after dequantizing"
+_COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "left_out")
 
 
 class _Pair(NamedTuple):
@@ -48,11 +52,18 @@ class _Pair(NamedTuple):
     tasks: list[QuantizedTask]
 
 
-def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, Transformation]:
+class ComparedCodes(NamedTuple):
+    """A transformation of codes, and how the values differ after dequantizing: numbers of the codes mean nothing."""
+
+    transformation: Transformation
+    values: Delta | None
+
+
+def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int) -> dict[int, ComparedCodes]:
     """Return the quantized and dequantized weights by the number of the change of the codes, each with its error.
 
     `sections` are the paired sections, before → after. Codes far from the weight of the other side have only
-    exceptions. Codes of an unknown layout are not compared as numbers.
+    exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
     """
     back = {new: old for old, new in sections.items()}
     reversed_changes = [_reverse(change) for change in changes]
@@ -70,22 +81,34 @@ def _reverse(change: Change) -> Change:
 
 def _find_in_one_direction(
     changes: Sequence[Change], sections: Mapping[str, str], kind: TransformationKind, jobs: int
-) -> dict[int, Transformation]:
+) -> dict[int, ComparedCodes]:
     pairs = _find_pairs(changes, sections)
     errors = iter(measure_errors([task for pair in pairs for task in pair.tasks], jobs=jobs))
-    found: dict[int, Transformation] = {}
+    found: dict[int, ComparedCodes] = {}
+    are_codes = {pair.number for pair in pairs}
     for pair in pairs:
         measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
         if measured:
-            found[pair.number] = _build_transformation(pair, min(measured, key=lambda error: error.relative), kind)
+            error = min(measured, key=lambda error: error.relative)
+            done = _build_transformation(pair, error, kind)
+            values = Delta(done.elements, error.changed, relative_l2=done.relative_l2, reason=_AFTER_DEQUANTIZING)
+            found[pair.number] = ComparedCodes(done, values if changes[pair.number].values is not None else None)
     for n, change in enumerate(changes):
         if n in found or change.status is Status.IDENTICAL:
             continue
         if (blocks := _describe_blocks(change, kind)) is not None:
-            found[n] = blocks
-        elif _has_unknown_codes(change):
-            found[n] = Transformation(TransformationKind.CODES, 0)
+            found[n] = ComparedCodes(blocks, change.values)
+        elif change.values is not None and (n in are_codes or _has_unknown_codes(change)):
+            found[n] = ComparedCodes(Transformation(TransformationKind.CODES, 0), _count_not_finite(change.values))
     return found
+
+
+def _count_not_finite(values: Delta) -> Delta | None:
+    """Return the counts of NaN and infinities alone, which codes of a float type have too; None if there are none."""
+    if not values.left_out:
+        return None
+    counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}
+    return Delta(values.elements, values.changed, **counts)
 
 
 def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[_Pair]:
