@@ -245,7 +245,7 @@ def test_only_main_catches_our_errors():
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts
         values/digest values/low_rank values/quantized_error values/merged_update
-        values/change_rank
+        values/change_rank values/evidence values/ratios
         values/row_digests values/stats workers/pool
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}

@@ -6,7 +6,6 @@ module imports two statecli modules without imports, and neither torch nor numpy
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.core import dtypes
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 
@@ -225,20 +223,6 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
-
-    def with_data(self, data: TensorData) -> TensorInfo:
-        """Return the tensor of these elements, such as a part of this tensor: its sizes are those of `data`."""
-        elements = math.prod(data.shape)
-        return msgspec.structs.replace(
-            self,
-            dtype=data.dtype,
-            shape=data.shape,
-            elements=elements,
-            nbytes=dtypes.nbytes(data.dtype, elements) if data.dtype in dtypes.ELEMENT_BITS else 0,
-            layout="strided",
-            data=data,
-            parts=(),
-        )
 
     @property
     def pieces(self) -> list[TensorData]:

@@ -56,7 +56,7 @@ def _count_written_bits(values: Array) -> float:
 
 
 def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
-    """Return the bits by which so many equal elements are no chance, if an element has so many; 0 if chance does it.
+    """Return the bits by which so many equal elements are more than chance, if one element has `bits`.
 
     The probability of as many or more equal elements is at most 2 to the power of minus the result (Chernoff bound).
     """

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.tensor_parts import replace_data
 from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]
@@ -185,6 +186,6 @@ def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
             second = replace(first, offset=data.offset + strides[dim])
-            pairs.append(Pair(row.with_data(first), row.with_data(second)))
+            pairs.append(Pair(replace_data(row, first), replace_data(row, second)))
     outcomes = compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
     return all(map(_is_equal, outcomes))

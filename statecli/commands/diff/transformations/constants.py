@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statecli.commands.diff.renames import is_constant
 from statecli.commands.diff.transformations.views import narrow, take_sample
 from statecli.core.model_state import TensorInfo
+from statecli.core.tensor_parts import replace_data
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 
@@ -26,5 +27,5 @@ def _pair_neighbours(sample: TensorInfo) -> Pair | None:
     if data is None or axis is None:
         return None
     size = data.shape[axis] - 1
-    before, after = (sample.with_data(narrow(data, axis, start, size)) for start in (0, 1))
+    before, after = (replace_data(sample, narrow(data, axis, start, size)) for start in (0, 1))
     return Pair(before, after)

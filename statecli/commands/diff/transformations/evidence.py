@@ -14,7 +14,7 @@ MIN_BITS = 32
 
 
 def count_bits(data: TensorData, name: str, elements: int, exceptions: int) -> float:
-    """Return the bits by which the equal elements are no chance. `data` has strides, and values as the claim has."""
+    """Return the bits by which the equal elements are more than chance. `data` has strides, and their values."""
     return measure_evidence(measure_bits(take_places(data), name), elements, exceptions)
 
 

@@ -11,6 +11,7 @@ from statecli.commands.diff.result import Rounding
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.tensor_parts import replace_data
 from statecli.storage import files
 from statecli.values.element_checks import CheckResult
 from statecli.values.elements import find_element
@@ -115,7 +116,7 @@ def take_places(data: TensorData) -> list[TensorData]:
 def take_sample(row: TensorInfo) -> TensorInfo:
     """Return a tensor of the first elements of `row`, which is one strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
-    return row.with_data(take_rows(locate(row.data, row.fqn)))
+    return replace_data(row, take_rows(locate(row.data, row.fqn)))
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:

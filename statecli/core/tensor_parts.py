@@ -1,0 +1,28 @@
+"""Parts of tensors as tensors of their own."""
+
+from __future__ import annotations
+
+from math import prod
+
+from msgspec.structs import replace
+
+from statecli.core.dtypes import ELEMENT_BITS, nbytes
+from statecli.core.model_state import TensorData, TensorInfo
+
+
+def replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
+    """Return the tensor of these elements, such as a part of `row`: its dtype and all of its sizes are those of `data`.
+
+    A type of unknown size has 0 bytes.
+    """
+    elements = prod(data.shape)
+    return replace(
+        row,
+        dtype=data.dtype,
+        shape=data.shape,
+        elements=elements,
+        nbytes=nbytes(data.dtype, elements) if data.dtype in ELEMENT_BITS else 0,
+        layout="strided",
+        data=data,
+        parts=(),
+    )
