@@ -146,9 +146,9 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.MOVED:
         if done.cosine is not None:
             return f"similar to {format_fqn(done.sources[0])} before (cosine {done.cosine:.4f})"
-        return f"= {format_fqn(done.sources[0])} before{_format_rounding(done)}"
+        return f"= {format_fqn(done.sources[0])} before{_format_rounding(done)}{_format_exceptions(done)}"
     if kind is TransformationKind.SWAPPED:
-        return f"swapped with {format_fqn(done.sources[0])}"
+        return f"swapped with {format_fqn(done.sources[0])}{_format_exceptions(done)}"
     if kind is TransformationKind.SCALED:
         return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
     if kind is TransformationKind.TRANSPOSED:
@@ -173,10 +173,23 @@ def _format_rounding(done: Transformation) -> str:
 
 
 def _format_exceptions(done: Transformation) -> str:
-    if not done.exceptions:
-        return ""
+    return f", but {_count_exceptions(done)}" if done.exceptions else ""
+
+
+def _count_exceptions(done: Transformation) -> str:
     verb = "differs" if done.exceptions == 1 else "differ"
-    return f", but {done.exceptions:,} of {done.elements:,} elements {verb}"
+    return f"{done.exceptions:,} of {done.elements:,} elements {verb}"
+
+
+def _format_named_exceptions(changes: Sequence[Change]) -> str:
+    """`, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
+    texts = [
+        f"{format_fqn(change.fqn)}: {_count_exceptions(done)}"
+        for change in changes
+        if (done := change.transformation) is not None and done.exceptions
+    ]
+    more = [f"{len(texts) - _MAX_NAMED:,} more tensors differ"] if len(texts) > _MAX_NAMED else []
+    return f", but {'; '.join([*texts[:_MAX_NAMED], *more])}" if texts else ""
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
@@ -263,6 +276,7 @@ class _MovedLayer(NamedTuple):
         new, old: Numbers of the layer after and before.
         cosines: One for each moved tensor, None if it is equal bit for bit.
         rounding: How the values of equal tensors were rounded; None if they were not.
+        wrong: The moved tensors with exceptions.
         others: The tensors of the layer that differ and did not come from there.
     """
 
@@ -271,6 +285,7 @@ class _MovedLayer(NamedTuple):
     old: int
     cosines: list[float | None]
     rounding: Rounding | None
+    wrong: list[Change]
     others: list[Change]
 
 
@@ -307,7 +322,8 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             moved = [c.transformation for c in inside if c.transformation is not None]
             cosines = [done.cosine for done in moved]
             rounding = next((done.rounding for done in moved if done.rounding is not None), None)
-            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, rounding, others))
+            wrong = [change for change in inside if _has_exceptions(change)]
+            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, rounding, wrong, others))
     return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
 
 
@@ -377,11 +393,15 @@ def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
 def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
     others = [change for layer in run for change in layer.others]
     cosines = [cosine for layer in run for cosine in layer.cosines]
+    wrong = [change for layer in run for change in layer.wrong]
     remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines, run[0].rounding)}"
+    remark += _format_named_exceptions(wrong)
     if others:
         remark += f"; not {format_fqn(others[0].fqn)}" + (f" and {len(others) - 1:,} more" if len(others) > 1 else "")
     olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
-    return Line((f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if others else "")
+    return Line(
+        (f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if others or wrong else ""
+    )
 
 
 def _is_in_moved_layer(change: Change, modules: Mapping[str, _Layers]) -> bool:
@@ -578,17 +598,32 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
 def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each pair of tensors outside of swapped layers."""
     modules = _find_moved_layers(all_changes)
-    firsts: list[Change] = []
-    seen: set[tuple[str, str]] = set()
+    pairs: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
         done = change.transformation
-        if done is None or _is_in_moved_layer(change, modules):
-            continue
-        if (change.section, done.sources[0]) not in seen:
-            seen.add((change.section, change.fqn))
-            firsts.append(change)
-    for line in _build_named_lines(firsts, all_changes, unfold):
-        yield Line(line.cells, f"{line.remark}, bit for bit")
+        if done is not None and not _is_in_moved_layer(change, modules):
+            pairs.setdefault((change.section, min(change.fqn, done.sources[0])), []).append(change)
+    lines = [
+        Line(
+            (format_fqn(pair[0].fqn),),
+            f"swapped with {format_fqn(name)}, {_name_likeness(pair)}{_format_named_exceptions(pair)}",
+            "bad" if any(map(_has_exceptions, pair)) else "",
+        )
+        for pair in pairs.values()
+        for name in _list_sources(pair[0])
+    ]
+    yield from lines if unfold else fold.fold_lines(lines)
+
+
+def _list_sources(change: Change) -> tuple[str, ...]:
+    return change.transformation.sources if change.transformation is not None else ()
+
+
+def _name_likeness(changes: Sequence[Change]) -> str:
+    """`bit for bit`, or how the values were rounded."""
+    roundings = (done.rounding for change in changes if (done := change.transformation) is not None)
+    rounding = next((rounding for rounding in roundings if rounding is not None), None)
+    return "bit for bit" if rounding is None else _ROUNDINGS[rounding]
 
 
 def _build_named_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:

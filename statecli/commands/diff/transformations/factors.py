@@ -9,6 +9,7 @@ from statecli.commands.diff.result import Change, Field, Transformation, Transfo
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import (
+    MAX_EXCEPTIONS,
     get_data,
     is_cheap_to_sample,
     locate,
@@ -22,8 +23,8 @@ from statecli.values.ratios import estimate_factor
 
 #: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
-#: Part of the elements that may differ, for a claim with exceptions, and in a sample: wrong ones may be together.
-_MAX_EXCEPTIONS, _MAX_SAMPLE_EXCEPTIONS = 1 / 1000, 1 / 3
+#: Part of the elements of a sample that may differ: wrong ones may be together.
+_MAX_SAMPLE_EXCEPTIONS = 1 / 3
 #: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
 _FACTORS = 1 << 16
 #: Smaller relative changes are steps of training.
@@ -49,7 +50,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
         n: Transformation(TransformationKind.SCALED, result.elements, result.exceptions, factor=task.factor)
         for (n, task), result in zip(fitting, results, strict=True)
         if isinstance(result, CheckResult)
-        and _fits(result, _MAX_EXCEPTIONS)
+        and _fits(result, MAX_EXCEPTIONS)
         and is_evident(task.after, task.name, result.elements, result.exceptions, _FACTORS)
     }
 
@@ -77,7 +78,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         )
         for (n, task), result in zip(fitting, results, strict=True)
         if isinstance(result, CheckResult)
-        and _fits(result, _MAX_EXCEPTIONS)
+        and _fits(result, MAX_EXCEPTIONS)
         and is_evident(task.after, task.name, result.elements, result.exceptions)
     }
 
@@ -118,7 +119,7 @@ def _fits(result: CheckResult, most: float) -> bool:
 def _may_be_scaled(change: Change) -> bool:
     """Return True if the values changed by more than training does; one value throughout fits some factor always."""
     values = change.values
-    if values is None or values.relative_l2 is None or values.left_out > _MAX_EXCEPTIONS * values.elements:
+    if values is None or values.relative_l2 is None or values.left_out > MAX_EXCEPTIONS * values.elements:
         return False
     if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
         return False

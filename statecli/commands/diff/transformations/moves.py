@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.commands.diff.transformations.views import (
+    MAX_EXCEPTIONS,
     get_data,
     is_cheap_to_sample,
-    is_exact,
     locate,
     name_rounding,
     take_sample,
+    take_second_sample,
 )
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
-from statecli.values.element_checks import CheckTask, Operation, can_copy, check_elements
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 _LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
@@ -28,6 +30,10 @@ _LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 _MIN_WHOLE_NUMBERS = 16
 #: A pair with this cosine or more has kept its values, more or less: training changes them less.
 MAX_COSINE = 0.9
+
+
+#: Rows of a side before, or after, of one shape.
+Rows = list[tuple[int, TensorInfo]]
 
 
 def was_replaced(change: Change) -> bool:
@@ -42,26 +48,46 @@ def find_moves(
     """Return the moves by the number of the change; `sections` are the paired sections, before → after.
 
     Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the other has
-    the values of this one. Their first elements decide which tensors are compared. Of several sources with equal values
-    it is the first. Equal values throughout are not evidence. `everything` are all changes, explained or identical too:
-    a layer's norms may have been in one.
+    the values of this one. A few elements may differ. The first elements decide which tensors are compared, and others
+    if the first ones are found nowhere. Of several sources with equal values it is the first. Equal values throughout
+    are not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, everything, sections):
-        samples = [take_sample(row) for _, row in (*before, *after)]
-        fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
-        sources: dict[object, list[tuple[int, TensorInfo]]] = {}
-        for entry, fingerprint in zip(before, fingerprints, strict=False):
-            sources.setdefault(fingerprint, []).append(entry)
-        for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
-            equal = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
-            if equal and all(number != n for number, _ in equal):
-                candidates[n] = equal[0][1]
-    source_of = _confirm(changes, candidates, jobs)
-    if source_of:
-        source_of |= _confirm(changes, follow_layers(changes, everything, source_of, sections), jobs, is_layer=True)
-    source_of |= _confirm(changes, _follow_names(changes, everything, source_of), jobs)
-    return _build_moves(changes, source_of, sections)
+        candidates |= _find_candidates(before, after, take_sample, jobs)
+        left = [(n, row) for n, row in after if n not in candidates]
+        if left:
+            candidates |= _find_candidates(before, left, take_second_sample, jobs)
+    sources = _confirm(changes, candidates, jobs)
+    if sources:
+        rows = {n: source.row for n, source in sources.items()}
+        sources |= _confirm(changes, follow_layers(changes, everything, rows, sections), jobs, is_layer=True)
+    sources |= _confirm(changes, _follow_names(changes, everything, sources), jobs)
+    return build_moves(changes, sources, sections)
+
+
+class Source(NamedTuple):
+    """The tensor before with the values of a tensor after, but a few: the exceptions."""
+
+    row: TensorInfo
+    exceptions: int
+
+
+def _find_candidates(
+    before: Rows, after: Rows, sample: Callable[[TensorInfo], TensorInfo], jobs: int
+) -> dict[int, TensorInfo]:
+    """Return the first tensor before with an equal sample, by the number of the change; its own must not be equal."""
+    samples = [sample(row) for _, row in (*before, *after)]
+    fingerprints = _compute_fingerprints(samples, after[0][1].dtype, jobs)
+    sources: dict[object, Rows] = {}
+    for entry, fingerprint in zip(before, fingerprints, strict=False):
+        sources.setdefault(fingerprint, []).append(entry)
+    candidates: dict[int, TensorInfo] = {}
+    for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
+        equal = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
+        if equal and all(number != n for number, _ in equal):
+            candidates[n] = equal[0][1]
+    return candidates
 
 
 def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) -> Sequence[object]:
@@ -104,7 +130,7 @@ def follow_layers(
 def _follow_names(
     changes: Sequence[Change],
     everything: Sequence[Change],
-    source_of: Mapping[int, TensorInfo],
+    known: Container[int],
 ) -> dict[int, TensorInfo]:
     """Return, for each tensor that is left, one of the same name in another section, or below another first part.
 
@@ -117,7 +143,7 @@ def _follow_names(
     candidates: dict[int, TensorInfo] = {}
     for n, change in enumerate(changes):
         after, own = change.after, change.before
-        if n in source_of or after is None or own is None or change.values is None or not change.values.changed:
+        if n in known or after is None or own is None or change.values is None or not change.values.changed:
             continue
         rows = (row for name in _list_names(after) for row in sources.get((name, after.shape, after.dtype), ()))
         source = next((row for row in rows if row is not own), None)
@@ -130,10 +156,6 @@ def _list_names(row: TensorInfo) -> tuple[str, ...]:
     """Return the name, and a pattern of the name with any first part."""
     _, dot, rest = row.fqn.partition(".")
     return (row.fqn, f"*.{rest}") if dot else (row.fqn,)
-
-
-#: Rows of a side before, or after, of one shape.
-Rows = list[tuple[int, TensorInfo]]
 
 
 def group_rows(
@@ -179,30 +201,41 @@ def _may_move(row: TensorInfo) -> bool:
 
 def _confirm(
     changes: Sequence[Change], candidates: Mapping[int, TensorInfo], jobs: int, *, is_layer: bool = False
-) -> dict[int, TensorInfo]:
-    """Return the candidates that are equal bit for bit: the tensor before with the values of each change.
+) -> dict[int, Source]:
+    """Return the candidates that are equal bit for bit, but for a few elements.
 
     Values that chance makes equal are evidence only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
     same = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}
     outcomes = compare_pairs(list(same.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
-    equal = {
-        n: pair.before
-        for (n, pair), outcome in zip(same.items(), outcomes, strict=True)
-        if isinstance(outcome, Delta) and not outcome.changed
-    }
+    exceptions = {n: outcome.changed for n, outcome in zip(same, outcomes, strict=True) if isinstance(outcome, Delta)}
     casts = {n: task for n, pair in pairs.items() if n not in same and (task := _build_cast_task(pair)) is not None}
-    results = check_elements(list(casts.values()), jobs=jobs)
-    equal |= {n: pairs[n].before for n, result in zip(casts, results, strict=True) if is_exact(result)}
-    return equal if is_layer else {n: row for n, row in equal.items() if _is_evident(changes[n], len(changes))}
+    for n, result in zip(casts, check_elements(list(casts.values()), jobs=jobs), strict=True):
+        if isinstance(result, CheckResult) and result.elements:
+            exceptions[n] = result.exceptions
+    sources = {n: Source(pairs[n].before, count) for n, count in exceptions.items()}
+    return {
+        n: source
+        for n, source in sources.items()
+        if are_few(changes[n], source.exceptions)
+        and ((is_layer and not source.exceptions) or _is_evident(changes[n], source.exceptions, len(changes)))
+    }
 
 
-def _is_evident(change: Change, ways: int) -> bool:
+def are_few(change: Change, exceptions: int) -> bool:
+    """Return True if the tensor after has the values of another one, but a few; its own values before are farther."""
+    after, own = change.after, change.values
+    if after is None or (own is not None and own.changed <= exceptions):
+        return False
+    return exceptions <= max(1, MAX_EXCEPTIONS * after.elements)
+
+
+def _is_evident(change: Change, exceptions: int, ways: int) -> bool:
     data = get_data(change.after)
     if data is None:
         return False
-    return is_evident(locate(data, change.fqn), change.fqn, prod(data.shape), ways=ways)
+    return is_evident(locate(data, change.fqn), change.fqn, prod(data.shape), exceptions, ways)
 
 
 def _build_cast_task(pair: Pair) -> CheckTask | None:
@@ -213,21 +246,23 @@ def _build_cast_task(pair: Pair) -> CheckTask | None:
     return CheckTask(pair.after.fqn, Operation.COPY, *sides)
 
 
-def _build_moves(
-    changes: Sequence[Change], source_of: Mapping[int, TensorInfo], sections: Mapping[str, str]
+def build_moves(
+    changes: Sequence[Change], sources: Mapping[int, Source], sections: Mapping[str, str]
 ) -> dict[int, Transformation]:
+    """Return the moves by the number of the change; two tensors that have each other's values are swapped."""
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
-    for n, source in source_of.items():
-        back = source_of.get(numbers.get(id(source), -1))
-        kind = (
-            TransformationKind.SWAPPED if back is not None and back is changes[n].before else TransformationKind.MOVED
-        )
+    for n, (row, exceptions) in sources.items():
+        back = sources.get(numbers.get(id(row), -1))
+        is_swap = back is not None and back.row is changes[n].before
         after = changes[n].after
-        rounding = name_rounding(source.dtype, after.dtype) if after is not None else None
-        is_here = sections.get(source.section, source.section) == changes[n].section
-        section = None if is_here else source.section
+        is_here = sections.get(row.section, row.section) == changes[n].section
         moves[n] = Transformation(
-            kind, source.elements, sources=(source.fqn,), source_section=section, rounding=rounding
+            TransformationKind.SWAPPED if is_swap else TransformationKind.MOVED,
+            row.elements,
+            exceptions,
+            sources=(row.fqn,),
+            source_section=None if is_here else row.section,
+            rounding=name_rounding(row.dtype, after.dtype) if after is not None else None,
         )
     return moves

@@ -18,6 +18,8 @@ from statecli.values.elements import find_element
 from statecli.values.ranges import resolve_data
 from statecli.values.read import is_packed
 
+#: Part of the elements that may be exceptions of a claim.
+MAX_EXCEPTIONS = 1 / 1000
 #: Elements on which a hypothesis is tried before all are read.
 SAMPLE_ELEMENTS = 1024
 #: Places of a tensor from which a sample is taken.
@@ -117,6 +119,15 @@ def take_sample(row: TensorInfo) -> TensorInfo:
     """Return a tensor of the first elements of `row`, which is one strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
     return replace_data(row, take_rows(locate(row.data, row.fqn)))
+
+
+def take_second_sample(row: TensorInfo) -> TensorInfo:
+    """Return a tensor of elements from the second half of `row`, which is one strided view."""
+    assert row.data is not None  # noqa: S101 - `get_data` says so
+    data = locate(row.data, row.fqn)
+    axis = data.shape.index(max(data.shape)) if data.shape else 0
+    start = data.shape[axis] // 2 if data.shape else 0
+    return replace_data(row, take_rows(narrow(data, axis, start, data.shape[axis] - start) if start else data))
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
