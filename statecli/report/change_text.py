@@ -180,11 +180,7 @@ def _has_nonfinite(delta: Delta) -> bool:
 def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
     """Describe NaN and infinities, values not compared, ties, and the rank of the difference."""
     deltas = _list_deltas(rows)
-    parts: list[str] = []
-    for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
-        before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
-        if before or after:
-            parts.append(f"{word} {before:,} → {after:,}")
+    parts = describe_not_finite(deltas)
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
     reasons = (row.not_compared for row in rows if row.not_compared and Field.SHAPE not in row.fields)
     parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in reasons))
@@ -193,6 +189,16 @@ def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]
     parts.extend(_describe_ranks(deltas))
     if len(rows) == 1 and verbose:
         parts.extend(_describe_details(rows[0]))
+    return parts
+
+
+def describe_not_finite(deltas: Sequence[Delta]) -> list[str]:
+    """`NaN 0 → 1`, `Inf 0 → 2`"""
+    parts: list[str] = []
+    for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
+        before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
+        if before or after:
+            parts.append(f"{word} {before:,} → {after:,}")
     return parts
 
 
@@ -288,10 +294,15 @@ def _format_combined_change(changes: Sequence[Change]) -> tuple[str, str]:
     return ("" if combined is None else format_number(combined, digits=2), draw_bar(combined))
 
 
+def has_new_not_finite(change: Change) -> bool:
+    """Return True if the values after have more NaN or infinities."""
+    delta = change.values
+    return delta is not None and (delta.nan_after > delta.nan_before or delta.inf_after > delta.inf_before)
+
+
 def choose_mood(change: Change) -> str:
     """Return the mood of a change: the colours of git, and "bad" for new NaN or infinities."""
-    delta = change.values
-    if delta is not None and (delta.nan_after > delta.nan_before or delta.inf_after > delta.inf_before):
+    if has_new_not_finite(change):
         return "bad"
     return MOODS.get(change.status, "")
 

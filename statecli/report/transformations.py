@@ -15,6 +15,7 @@ from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.quantized_weights import Layout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
+from statecli.report.change_text import describe_not_finite, has_new_not_finite
 
 #: Heading of the group.
 DONE = "what was done"
@@ -95,7 +96,8 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
 
 def _is_summarized(change: Change) -> bool:
     done = change.transformation
-    return done is not None and done.kind in _SUMMARIZED and not done.exceptions and not _lost_values(change)
+    is_whole = done is not None and done.kind in _SUMMARIZED and not done.exceptions
+    return is_whole and not _lost_values(change) and not has_new_not_finite(change)
 
 
 def _lost_values(change: Change) -> bool:
@@ -184,7 +186,7 @@ def _count_exceptions(done: Transformation) -> str:
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
     """`, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
     texts = [
-        f"{format_fqn(change.fqn)}: {_count_exceptions(done)}"
+        f"{format_fqn(change.fqn)}: {_count_exceptions(done)}{_format_new_not_finite(change)}"
         for change in changes
         if (done := change.transformation) is not None and done.exceptions
     ]
@@ -465,19 +467,24 @@ def _has_other_values(change: Change) -> bool:
 
 def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change], _: bool) -> Iterator[Line]:
     """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
-    groups: dict[tuple[int | None, float | None], list[Transformation]] = {}
+    groups: dict[tuple[int | None, float | None], list[Change]] = {}
     for change in changes:
         if (done := change.transformation) is not None:
-            groups.setdefault((done.rank, done.factor), []).append(done)
-    for (rank, scale), updates in groups.items():
+            groups.setdefault((done.rank, done.factor), []).append(change)
+    for (rank, scale), rows in groups.items():
+        updates = [done for row in rows if (done := row.transformation) is not None]
         paths = [update.sources[0].split(".")[:-1] for update in updates]
         modules = ", ".join(map(format_fqn, dict.fromkeys(path[-1] for path in paths)))
         sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
-        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes))))
+        ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes)))) if sizes else "-"
         text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
         unscaled = "" if scale is not None else " without the scale, which adapter_config.json does not say"
-        yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}")
-    updated = {update.sources[0] for updates in groups.values() for update in updates}
+        text = f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}"
+        yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), text)
+        for row in rows:
+            if row.transformation is not None and row.transformation.relative_l2 is None:
+                yield Line((f"  {format_fqn(row.fqn)}",), f"has no norm{_format_new_not_finite(row)}", "bad")
+    updated = {name for change in changes for name in _list_sources(change)}
     others = [change for change in _list_base_only(all_changes) if change.fqn not in updated]
     if others:
         yield Line(
@@ -508,8 +515,7 @@ def _describe_merged(done: Transformation) -> str:
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
     """Return the tensors before, if the checkpoint after is an adapter and has nothing else."""
     done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
-    parts = {name for adapter in done for name in adapter.sources}
-    is_adapter = all(c.after is None or c.transformation in done or c.fqn in parts for c in changes)
+    is_adapter = all(change.before is None or change.after is None for change in changes)
     return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
 
 
@@ -607,7 +613,7 @@ def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
         Line(
             (format_fqn(pair[0].fqn),),
             f"swapped with {format_fqn(name)}, {_name_likeness(pair)}{_format_named_exceptions(pair)}",
-            "bad" if any(map(_has_exceptions, pair)) else "",
+            "bad" if "bad" in map(_choose_mood, pair) else "",
         )
         for pair in pairs.values()
         for name in _list_sources(pair[0])
@@ -628,19 +634,27 @@ def _name_likeness(changes: Sequence[Change]) -> str:
 
 def _build_named_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor, or for equal changes of repeated layers."""
-    lines = [
-        Line((format_fqn(change.fqn),), _describe_alone(change), "bad" if _has_exceptions(change) else "")
-        for change in changes
-    ]
+    lines = [Line((format_fqn(change.fqn),), _describe_alone(change), _choose_mood(change)) for change in changes]
     yield from lines if unfold else fold.fold_lines(lines)
 
 
 def _describe_alone(change: Change) -> str:
     """Describe a change outside of its row, which has the shapes."""
     done = change.transformation
+    text = f"{_describe(change)}{_format_new_not_finite(change)}"
     if done is None or done.kind is not TransformationKind.RESIZED or change.before is None or change.after is None:
-        return _describe(change)
-    return f"{format_shape(change.before.shape)} → {format_shape(change.after.shape)}: {_describe(change)}"
+        return text
+    return f"{format_shape(change.before.shape)} → {format_shape(change.after.shape)}: {text}"
+
+
+def _format_new_not_finite(change: Change) -> str:
+    """`, NaN 0 → 1`; empty without new ones."""
+    counts = [change.values] if change.values is not None and has_new_not_finite(change) else []
+    return "".join(f", {text}" for text in describe_not_finite(counts))
+
+
+def _choose_mood(change: Change) -> str:
+    return "bad" if _has_exceptions(change) or has_new_not_finite(change) else ""
 
 
 def _has_exceptions(change: Change) -> bool:

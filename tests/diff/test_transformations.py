@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from statecli.commands.diff.result import Field, Rounding, Status, TransformationKind
 from statecli.commands.diff.run import Request, compare_targets
@@ -753,6 +754,38 @@ def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
     assert len(done) == sum(not torch.equal(merged[name], before[name]) for name in before) == 4
     shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
     assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
+
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    broken = next(name for name in weights if "layers.1" in name and name.endswith("v_proj.lora_B.weight"))
+    weights[broken][3, 1] = math.nan
+    save_file(weights, tmp_path / "adapter" / "adapter_model.safetensors")
+    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
+    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
+    assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)
+    assert next(line.split()[2] for line in shown if line.startswith(("added", "removed"))) == broken
+    assert "other tensors of the base" in "\n".join(shown)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save, llama, value):
+    """In a fused weight, in new rows of a vocabulary, and in a moved layer: the row is the first, with the counts."""
+    fused = fuse(llama)
+    embedding = torch.cat([llama["model.embed_tokens.weight"], torch.zeros(8, 32)])
+    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    word = "Inf" if value == math.inf else "NaN"
+    for after, name, place in (
+        (fused, "model.layers.2.self_attn.qkv_proj.weight", (3, 4)),
+        ({**llama, "model.embed_tokens.weight": embedding}, "model.embed_tokens.weight", (321, 0)),
+        (pruned, "model.layers.1.mlp.up_proj.weight", (0, 0)),
+    ):
+        wrong = {**after, name: after[name].clone()}
+        wrong[name][place] = value
+        change = changed(diff(llama, wrong))[name]
+        assert (change.values.nan_after, change.values.inf_after) == ((0, 1) if word == "Inf" else (1, 0))
+        shown = lines_of(statecli, save(llama, "a.safetensors"), save(wrong, "b.safetensors"))
+        assert name in shown[1]
+        assert any(line.split(": ")[0] != "changed" and f"{word} 0 → 1" in line and name in line for line in shown[2:])
+        assert shown[-1].endswith(f"{word} 0 → 1: exit status 1")
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
-        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known; of
+        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known, None if
+            the weight is zero or a value is not finite; of
             `quantized` and `dequantized`, that of the error after dequantizing.
         cosine: Of moved values that changed since, the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
@@ -140,7 +141,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         fields: Fields that differ, in the order of `Field`.
         renamed_from: Name before, if it differs, however the two were matched.
-        values: How the values differ; None for values equal or not compared.
+        values: How the values differ; None for values equal or not compared. Of an added or resized tensor, only the
+            counts of a transformation, if it has new NaN or infinities.
         not_compared: Reason why the values could not be compared.
         transformation: What was done to the tensor, if that was recognised.
     """

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
 from statecli.commands.diff.transformations.views import get_data
+from statecli.core.errors import StateError
 from statecli.core.model_state import Scalar, TensorData, TensorInfo
 from statecli.values.low_rank import LowRankTask, measure_updates
 
@@ -39,14 +40,15 @@ def find_adapters(
     results = measure_updates([one.task for one in measured], jobs=jobs)
     adapters: dict[int, Transformation] = {}
     for (number, weight, update, task), relative in zip(measured, results, strict=True):
-        if isinstance(relative, float):
+        if not isinstance(relative, StateError):
+            scale = 1.0 if update.scale is None else update.scale
             adapters[number] = Transformation(
                 TransformationKind.ADAPTER,
                 math.prod(task.weight.shape),
                 sources=(weight.fqn, update.a.fqn),
                 factor=update.scale,
                 rank=task.a.shape[0],
-                relative_l2=relative * (1.0 if update.scale is None else update.scale),
+                relative_l2=None if relative is None else relative * scale,
             )
     return adapters
 

@@ -15,6 +15,7 @@ from statecli.commands.diff.transformations.factors import find_factors, find_tr
 from statecli.commands.diff.transformations.insertions import find_insertions
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
+from statecli.commands.diff.transformations.not_finite import count_new_not_finite
 from statecli.commands.diff.transformations.quantized import find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
@@ -80,6 +81,8 @@ def find_transformations(
             break
         for n, transformation in search([explained[n] for n in open_numbers]).items():
             explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
+    for n, counts in count_new_not_finite(explained, jobs=jobs).items():
+        explained[n] = replace(explained[n], values=counts)
     return explained
 
 

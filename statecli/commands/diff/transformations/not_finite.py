@@ -1,0 +1,65 @@
+"""Count new NaN and infinities of recognised tensors that the plain diff could not compare: added and resized ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from statecli.commands.diff.result import Change, Status, TransformationKind
+from statecli.core.model_state import Stats, TensorInfo
+from statecli.values.delta import Delta
+from statecli.values.stats import compute_stats
+
+#: Kinds with elements that are nowhere before, such as new rows. Other kinds have such elements only as exceptions.
+_KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPTER)
+
+
+class _Sides(NamedTuple):
+    """The tensors before and after of one transformation."""
+
+    before: list[TensorInfo]
+    after: list[TensorInfo]
+
+
+def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, Delta]:
+    """Return the counts by the number of the change; tensors without new NaN and infinities are left out.
+
+    Other measures of the difference are None. The elements that differ are the exceptions, or the new ones if more.
+    """
+    sides = _list_sides(changes)
+    tensors = [row for before, after in sides.values() for row in (*before, *after)]
+    stats = iter(compute_stats(tensors, jobs=jobs))
+    counts: dict[int, Delta] = {}
+    for n, (before, after) in sides.items():
+        old, new = ([s for _ in side if isinstance(s := next(stats), Stats)] for side in (before, after))
+        nan_before, nan_after = (sum(s.nan or 0 for s in side) for side in (old, new))
+        inf_before, inf_after = (sum(s.inf or 0 for s in side) for side in (old, new))
+        done = changes[n].transformation
+        if done is not None and (nan_after > nan_before or inf_after > inf_before):
+            new_ones = max(0, nan_after - nan_before) + max(0, inf_after - inf_before)
+            counts[n] = Delta(
+                sum(row.elements for row in after),
+                max(done.exceptions, new_ones),
+                nan_before=nan_before,
+                nan_after=nan_after,
+                inf_before=inf_before,
+                inf_after=inf_after,
+            )
+    return counts
+
+
+def _list_sides(changes: Sequence[Change]) -> dict[int, _Sides]:
+    old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
+    added = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
+    sides: dict[int, _Sides] = {}
+    for n, change in enumerate(changes):
+        done = change.transformation
+        if done is None or change.values is not None or change.status is Status.IDENTICAL:
+            continue
+        if done.exceptions or done.kind in _KINDS_WITH_NEW_ELEMENTS:
+            section = change.before.section if change.before is not None else change.section
+            section = section if done.source_section is None else done.source_section
+            before = [change.before, *(old.get((section, name)) for name in done.sources)]
+            after = [change.after, *(added.get((change.section, name)) for name in done.sources)]
+            sides[n] = _Sides([row for row in before if row is not None], [row for row in after if row is not None])
+    return sides
