@@ -32,6 +32,8 @@ _FLOAT_BITS = {
     "float8_e4m3fnuz": 8,
     "float8_e5m2fnuz": 8,
 }
+#: Type of both parts of a complex type.
+_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 #: Rows that differ whose numbers are kept.
 MAX_LISTED_ROWS = 8
 
@@ -100,8 +102,10 @@ def can_copy(before: str, after: str) -> bool:
 
 
 def can_cast(before: str, after: str) -> bool:
-    """Return True if values of a float type are rounded when they are stored in the other."""
-    wide, narrow = _FLOAT_BITS.get(before), _FLOAT_BITS.get(after)
+    """Return True if values of a float type are rounded when they are stored in the other, or both parts of complex."""
+    if (before in _PARTS) is not (after in _PARTS):
+        return False
+    wide, narrow = _FLOAT_BITS.get(_PARTS.get(before, before)), _FLOAT_BITS.get(_PARTS.get(after, after))
     return before != after and wide is not None and narrow is not None and wide >= narrow
 
 
@@ -137,23 +141,35 @@ def _check_or_error(task: CheckTask) -> CheckResult | StateError:
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
     elements = exceptions = changed = 0
-    for old, new in _pair_blocks(read_values(before), read_values(after)):
-        nearest = round_to(old, task.after.dtype)
-        elements += old.size
-        changed += int(np.count_nonzero(new != old))
+    parts, dtype = (2, _PARTS[task.after.dtype]) if task.after.dtype in _PARTS else (1, task.after.dtype)
+    for old, new in _pair_parts(before, after):
+        nearest = round_to(old, dtype)
+        elements += old.size // parts
+        changed += _count_elements(new != old, parts)
         if not np.array_equal(new, nearest):
-            exceptions += int(np.count_nonzero(_is_not_nearest(old, new, nearest, task.after.dtype)))
+            exceptions += _count_elements(_is_not_nearest(old, new, nearest, dtype), parts)
     if not exceptions:
         return CheckResult(elements, changed=changed)
-    truncated = neighbours = 0
-    for old, new in _pair_blocks(read_values(before), read_values(after)):
-        nearest = round_to(old, task.after.dtype)
-        inner, outer = _find_neighbours(old, nearest, task.after.dtype)
+    not_truncated = not_neighbours = 0
+    for old, new in _pair_parts(before, after):
+        nearest = round_to(old, dtype)
+        inner, outer = _find_neighbours(old, nearest, dtype)
         is_nan = np.isnan(nearest) & np.isnan(new)
         is_inner = (new == inner) | is_nan
-        truncated += int(np.count_nonzero(is_inner))
-        neighbours += int(np.count_nonzero(is_inner | (new == outer) | (new == nearest)))
-    return CheckResult(elements, exceptions, elements - truncated, elements - neighbours, changed=changed)
+        not_truncated += _count_elements(~is_inner, parts)
+        not_neighbours += _count_elements(~(is_inner | (new == outer) | (new == nearest)), parts)
+    return CheckResult(elements, exceptions, not_truncated, not_neighbours, changed=changed)
+
+
+def _pair_parts(before: Strided, after: Strided) -> Iterator[tuple[Array, Array]]:
+    """Yield the values of both sides block by block; complex values as the real and the imaginary part in turn."""
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        yield (old.view(old.real.dtype), new.view(new.real.dtype)) if old.dtype.kind == "c" else (old, new)
+
+
+def _count_elements(are_parts: Array, parts: int) -> int:
+    """Return the number of elements with a part that is True."""
+    return int(np.count_nonzero(are_parts.reshape(-1, parts).any(axis=1) if parts > 1 else are_parts))
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:

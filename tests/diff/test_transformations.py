@@ -93,10 +93,34 @@ def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
     assert rules(diff({"w": inside}, {"w": inside.to(after)}, cast=True)) == []
 
 
+COMPLEX = (torch.complex128, torch.complex64, torch.complex32)
+
+
+@pytest.mark.parametrize(("before", "after"), [(a, b) for a in COMPLEX for b in COMPLEX if a.itemsize > b.itemsize])
+def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, before, after):
+    """Rotary tables are complex. An element with a wrong part is one exception; floats from complex are no cast."""
+    torch.manual_seed(0)
+    values = torch.randn(40, 8, dtype=torch.complex128).to(before)
+    result = diff(
+        {"w": values, "v": values[0].real.clone()}, {"w": values.to(after), "v": values[0].real.clone()}, cast=True
+    )
+    done = changed(result)["w"].transformation
+    assert (done.kind, done.elements, done.exceptions, done.rounding) == (KIND.CAST, 320, 0, Rounding.NEAREST)
+    assert rules(result) == []
+    wrong = torch.view_as_real(values.to(after)).clone()
+    wrong[3, 4, 0] += 0.5
+    wrong[5, 6] += 0.5
+    after_wrong = {"w": torch.view_as_complex(wrong), "v": values.to(after)}
+    result = diff({"w": values, "v": values.clone()}, after_wrong, cast=True)
+    assert changed(result)["w"].transformation.exceptions == 2
+    assert rules(result) == [("inexact-cast", "w")]
+    assert rules(diff({"w": values}, {"w": values.real.clone()}, cast=True)) == [("inexact-cast", "w")]
+
+
 @pytest.mark.parametrize(
     ("after", "message"),
     [
-        (torch.float16, "1 of 300 elements are beyond the range of float16 and are not finite"),
+        (torch.float16, "1 of 300 elements is beyond the range of float16 and is not finite"),
         (torch.float8_e4m3fn, "values are beyond the range of float8_e4m3fn: rel. change 1"),
     ],
     ids=str,

@@ -149,9 +149,9 @@ def _explain_beyond_cast(change: Change) -> str:
         are_floats = all(side is not None and _is_float(side.dtype) for side in (change.before, change.after))
         return "" if is_exact and are_floats and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
     if done.exceptions:
-        return (
-            f"{done.exceptions:,} of {done.elements:,} elements differ by more than rounding to {_name_dtype(change)}"
-        )
+        verb = "differs" if done.exceptions == 1 else "differ"
+        count = f"{done.exceptions:,} of {done.elements:,} elements {verb}"
+        return f"{count} by more than rounding to {_name_dtype(change)}"
     if not _CAST_FIELDS.issuperset(change.fields):
         return "differs by more than a cast: "
     if (lost := describe_lost_values(change)) is not None:
@@ -179,7 +179,8 @@ def describe_lost_values(change: Change) -> str | None:
         return None
     new = values.inf_after + values.nan_after - values.inf_before - values.nan_before
     if new > 0:
-        return f"{new:,} of {values.elements:,} elements are beyond the range of {dtype} and are not finite"
+        verb = "is" if new == 1 else "are"
+        return f"{new:,} of {values.elements:,} elements {verb} beyond the range of {dtype} and {verb} not finite"
     if values.relative_l2 is not None and values.relative_l2 > 2 * _ROUNDING_ERRORS.get(dtype, 1.0):
         return f"values are beyond the range of {dtype}: rel. change {values.relative_l2:.2g}"
     return None
