@@ -48,9 +48,9 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
     new = _list_new_layers(changes)
     parts = {name for change in changes if (done := change.transformation) is not None for name in done.sources}
-    base = set(map(id, _list_base_only(changes)))
+    named = set(map(id, (*_list_base_only(changes), *_list_removed_layers(changes))))
     explained = sum(
-        (_is_explained(change, parts) or id(change) in base) and not _is_hidden(change, new)
+        (_is_explained(change, parts) or id(change) in named) and not _is_hidden(change, new)
         for change in changes
         if change.status is not Status.IDENTICAL
     )
@@ -91,7 +91,7 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
     }
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
     named = [change for change in unpaired if (change.section, change.fqn) in parts]
-    return frozenset(map(id, [*done, *named, *_list_base_only(changes)]))
+    return frozenset(map(id, [*done, *named, *_list_base_only(changes), *_list_removed_layers(changes)]))
 
 
 def _is_summarized(change: Change) -> bool:
@@ -453,6 +453,19 @@ def _list_new_layers(changes: Sequence[Change]) -> tuple[str, ...]:
     """Return the names of the new layers, with a dot at the end."""
     modules = _find_moved_layers(changes)
     return tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
+
+
+def _list_removed_layers(changes: Sequence[Change]) -> list[Change]:
+    """Return the removed tensors of layers that the line of the moved layers names."""
+    by_section: dict[str, list[Change]] = {}
+    for change in changes:
+        by_section.setdefault(change.section, []).append(change)
+    removed: list[Change] = []
+    for own in by_section.values():
+        modules = _find_moved_layers(own)
+        names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost)
+        removed += [change for change in own if change.status is Status.REMOVED and change.fqn.startswith(names)]
+    return removed
 
 
 def _is_hidden(change: Change, new_layers: tuple[str, ...]) -> bool:

@@ -321,6 +321,16 @@ def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, 
     assert any("18 tensors, similar (cosine 0.99" in line and "17 of them bit for bit" in line for line in shown)
 
 
+def test_removed_layers_are_named_once(diff, statecli, save, llama):
+    """Also the last one, whose tensors no layer took."""
+    pruned = renumber(llama, lambda n: {0: 0, 3: 1}.get(n))
+    shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
+    text = " ".join(" ".join(shown).split())
+    assert "model.layers.{1,2} are removed" in text
+    assert "to 27 of 27 tensors that differ" in text
+    assert "D model.layers" not in text
+
+
 @pytest.mark.parametrize("place", [0, 700, -1])
 @pytest.mark.parametrize("value", [0.5, 1e6, math.nan])
 def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, llama, place, value):
