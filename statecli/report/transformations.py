@@ -238,14 +238,24 @@ def _describe_resize(change: Change, done: Transformation) -> str:
         for n in changed
     ]
     if done.place is not None:
-        where = "before" if after[axis] > before[axis] else "from"
-        texts = [f"{texts[0]} {where} {_name_index(axis)} {done.place}{' on' if where == 'from' else ''}"]
+        texts = [f"{texts[0]} {_format_places(done, is_added=after[axis] > before[axis])}"]
     common = min(before[axis], after[axis])
     counted = _count_indexes(axis, common, "common ")
     if not done.exceptions:
         state = "equal" if done.rounding is None else _ROUNDINGS[done.rounding]
         return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} {state}"
     return f"{', '.join(texts)}; of the {counted} {_format_rows(done, _name_index(axis))}"
+
+
+def _format_places(done: Transformation, *, is_added: bool) -> str:
+    """`before row 50`, `from row 50 on`, or `in 2 places (5 before row 50, 7 before row 200)`"""
+    noun = _name_index(done.axis or 0)
+    where = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
+    if not done.places:
+        return where.format(done.place)
+    listed = [f"{count:,} {where.format(place)}" for place, count in zip(done.places, done.counts, strict=True)]
+    more = ", …" if len(listed) > _MAX_NAMED else ""
+    return f"in {len(listed):,} places ({', '.join(listed[:_MAX_NAMED])}{more})"
 
 
 def _name_index(axis: int) -> str:

@@ -238,12 +238,49 @@ def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, plac
     assert done.elements == short.numel()
 
 
-def test_rows_added_in_two_places_are_no_single_place(diff):
-    """The larger part is where it is said to be, and the rest are exceptions."""
-    rows = torch.randn(100, 8)
-    after = torch.cat([torch.randn(10, 8), rows[:30], torch.randn(10, 8), rows[30:]])
-    done = changed(diff({"w": rows}, {"w": after}))["w"].transformation
-    assert (done.kind, done.place, done.rows) == (KIND.RESIZED, 0, 30)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=2, max_size=5, unique_by=lambda gap: gap[0]),
+    st.lists(st.integers(0, 59), max_size=3, unique=True),
+    st.booleans(),
+)
+def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, is_removed):
+    """A vocabulary trimmed to a subset, or extended here and there, with wrong rows; a row of zeros is anywhere."""
+    path = tmp_path_factory.mktemp("rows")
+    gaps = sorted(gaps)
+    torch.manual_seed(len(gaps))
+    rows = torch.randn(60, 8)
+    rows[[5, 40]] = 0
+    new = {place: torch.randn(count, 8) for place, count in gaps}
+    longer = torch.cat([part for n in range(61) for part in (new.get(n, rows[:0]), rows[n : n + 1])])
+    before, after = (longer, rows.clone()) if is_removed else (rows, longer)
+    shifts = [sum(count for place, count in gaps if place <= row) for row in range(60)]
+    for row in wrong:
+        after[row if is_removed else row + shifts[row]] += 1
+    torch.save({"w": before}, path / "a.pt")
+    torch.save({"w": after}, path / "b.pt")
+    (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
+    done = change.transformation
+    assert done.kind is KIND.RESIZED
+    assert done.rows <= len(wrong)  # a wrong row next to a place may be one of the added ones
+    edges = {place - near for place, _ in gaps for near in (0, 1)}
+    if edges.isdisjoint(wrong):
+        starts = [
+            place + (sum(count for other, count in gaps if other < place) if is_removed else 0) for place, _ in gaps
+        ]
+        assert (done.places, done.counts) == (tuple(starts), tuple(count for _, count in gaps))
+        assert done.first_rows == tuple(sorted(row + shifts[row] * is_removed for row in wrong))
+
+
+def test_places_of_added_and_removed_rows_are_listed(statecli, save):
+    torch.manual_seed(0)
+    rows = torch.randn(60, 8)
+    more = torch.cat([rows[:20], torch.randn(5, 8), rows[20:30], torch.randn(7, 8), rows[30:]])
+    paths = save({"w": rows}, "a.pt"), save({"w": more}, "b.pt")
+    text = "12 rows added in 2 places (5 before row 20, 7 before row 30); the 60 common rows are equal"
+    assert text in statecli("diff", *paths).out
+    text = "12 rows removed in 2 places (5 from row 20 on, 7 from row 35 on); the 60 common rows are equal"
+    assert text in statecli("diff", *paths[::-1]).out
 
 
 def test_a_section_copied_over_another(tmp_path):

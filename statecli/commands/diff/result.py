@@ -105,7 +105,9 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
         axis: Of `resized`, the first dimension of another size.
         place: Of `resized`, the index along `axis` before which indexes were added, or from which on they were removed;
-            None if this is the end.
+            None if this is the end. The first of several places.
+        places: Of `resized`, all of these places, if they are several.
+        counts: The number of indexes that were added or removed at each of `places`.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
@@ -128,6 +130,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     rounding: Rounding | None = None
     axis: int | None = None
     place: int | None = None
+    places: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     is_transposed: bool = False
     rows: int = 0

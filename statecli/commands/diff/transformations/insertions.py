@@ -1,4 +1,4 @@
-"""Recognise rows that were added or removed in front or in the middle, by the checksums of all rows."""
+"""Recognise rows that were added or removed in front, in the middle or in several places, by checksums of all rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
+from statecli.commands.diff.transformations.alignment import Segment, align_rows
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.resizes import find_axis
 from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
@@ -21,6 +22,9 @@ from statecli.values.element_checks import (
     check_elements,
 )
 from statecli.values.row_digests import RowTask, compute_row_digests
+
+#: Places with added or removed rows, at most: more are another order of the rows.
+_MAX_PLACES = 64
 
 
 class _Pair(NamedTuple):
@@ -40,21 +44,20 @@ class _Pair(NamedTuple):
 def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resizes by the number of the change; at most half of the common rows differ.
 
-    The rows were added or removed in one place, which is not the end.
+    The rows were added or removed in one place, which is not the end, or in several places.
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := _build_pair(change)) is not None}
     tasks = [RowTask(pair.name, side, _get_common_dtype(pair)) for pair in pairs.values() for side in pair[2:]]
     digests = compute_row_digests(tasks, jobs=jobs)
     candidates = [
-        (n, place)
+        (n, segments)
         for n, before, after in zip(pairs, digests[::2], digests[1::2], strict=True)
         if not isinstance(before, StateError) and not isinstance(after, StateError)
-        for place in _find_places(before, after)
+        for segments in _list_alignments(before, after)
     ]
     found: dict[int, Transformation] = {}
-    for (n, _), done in zip(
-        candidates, _check_places([(pairs[n], place) for n, place in candidates], jobs), strict=True
-    ):
+    results = _check_alignments([(pairs[n], segments) for n, segments in candidates], jobs)
+    for (n, _), done in zip(candidates, results, strict=True):
         if done is not None and (n not in found or done.exceptions < found[n].exceptions):
             found[n] = done
     return found
@@ -79,13 +82,34 @@ def _get_common_dtype(pair: _Pair) -> str | None:
     return None if pair.before.dtype == pair.after.dtype else pair.after.dtype
 
 
-def _find_places(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:
+    """Yield how the rows of the shorter side may lie in the longer one: split at one place, or at several."""
+    short, long = sorted((before, after), key=len)
+    extra = len(long) - len(short)
+    for place in _find_places(short, long):
+        segments = [Segment(0, 0, place), Segment(place, extra, len(short) - place)]
+        yield [segment for segment in segments if segment.size]
+    segments = align_rows(short, long)
+    equal = sum(short[start + n] == long[start + offset + n] for start, offset, size in segments for n in range(size))
+    if 1 < len(_list_gaps(segments, extra)) <= _MAX_PLACES and 2 * equal >= len(short):
+        yield segments
+
+
+def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]:
+    """Return each place with rows of the longer side alone: the row of the shorter side after it, and their number."""
+    gaps, offset, end = [], 0, 0
+    for segment in segments:
+        gaps.append((segment.start, segment.offset - offset))
+        offset, end = segment.offset, segment.start + segment.size
+    return [(place, count) for place, count in (*gaps, (end, extra - offset)) if count]
+
+
+def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
     """Return how many rows in front are common: the first and the last place where the most rows are equal.
 
     A differing row next to the place may be in front of it or behind it. The end is left out: `resizes` has it. Empty
     if fewer than half of the rows of the shorter side are equal.
     """
-    short, long = sorted((before, after), key=len)
     extra = len(long) - len(short)
     in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]
     behind = [0, *accumulate(old == new for old, new in zip(reversed(short), reversed(long[extra:]), strict=True))]
@@ -95,42 +119,50 @@ def _find_places(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]
     return tuple(place for place in places if 2 * best >= len(short) and place < len(short))
 
 
-def _check_places(places: Sequence[tuple[_Pair, int]], jobs: int) -> Iterator[Transformation | None]:
-    """Check each element of the rows in front of each place and behind it; yield None where that shows nothing."""
-    tasks = [task for pair, place in places for task in _build_tasks(pair, place)]
-    results = check_elements(tasks, jobs=jobs)
-    for (pair, place), front, rest in zip(places, results[::2], results[1::2], strict=True):
-        if not isinstance(front, CheckResult) or not isinstance(rest, CheckResult):
+def _check_alignments(
+    alignments: Sequence[tuple[_Pair, Sequence[Segment]]], jobs: int
+) -> Iterator[Transformation | None]:
+    """Check each element of the rows of each segment; yield None where that shows nothing."""
+    tasks = [_build_task(pair, segment) for pair, segments in alignments for segment in segments]
+    results = iter(check_elements(tasks, jobs=jobs))
+    for pair, segments in alignments:
+        own = [next(results) for _ in segments]
+        checked = [result for result in own if isinstance(result, CheckResult)]
+        gaps = _list_gaps(segments, abs(pair.extra))
+        ways = (1 + min(pair.before.shape[0], pair.after.shape[0])) ** len(gaps)
+        elements, exceptions = (sum(getattr(r, name) for r in checked) for name in ("elements", "exceptions"))
+        if len(checked) < len(own) or not is_evident(pair.after, pair.name, elements, exceptions, ways):
             yield None
             continue
-        elements, exceptions = front.elements + rest.elements, front.exceptions + rest.exceptions
-        ways = 1 + min(pair.before.shape[0], pair.after.shape[0])
-        if not is_evident(pair.after, pair.name, elements, exceptions, ways):
-            yield None
-            continue
-        first = place + max(-pair.extra, 0)
-        rows = (*front.first_rows, *(first + row for row in rest.first_rows))
+        rows = [
+            _find_start(pair, segment) + row
+            for segment, result in zip(segments, checked, strict=True)
+            for row in result.first_rows
+        ]
+        # Rows are counted before: those of the longer side if rows were removed.
+        places = [
+            place + (sum(count for _, count in gaps[:n]) if pair.extra < 0 else 0) for n, (place, _) in enumerate(gaps)
+        ]
         yield Transformation(
             TransformationKind.RESIZED,
             elements,
             exceptions,
             rounding=name_rounding(pair.before.dtype, pair.after.dtype),
             axis=pair.axis,
-            place=place,
-            rows=front.rows + rest.rows,
-            first_rows=rows[:MAX_LISTED_ROWS],
+            place=places[0],
+            places=tuple(places) if len(places) > 1 else (),
+            counts=tuple(count for _, count in gaps) if len(places) > 1 else (),
+            rows=sum(result.rows for result in checked),
+            first_rows=tuple(rows[:MAX_LISTED_ROWS]),
         )
 
 
-def _build_tasks(pair: _Pair, place: int) -> tuple[CheckTask, CheckTask]:
-    added, removed = max(pair.extra, 0), max(-pair.extra, 0)
-    count = min(pair.before.shape[0], pair.after.shape[0]) - place
-    return (
-        CheckTask(pair.name, Operation.COPY, narrow(pair.before, 0, 0, place), narrow(pair.after, 0, 0, place)),
-        CheckTask(
-            pair.name,
-            Operation.COPY,
-            narrow(pair.before, 0, place + removed, count),
-            narrow(pair.after, 0, place + added, count),
-        ),
-    )
+def _find_start(pair: _Pair, segment: Segment) -> int:
+    """Return the first row of the segment before."""
+    return segment.start + (segment.offset if pair.extra < 0 else 0)
+
+
+def _build_task(pair: _Pair, segment: Segment) -> CheckTask:
+    start = segment.start + (segment.offset if pair.extra > 0 else 0)
+    before = narrow(pair.before, 0, _find_start(pair, segment), segment.size)
+    return CheckTask(pair.name, Operation.COPY, before, narrow(pair.after, 0, start, segment.size))

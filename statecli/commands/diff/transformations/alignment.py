@@ -1,0 +1,66 @@
+"""Align the rows of two tensors, one of which lacks rows of the other in several places, by checksums of all rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """Rows that follow each other on both sides: `size` rows of the shorter side from `start` on.
+
+    The same rows of the longer side begin at `start + offset`.
+    """
+
+    start: int
+    offset: int
+    size: int
+
+
+def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
+    """Return the segments of all rows of the shorter side, in order. Empty if no row is on both sides once.
+
+    Rows that are on both sides once decide; the others follow the one before or after, to which they are equal.
+    """
+    extra = len(long) - len(short)
+    counts = Counter(long)
+    place = {digest: n for n, digest in enumerate(long) if counts[digest] == 1}
+    own = Counter(short)
+    offsets = [
+        (n, place[digest] - n)
+        for n, digest in enumerate(short)
+        if own[digest] == 1 and digest in place and 0 <= place[digest] - n <= extra
+    ]
+    anchors = _select_ascending(offsets)
+    if not anchors:
+        return []
+    result: list[int] = []
+    before = 0 if short[0] == long[0] else anchors[0][1]
+    for (start, offset), (end, after) in pairwise([(-1, before), *anchors, (len(short), anchors[-1][1])]):
+        result += [offset] * (start >= 0)
+        for n in range(start + 1, end):
+            offset = after if short[n] != long[n + offset] and short[n] == long[n + after] else offset
+            result.append(offset)
+    starts = [n for n in range(len(short)) if n == 0 or result[n] != result[n - 1]]
+    return [Segment(start, result[start], end - start) for start, end in pairwise([*starts, len(short)])]
+
+
+def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest selection whose offsets never decrease."""
+    ends: list[int] = []
+    places: list[int] = []
+    previous: list[int] = []
+    for n, (_, offset) in enumerate(offsets):
+        at = bisect_right(ends, offset)
+        previous.append(places[at - 1] if at else -1)
+        ends[at:] = [offset, *ends[at + 1 :]]
+        places[at:] = [n, *places[at + 1 :]]
+    chosen: list[tuple[int, int]] = []
+    n = places[-1] if places else -1
+    while n >= 0:
+        chosen.append(offsets[n])
+        n = previous[n]
+    return chosen[::-1]
