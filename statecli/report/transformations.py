@@ -241,6 +241,9 @@ def _describe_resize(change: Change, done: Transformation) -> str:
         texts = [f"{texts[0]} {_format_places(done, is_added=after[axis] > before[axis])}"]
     common = min(before[axis], after[axis])
     counted = _count_indexes(axis, common, "common ")
+    if done.cosine is not None:
+        size = f"rel. change {format_number(done.relative_l2, 2)}, cosine {_floor_cosine(done.cosine)}"
+        return f"{', '.join(texts)}; the {counted} changed: {size}"
     if not done.exceptions:
         state = "equal" if done.rounding is None else _ROUNDINGS[done.rounding]
         return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} {state}"
@@ -449,8 +452,14 @@ def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None)
     if not similar:
         return exactly
     equal = len(cosines) - len(similar)
-    least = math.floor(min(similar) * 10_000) / 10_000  # not rounded up
-    return f"similar (cosine {least:.4f} or more)" + (f", {equal:,} of them {exactly}" if equal else "")
+    return f"similar (cosine {_floor_cosine(min(similar))} or more)" + (
+        f", {equal:,} of them {exactly}" if equal else ""
+    )
+
+
+def _floor_cosine(cosine: float) -> str:
+    """Format a cosine, not rounded up to 1."""
+    return f"{math.floor(cosine * 10_000) / 10_000:.4f}"
 
 
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:

@@ -272,6 +272,28 @@ def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, 
         assert done.first_rows == tuple(sorted(row + shifts[row] * is_removed for row in wrong))
 
 
+def test_rows_added_to_a_trained_vocabulary(diff, statecli, save):
+    """The common rows are measured as any trained tensor is; other values near 1 are not the same values."""
+    torch.manual_seed(0)
+    before = 0.02 * torch.randn(320, 64)
+    common = before + 0.001 * torch.randn(320, 64)
+    after = torch.cat([common, torch.randn(32, 64)])
+    done = diff({"w": before}, {"w": after}).changes[0].transformation
+    assert (done.kind, done.exceptions, done.elements) == (KIND.RESIZED, 0, 320 * 64)
+    relative, cosine = (
+        (common - before).norm() / before.norm(),
+        torch.cosine_similarity(before.view(1, -1), common.view(1, -1)),
+    )
+    assert (done.relative_l2, done.cosine) == (
+        pytest.approx(relative.item(), rel=1e-4),
+        pytest.approx(cosine.item(), rel=1e-6),
+    )
+    text = f"32 rows added; the 320 common rows changed: rel. change {relative:.2g}, cosine 0.998"
+    assert text in statecli("diff", save({"w": before}, "a.pt"), save({"w": after}, "b.pt")).out
+    near_one = {"w": 1 + 0.01 * torch.randn(320, 64)}, {"w": 1 + 0.01 * torch.randn(352, 64)}
+    assert found(diff(*near_one)) == {}
+
+
 def test_places_of_added_and_removed_rows_are_listed(statecli, save):
     torch.manual_seed(0)
     rows = torch.randn(60, 8)

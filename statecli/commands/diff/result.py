@@ -100,8 +100,10 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
         relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known, None if
             the weight is zero or a value is not finite; of
-            `quantized` and `dequantized`, that of the error after dequantizing.
-        cosine: Of moved values that changed since, the cosine of before and after.
+            `quantized` and `dequantized`, that of the error after dequantizing; of a resized tensor with a cosine, the
+            relative L2 change of the common part.
+        cosine: Of moved values that changed since, and of the common part of a resized tensor that did, the cosine of
+            before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
         axis: Of `resized`, the first dimension of another size.
         place: Of `resized`, the index along `axis` before which indexes were added, or from which on they were removed;

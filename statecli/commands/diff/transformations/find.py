@@ -17,7 +17,7 @@ from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.not_finite import count_new_not_finite
 from statecli.commands.diff.transformations.quantized import find_quantized
-from statecli.commands.diff.transformations.resizes import find_resizes
+from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
 from statecli.core.model_state import Kind, Scalar
 from statecli.workers import pool
@@ -66,6 +66,7 @@ def find_transformations(
     searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
+        partial(find_similar_resizes, jobs=jobs),
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),

@@ -7,8 +7,21 @@ from math import prod
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
+from statecli.commands.diff.transformations.moves import MAX_COSINE
+from statecli.commands.diff.transformations.views import (
+    get_data,
+    is_cheap_to_sample,
+    locate,
+    name_rounding,
+    narrow,
+    permute,
+    take_sample,
+)
+from statecli.core.tensor_parts import replace_data
+from statecli.values.compare import Pair, compare_pairs
+from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.similarity import find_most_similar
 
 
 def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -35,6 +48,40 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
                 first_rows=result.first_rows,
             )
     return resizes
+
+
+def find_similar_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the resized tensors whose common part was trained since, with its cosine and relative change.
+
+    A sample of the common part must correlate: the cosine of values near 1 is near 1, whatever they are.
+    """
+    pairs: dict[int, Pair] = {}
+    for n, change in enumerate(changes):
+        task = _build_task(change)
+        if task is None or "float" not in task.before.dtype or change.before is None or change.after is None:
+            continue
+        pair = Pair(replace_data(change.before, task.before), replace_data(change.after, task.after))
+        if is_cheap_to_sample(change.before) and is_cheap_to_sample(change.after) and _is_correlated(pair):
+            pairs[n] = pair
+    resizes: dict[int, Transformation] = {}
+    outcomes = compare_pairs(list(pairs.values()), CompareOptions(), jobs=jobs, derived=True)
+    for n, outcome in zip(pairs, outcomes, strict=True):
+        if not isinstance(outcome, Delta) or outcome.cosine is None or outcome.cosine < MAX_COSINE:
+            continue
+        data = pairs[n].after.data
+        if data is not None and is_evident(data, changes[n].fqn, outcome.elements):
+            resizes[n] = Transformation(
+                TransformationKind.RESIZED,
+                outcome.elements,
+                axis=find_axis(changes[n]),
+                cosine=outcome.cosine,
+                relative_l2=outcome.relative_l2,
+            )
+    return resizes
+
+
+def _is_correlated(pair: Pair) -> bool:
+    return find_most_similar([take_sample(pair.after)], [take_sample(pair.before)]) == [0]
 
 
 def find_axis(change: Change) -> int | None:

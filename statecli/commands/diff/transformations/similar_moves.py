@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.moves import MAX_COSINE, follow_layers, group_rows, was_replaced
-from statecli.commands.diff.transformations.views import take_sample
+from statecli.commands.diff.transformations.views import get_data, locate, take_sample
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
@@ -53,7 +54,12 @@ def _confirm(
     outcomes = compare_pairs(list(pairs.values()), CompareOptions(), jobs=jobs, derived=True)
     moves: dict[int, Transformation] = {}
     for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True):
-        if isinstance(outcome, Delta) and _is_similar(outcome, changes[n], is_layer=is_layer):
+        data = get_data(pair.after)
+        if not isinstance(outcome, Delta) or not _is_similar(outcome, changes[n], is_layer=is_layer):
+            continue
+        if is_layer or (
+            data is not None and is_evident(locate(data, pair.after.fqn), pair.after.fqn, outcome.elements)
+        ):
             names = (pair.before.fqn,)
             moves[n] = Transformation(TransformationKind.MOVED, outcome.elements, sources=names, cosine=outcome.cosine)
     return moves
