@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _MAX_NAMED = 3
 _MAX_LINES = 24
 #: An error of a quantized weight that is so many times the median is named.
 _OUTLIER_RATIO = 3
+_LAYER_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 _ROUNDINGS = {
     Rounding.NEAREST: "exactly rounded",
     Rounding.TRUNCATED: "rounded towards zero",
@@ -463,9 +465,21 @@ def _floor_cosine(cosine: float) -> str:
 
 
 def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
-    """Yield a line for each tensor outside of new layers: those have nothing before them."""
+    """Yield a line for each tensor outside of new layers, which have nothing before them, or for repeated layers."""
     new = _list_new_layers(all_changes)
-    yield from _build_named_lines([c for c in changes if not _is_hidden(c, new)], all_changes, unfold)
+    rows = [change for change in changes if not _is_hidden(change, new)]
+    by_line: dict[str, list[Change]] = {}
+    for change in rows if not unfold else ():
+        by_line.setdefault(_LAYER_NUMBER.sub("#", change.fqn), []).append(change)
+    largest: dict[int, float] = {}
+    for group in by_line.values():
+        cosine = max(abs(change.values.cosine or 0.0) for change in group if change.values is not None)
+        largest |= {id(change): math.ceil(cosine * 100) / 100 for change in group if len(group) > 1}
+    lines = []
+    for row in rows:
+        text = f"unrelated (|cosine| {largest[id(row)]:.2f} or less)" if id(row) in largest else _describe_alone(row)
+        lines.append(Line((format_fqn(row.fqn),), text, _choose_mood(row)))
+    yield from lines if unfold else fold.fold_lines(lines)
 
 
 def _list_new_layers(changes: Sequence[Change]) -> tuple[str, ...]:

@@ -924,6 +924,25 @@ def test_equal_layers_share_a_line(statecli, save, llama):
     assert "- `model.layers.{0..3}.self_attn.qkv_proj.weight`: = `[q_proj; k_proj; v_proj]`, exactly" in shown
 
 
+def test_unrelated_layers_share_a_line(statecli, save, llama):
+    """A model of another seed is a line for each tensor of a layer, with the largest cosine of all layers."""
+    torch.manual_seed(7)
+    other = {name: tensor if "norm" in name else 0.02 * torch.randn_like(tensor) for name, tensor in llama.items()}
+    paths = save(llama, "a.safetensors"), save(other, "b.safetensors")
+    lines = [line for line in lines_of(statecli, *paths) if "unrelated" in line and not line.startswith("changed")]
+    assert len(lines) == 9
+    cosines = [
+        torch.cosine_similarity(llama[name].view(1, -1), other[name].view(1, -1)).abs().item()
+        for name in llama
+        if "up_proj" in name
+    ]
+    (line,) = [line for line in lines if "up_proj" in line]
+    number = float(
+        re.fullmatch(r"model\.layers\.\{0\.\.3\}\.mlp\.up_proj\.weight: unrelated \(\|cosine\| (.*) or less\)", line)[1]
+    )
+    assert max(cosines) <= number < max(cosines) + 0.01
+
+
 def test_one_layer_that_changed_more_is_named(statecli, save):
     torch.manual_seed(0)
     before = {f"layers.{n}.w": torch.randn(16, 16) for n in range(40)}
