@@ -93,12 +93,12 @@ def test_a_flat_state_dict_of_a_module_called_model_is_not_nested(desk, net, exp
 
 
 def test_other_classes_are_an_argument_of_the_class(desk, net, explain, run_lines):
-    """And the class as it is gets all but the head, by other lines."""
+    """From the value of the class to that of the file; the class as it is gets all but the head, by other lines."""
     state = net["Net"](num_classes=1000).state_dict()
     torch.save(state, "wide.pt")
     document = explain("net.py:Net", "wide.pt")
     assert causes(document) == ["width"]
-    assert "num_classes 1000 → 10" in document["diagnosis"]["causes"][0]["message"]
+    assert "num_classes 10 → 1000" in document["diagnosis"]["causes"][0]["message"]
     assert document["diagnosis"]["proved"]
     assert same(run_lines(document["diagnosis"]["code"]), state)
     (other,) = document["alternatives"]

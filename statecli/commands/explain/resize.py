@@ -114,7 +114,7 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
     diagnosis = diagnose(other)
     if not diagnosis.loads or diagnosis.initial or diagnosis.unused:
         return None
-    texts = [f"{name} {new} → {old}" for name, old, new in changes]
+    texts = [f"{name} {old} → {new}" for name, old, new in changes]
     depth = all(new in _count_children(subject.entries.names).values() for _, _, new in changes)
     cause = Cause.DEPTH if depth else Cause.WIDTH
     message = f"the file was saved with other arguments of {subject.model.target}: {', '.join(texts)}"
