@@ -11,7 +11,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.commands.diff.expectations import describe_lost_values, explain_beyond_merge, name_merged
-from statecli.commands.diff.result import Change, Quantization, Rounding, Status, Transformation, TransformationKind
+from statecli.commands.diff.result import (
+    Change,
+    Quantization,
+    Rounding,
+    RowOrder,
+    Status,
+    Transformation,
+    TransformationKind,
+)
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.quantized_weights import Layout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
@@ -67,6 +75,7 @@ _SUMMARIZED = frozenset(
     [
         TransformationKind.CAST,
         TransformationKind.MOVED,
+        TransformationKind.REORDERED,
         TransformationKind.JOINED,
         TransformationKind.SPLIT,
         TransformationKind.STACKED,
@@ -157,6 +166,12 @@ def _describe(change: Change) -> str:
         return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
     if kind is TransformationKind.TRANSPOSED:
         return f"transposed{_format_exceptions(done) or _format_rounding(done)}"
+    if kind is TransformationKind.REORDERED:
+        orders = (
+            ("interleaved", "rotated halves") if done.order is RowOrder.HALVES else ("rotated halves", "interleaved")
+        )
+        exactly = _format_exceptions(done) or _format_rounding(done) or ", exactly"
+        return f"= {' → '.join(orders)} ({plural(done.heads or 0, 'head')}){exactly}"
     if kind is TransformationKind.ADAPTER:
         return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
     if kind is TransformationKind.MERGED:

@@ -514,6 +514,34 @@ def test_counters_and_constants_are_not_scaled(diff, before):
     assert found(diff({"n": before}, {"n": 2 * before})) == {}
 
 
+@pytest.mark.parametrize(("heads", "size"), [(4, 16), (2, 8), (1, 64), (5, 6)])
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, size, back):
+    """As transformers converts q and k of LLaMA, and back; weights, biases, casts, and one wrong element."""
+    torch.manual_seed(0)
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:  # `permute` of convert_llama_weights_to_hf.py
+        return tensor.view(heads, size // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
+
+    original = {"q.weight": torch.randn(heads * size, 20), "q.bias": torch.randn(heads * size)}
+    converted = {name: convert(tensor) for name, tensor in original.items()}
+    before, after = (converted, original) if back else (original, converted)
+    text = "rotated halves → interleaved" if back else "interleaved → rotated halves"
+    heads_text = f"({heads} head{'s' * (heads > 1)})"
+    for dtype, exactly in ((torch.float32, "exactly"), (torch.bfloat16, "exactly rounded")):
+        cast = {name: tensor.to(dtype) for name, tensor in after.items()}
+        done = changed(diff(before, cast))["q.weight"].transformation
+        assert (done.kind, done.exceptions, done.heads) == (KIND.REORDERED, 0, heads)
+        shown = statecli("diff", save(before, "a.pt"), save(cast, "b.pt")).out
+        assert f"q.weight: = {text} {heads_text}, {exactly}" in shown
+        if dtype is torch.float32:
+            assert changed(diff(before, cast))["q.bias"].transformation.kind is KIND.REORDERED
+    wrong = {name: tensor.clone() for name, tensor in after.items()}
+    wrong["q.weight"][1, 3] += 1
+    done = changed(diff(before, wrong))["q.weight"].transformation
+    assert (done.kind, done.exceptions) == (KIND.REORDERED, 1)
+
+
 def fuse(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As vLLM and Phi-3 do: q, k and v in one, gate and up in one."""
     fused = dict(state)

@@ -28,11 +28,12 @@ class Status(str, Enum):
 class TransformationKind(str, Enum):
     """What was done to a tensor.
 
-    `moved` and `swapped` values were in another tensor before; a `joined` tensor has the rows of several tensors,
-    a `stacked` one each as an item, and `split` and `unstacked` are the reverse; an `adapter` adds an update of low
-    rank to a weight before; a `merged` weight is the weight before with such an update, or a tensor of the adapter;
-    `quantized` codes are dequantized and compared with the weight before, `dequantized` ones with the weight after;
-    `codes` are not compared, because their scales are not known; `unrelated` values are independent of those before.
+    `moved` and `swapped` values were in another tensor before; `reordered` rows are in another order within each head;
+    a `joined` tensor has the rows of several tensors, a `stacked` one each as an item, and `split` and `unstacked` are
+    the reverse; an `adapter` adds an update of low rank to a weight before; a `merged` weight is the weight before with
+    such an update, or a tensor of the adapter; `quantized` codes are dequantized and compared with the weight before,
+    `dequantized` ones with the weight after; `codes` are not compared, because their scales are not known; `unrelated`
+    values are independent of those before.
     """
 
     CAST = "cast"
@@ -41,6 +42,7 @@ class TransformationKind(str, Enum):
     SWAPPED = "swapped"
     SCALED = "scaled"
     TRANSPOSED = "transposed"
+    REORDERED = "reordered"
     JOINED = "joined"
     SPLIT = "split"
     STACKED = "stacked"
@@ -59,6 +61,13 @@ class Rounding(str, Enum):
     NEAREST = "nearest"
     TRUNCATED = "truncated"
     STOCHASTIC = "stochastic"
+
+
+class RowOrder(str, Enum):
+    """The order of the rows of a head that rotary position embeddings rotate together: neighbours, or two halves."""
+
+    INTERLEAVED = "interleaved"
+    HALVES = "halves"
 
 
 class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -112,6 +121,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         counts: The number of indexes that were added or removed at each of `places`.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes.
+        order: Of `reordered`, the order of the rows after.
+        heads: Of `reordered`, the number of heads.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
         first_rows: The first of these indexes.
         quantization: Of `quantized` and `dequantized`, the layout of the codes.
@@ -136,6 +147,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     counts: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     is_transposed: bool = False
+    order: RowOrder | None = None
+    heads: int | None = None
     rows: int = 0
     first_rows: tuple[int, ...] = ()
     quantization: Quantization | None = None

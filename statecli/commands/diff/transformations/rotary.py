@@ -1,0 +1,95 @@
+"""Recognise the other order of the rows of each head in a projection of rotary position embeddings.
+
+The original LLaMA rotates neighbouring rows of q and k (interleaved), transformers a row of the first half of a head
+with one of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from statecli.commands.diff.result import Change, RowOrder, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import is_evident
+from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.views import (
+    MAX_EXCEPTIONS,
+    get_data,
+    locate,
+    name_rounding,
+    permute,
+    split_rows,
+)
+from statecli.core.model_state import TensorData
+from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
+from statecli.values.row_digests import RowTask, compute_row_digests
+
+#: Rows of a head, at least and at most: with four, the way there and the way back are the same.
+_MIN_HEAD, _MAX_HEAD = 6, 1024
+#: Part of the rows, at least, that are at their place in the other order.
+_MIN_SHARE = 0.5
+
+
+def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the changes to the other order of the rows of each head, by number; checksums of rows show the heads."""
+    sides: dict[int, tuple[TensorData, TensorData]] = {}
+    for n, change in enumerate(changes):
+        before, after = get_data(change.before), get_data(change.after)
+        if before is None or after is None or before.shape != after.shape or not was_replaced(change):
+            continue
+        if before.shape and before.shape[0] >= 2 * _MIN_HEAD and can_copy(before.dtype, after.dtype):
+            sides[n] = locate(before, change.fqn), locate(after, change.fqn)
+    tasks = [
+        RowTask(changes[n].fqn, side, None if pair[0].dtype == pair[1].dtype else pair[1].dtype)
+        for n, pair in sides.items()
+        for side in pair
+    ]
+    digests = compute_row_digests(tasks, jobs=jobs)
+    checks: list[tuple[int, int, RowOrder, CheckTask]] = []
+    for (n, pair), old, new in zip(sides.items(), digests[::2], digests[1::2], strict=True):
+        if isinstance(old, tuple) and isinstance(new, tuple):
+            checks += [(n, *found, _build_task(changes[n].fqn, pair, *found)) for found in _find_orders(old, new)]
+    reordered: dict[int, Transformation] = {}
+    results = check_elements([task for *_, task in checks], jobs=jobs)
+    for (n, heads, order, task), result in zip(checks, results, strict=True):
+        if not isinstance(result, CheckResult) or result.exceptions > max(1, MAX_EXCEPTIONS * result.elements):
+            continue
+        ways = 2 * task.after.shape[0]
+        if is_evident(sides[n][1], task.name, result.elements, result.exceptions, ways):
+            reordered[n] = Transformation(
+                TransformationKind.REORDERED,
+                result.elements,
+                result.exceptions,
+                rounding=name_rounding(task.before.dtype, task.after.dtype),
+                order=order,
+                heads=heads,
+            )
+    return reordered
+
+
+def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
+    """Yield the number of heads and the order by which the most rows are at their place, if at least half are."""
+    best = 0
+    found: tuple[int, RowOrder] | None = None
+    for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
+        if len(old) % size:
+            continue
+        half = size // 2
+        places = [head + part * half + n for head in range(0, len(old), size) for n in range(half) for part in (0, 1)]
+        for order, there, here in ((RowOrder.INTERLEAVED, old, new), (RowOrder.HALVES, new, old)):
+            equal = sum(there[place] == row for place, row in zip(places, here, strict=True))
+            if equal > best:
+                best, found = equal, (len(old) // size, order)
+    if found is not None and best >= _MIN_SHARE * len(old):
+        yield found
+
+
+def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:
+    """Return the check of both sides as [heads, rows of a half, halves, rest], in the order of the interleaved side."""
+    size = pair[0].shape[0] // heads
+    views = []
+    for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):
+        view = split_rows(data, 2 if is_interleaved else size // 2)
+        split = split_rows(view, view.shape[0] // heads)
+        rest = range(3, 3 + len(data.shape) - 1)
+        views.append(split if is_interleaved else permute(split, (0, 2, 1, *rest)))
+    return CheckTask(name, Operation.COPY, views[0], views[1])
