@@ -243,8 +243,11 @@ class Browser(App[None]):
         if model.marked:
             parts.append(f"{len(model.marked):,} marked")
         self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
-        text = self._progress or self._message or _KEYS_LINE
-        self.query_one("#status", Static).update(Text(text, no_wrap=True, overflow="ellipsis"), layout=False)
+        problem = "" if self._progress else escape_sentence(model.filter_problem)
+        text = self._progress or problem or self._message or _KEYS_LINE
+        style = _STYLES["bad"] if problem else ""
+        status = Text(text, style=style, no_wrap=True, overflow="ellipsis")
+        self.query_one("#status", Static).update(status, layout=False)
 
     def _show_panel(self) -> None:
         panel = self.query_one("#panel", VerticalScroll)

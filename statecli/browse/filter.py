@@ -1,33 +1,35 @@
-"""Filter of the list: `attn dtype:bf16 size>1MB nan>0 !bias` as a test of tensors. All words must match."""
+"""Filter of the list: `attn dtype:bf16 size>1MB nan>0 !bias` as tests of tensors. All words must match.
+
+The words are those of `core/filter_language.py`, the same as on the page of `statecli report` (`render/filter.js`).
+"""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from typing import Protocol
 
+import msgspec
+from msgspec.structs import replace
+
+from statecli.core.filter_language import LANGUAGE, MAX_VALUES_OF_ANSWER
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, Stats, TensorInfo
-from statecli.core.selection import Selection, glob_names, matches_any
+from statecli.core.name_pattern import compile_name_pattern, has_braces
+from statecli.core.selection import Selection, glob_names, matches_any, split_sizes
+from statecli.core.units import join_names
+from statecli.report import RowView
+from statecli.report.tensor_remarks import PROBLEM_WORDS, describe_list_remark, list_problem_words
 
 #: Test of the tensor at a position.
 Test = Callable[[int], bool]
 
-_SIZE = compile_on_use(r"size:?(?P<sign><=|>=|<|>|=)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[kmgt]?)b?", re.IGNORECASE)
-_SHAPE = compile_on_use(r"[\[(](?:\d+(?:[x,]\d+)*,?)?[\])]|(?:\d+|\*)(?:[x,](?:\d+|\*))+")
+_FIELD = compile_on_use(r"(?P<field>[A-Za-z_]+)(?P<sign><=|>=|<|>|=|:(?:<=|>=|<|>|=)?)(?P<value>.*)", re.DOTALL)
 _NUMBER = compile_on_use(
-    r"(?P<name>nan|inf|zeros|min|max|mean|std)(?P<sign><=|>=|<|>|=|:)(?P<number>-?[\d.]+(?:e-?\d+)?)", re.I
+    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?P<unit>[a-z]*)", re.IGNORECASE | re.ASCII
 )
-#: A word that is meant as a field: letters, then a sign.
-_MEANT_AS_FIELD = compile_on_use(r"(?P<field>[A-Za-z]+)(?::|[<>=]).*")
-_BRACES = compile_on_use(r"\{(?P<items>[^{}]*)\}")
-_RANGE = compile_on_use(r"(?P<first>\d{1,6})\.\.(?P<last>\d{1,6})")
-#: Names that braces may stand for.
-_MAX_NAMES = 2000
-_STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std")
-_FIELDS = ("name", "dtype", "kind", "shape")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SIZE = compile_on_use(r"\*|\d{1,19}", re.ASCII)
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -38,40 +40,84 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _GLOB_CHARACTERS = frozenset("*?[")
 
 
+class Found(msgspec.Struct, frozen=True):
+    """Tensors that a filter matches.
+
+    Attributes:
+        positions: Their positions, in order.
+        problem: The first word that is wrong, which was ignored, or why no tensor matches; "" without one.
+    """
+
+    positions: Sequence[int]
+    problem: str = ""
+
+
+class WrongWord(Exception):
+    """A word is not of the language."""
+
+
+class Marks(Protocol):
+    """What the user, and the values that were read, say about tensors."""
+
+    @property
+    def marked(self) -> set[int]:
+        """Positions that the user marked."""
+
+    @property
+    def stats(self) -> Mapping[int, Stats]:
+        """Statistics that were read, by position."""
+
+    @property
+    def outliers(self) -> Mapping[int, str]:
+        """Text of each outlier, by position."""
+
+
 class Filter:
     """Filter of the tensors of one state; the texts of the names are kept for the next key."""
 
-    def __init__(self, tensors: Sequence[TensorInfo], stats: Mapping[int, Stats], *, by_section: bool) -> None:
+    def __init__(self, tensors: Sequence[TensorInfo], marks: Marks, *, by_section: bool, is_class: bool) -> None:
         self._tensors = tensors
-        self._stats = stats
+        self._marks = marks
         self._by_section = by_section
+        self._is_class = is_class
         self._names: list[str] | None = None
         self._dtypes: tuple[TensorInfo, ...] | None = None
 
-    def find(self, text: str) -> list[int]:
-        """Return the positions of the tensors that match all words of the text, in order."""
+    def find(self, text: str) -> Found:
+        """Return the tensors that match all words of the text. A wrong word is ignored, and is the problem."""
         positions: Sequence[int] = range(len(self._tensors))
+        problems, words = [], []
         for word in text.split():
-            test = self._build_test(word)
+            try:
+                test = self._build_test(word)
+            except WrongWord as error:
+                problems.append(str(error))
+                continue
             positions = [position for position in positions if test(position)]
-        return list(positions)
+            words.append(word)
+        if not positions and not problems and self._tensors:
+            problems.append(self._explain_nothing(words))
+        return Found(list(positions), problems[0] if problems else "")
 
     def _build_test(self, word: str) -> Test:
         if word[0] in "!-" and len(word) > 1:
             test = self._build_test(word[1:])
             return lambda position: not test(position)
-        size = _SIZE.fullmatch(word)
-        if size is not None:
-            return self._test_size(size)
-        number = _NUMBER.fullmatch(word)
-        if number is not None:
-            return self._test_number(number)
-        field, colon, value = word.partition(":")
-        if colon and field in _FIELDS:
-            return self._test_field(field, value) if value else _accept_all
-        if word.rstrip("<>=:") == "size" and word != "size":
-            return _accept_all  # the number is still to be typed
-        return self._test_any(word)
+        parts = _FIELD.fullmatch(word)
+        if parts is None:
+            return self._test_any(word)
+        field, sign, value = _find_field(parts), parts["sign"], parts["value"]
+        if field in LANGUAGE.numbers:
+            return self._test_number(word, field, sign, value)
+        if field in LANGUAGE.texts and sign in ":=":
+            if not value:
+                raise WrongWord(_answer("value", word=word, sign=sign))
+            return self._test_field(field, value)
+        if any(word.lower() in name for name in self._list_names()):
+            return self._test_any(word)
+        if field in LANGUAGE.texts:
+            raise WrongWord(_answer("text", word=word, field=field))
+        raise WrongWord(_answer("field", word=word, field=field, fields=", ".join(LANGUAGE.texts + LANGUAGE.numbers)))
 
     def _test_field(self, field: str, value: str) -> Test:
         if field == "name":
@@ -79,19 +125,51 @@ class Filter:
         if field == "kind":
             kinds = {kind for kind in Kind if kind.value.startswith(value.lower())}
             return lambda position: self._tensors[position].kind in kinds
+        if field in ("section", "device", "remark"):
+            return self._test_text(field, value)
         return self._test_layout(Selection(dtype=(value,)) if field == "dtype" else Selection(shape=(value,)))
 
+    def _test_text(self, field: str, value: str) -> Test:
+        pattern = compile_name_pattern(value, ignores_case=True)
+        match = pattern.fullmatch if _GLOB_CHARACTERS & set(value) else pattern.search
+        return lambda position: match(self._get_text(field, position)) is not None
+
+    def _get_text(self, field: str, position: int) -> str:
+        tensor = self._tensors[position]
+        if field == "dtype":
+            return tensor.dtype
+        if field == "kind":
+            return tensor.kind.value
+        if field == "section":
+            return tensor.section or "(top level)"
+        if field == "device":
+            return tensor.device or "-"
+        tensor = replace(tensor, stats=self._marks.stats.get(position))
+        outlier = self._marks.outliers.get(position, "")
+        return describe_list_remark(tensor, outlier, RowView(), live=self._is_class, is_reported=False)
+
     def _test_any(self, word: str) -> Test:
-        """Return the test of a bare word: a part of the name, a glob, or exactly a dtype, a kind or a shape."""
+        """Return the test of a bare word: a part of the name, a glob, or exactly a dtype, kind, shape or problem."""
         tests = [self._test_name(word)]
+        lower = word.lower()
         by_dtype = Selection(dtype=(word,))
         if any(by_dtype.selects_layout(tensor) for tensor in self._list_dtypes()):
             tests.append(self._test_layout(by_dtype))
-        if word in [kind.value for kind in Kind]:
+        if lower in [kind.value for kind in Kind]:
             tests.append(self._test_field("kind", word))
-        if _SHAPE.fullmatch(word):
+        if _is_shape(word):
             tests.append(self._test_layout(Selection(shape=(word,))))
+        if lower == "problem":
+            tests.append(lambda position: bool(self._list_problems(position)))
+        elif lower in map(str.lower, PROBLEM_WORDS):
+            tests.append(lambda position: lower in map(str.lower, self._list_problems(position)))
+        if lower == "marked":
+            tests.append(lambda position: position in self._marks.marked)
         return tests[0] if len(tests) == 1 else lambda position: any(test(position) for test in tests)
+
+    def _list_problems(self, position: int) -> tuple[str, ...]:
+        tensor = replace(self._tensors[position], stats=self._marks.stats.get(position))
+        return list_problem_words(tensor, is_outlier=position in self._marks.outliers)
 
     def _list_dtypes(self) -> Sequence[TensorInfo]:
         """Return a tensor of each dtype."""
@@ -100,12 +178,13 @@ class Filter:
         return self._dtypes
 
     def _test_name(self, word: str) -> Test:
-        if "{" in word and (alternatives := expand_braces(word)) != [word]:
-            tests = [self._test_name(alternative) for alternative in alternatives]
-            return lambda position: any(test(position) for test in tests)
         lower, names = word.lower(), self._list_names()
-        if not _GLOB_CHARACTERS & set(word):
+        is_glob = bool(_GLOB_CHARACTERS & set(word))
+        if not is_glob and not has_braces(word):
             return lambda position: lower in names[position]
+        if not is_glob:
+            search = compile_name_pattern(lower).search
+            return lambda position: search(names[position]) is not None or lower in names[position]
         tensors, by_section = self._tensors, self._by_section
 
         def matches(position: int) -> bool:
@@ -137,57 +216,77 @@ class Filter:
 
         return matches
 
-    def _test_size(self, match: re.Match[str]) -> Test:
-        limit = float(match["number"]) * _UNITS[match["unit"].lower()]
-        tensors, compare = self._tensors, _COMPARISONS[match["sign"] or ">="]
-        return lambda position: compare(tensors[position].nbytes, limit)
-
-    def _test_number(self, match: re.Match[str]) -> Test:
-        """Return the test of a statistic; a tensor whose statistics were not read does not match."""
-        name, limit = match["name"].lower(), float(match["number"])
-        compare = _COMPARISONS["=" if match["sign"] == ":" else match["sign"]]
+    def _test_number(self, word: str, field: str, sign: str, value: str) -> Test:
+        """Return the test of a number; a tensor whose statistics were not read does not match."""
+        match = _NUMBER.fullmatch(value)
+        if match is None or match["unit"].lower() not in LANGUAGE.units:
+            sign = sign[1:] or ">" if sign[0] == ":" else sign
+            example = "1MB" if field == "size" else "0" if field in ("nan", "inf") else "1000"
+            raise WrongWord(_answer("number", word=word, sign=sign, field=field, example=example))
+        limit = float(match["number"]) * LANGUAGE.units[match["unit"].lower()]
+        at_least = ">=" if field in LANGUAGE.at_least else "="
+        compare = _COMPARISONS[(sign[1:] or at_least) if sign[0] == ":" else sign]
 
         def matches(position: int) -> bool:
-            stats = self._stats.get(position)
-            value = getattr(stats, name) if stats is not None else None
-            return value is not None and compare(value, limit)
+            number = self._get_number(field, position)
+            return number is not None and compare(number, limit)
 
         return matches
 
-    def explain_nothing(self, text: str) -> str:
-        """Return why a filter may match nothing: an unknown field, or statistics that were not read."""
-        for word in text.split():
-            meant = _MEANT_AS_FIELD.fullmatch(word.lstrip("!-"))
-            field = meant["field"].lower() if meant is not None else None
-            if field in _STATISTICS and len(self._stats) < len(self._tensors):
-                read = f"{len(self._stats):,} of {len(self._tensors):,}"
-                return f"{word}: the statistics of {read} tensors were read; press esc, then S"
-            if field is not None and field not in (*_FIELDS, *_STATISTICS, "size"):
-                return f"{word}: no field {field}; fields are {', '.join((*_FIELDS, 'size', *_STATISTICS))}"
-            if field == "dtype" and not self.find(word):
-                return f"{word}: no tensor has this dtype; there are {', '.join(sorted(self._list_dtype_names()))}"
-        return ""
+    def _get_number(self, field: str, position: int) -> float | None:
+        if field == "size":
+            return self._tensors[position].nbytes
+        if field == "elements":
+            return self._tensors[position].elements
+        stats = self._marks.stats.get(position)
+        number: float | None = getattr(stats, field, None) if stats is not None else None
+        return number
 
-    def _list_dtype_names(self) -> Iterator[str]:
-        return (tensor.dtype for tensor in self._list_dtypes())
+    # --- why nothing matches ------------------------------------------------------------------------------------
+
+    def _explain_nothing(self, words: Sequence[str]) -> str:
+        """Return why no tensor matches all words: the first word that matches none, or all together."""
+        for word in words:
+            test = self._build_test(word)
+            if not any(map(test, range(len(self._tensors)))):
+                return self._explain_word(word)
+        return LANGUAGE.answers["all"]
+
+    def _explain_word(self, word: str) -> str:
+        parts = _FIELD.fullmatch(word.lstrip("!-"))
+        field = _find_field(parts) if parts is not None else ""
+        bare = word.lstrip("!-").lower()
+        if field in LANGUAGE.spectra:
+            return f"{word}: browse computes no singular values; statecli report --spectra does"
+        by_values = field in LANGUAGE.statistics or bare in ("problem", "nan", "inf", "outlier")
+        if by_values and len(self._marks.stats) < len(self._tensors):
+            read = f"{len(self._marks.stats):,} of {len(self._tensors):,}"
+            return f"{word}: the statistics of {read} tensors were read; press esc, then S"
+        if field in LANGUAGE.choices:
+            return _answer(
+                "choice",
+                word=word,
+                field=field,
+                values=join_names(list(self._list_values(field)), MAX_VALUES_OF_ANSWER),
+            )
+        return _answer("word", word=word)
+
+    def _list_values(self, field: str) -> Iterator[str]:
+        yield from sorted({self._get_text(field, position) for position in range(len(self._tensors))})
 
 
-def expand_braces(word: str) -> list[str]:
-    """Return the names that `layers.{3,4}` and `layers.{0..3}` stand for, as the list writes them; at most 2,000."""
-    return list(islice(_iter_names(word), _MAX_NAMES))
+def _find_field(parts: re.Match[str]) -> str:
+    """Return the name of the field; that of another spelling, and in lower case."""
+    field = parts["field"].lower()
+    return LANGUAGE.field_spellings.get(field, field)
 
 
-def _iter_names(word: str) -> Iterator[str]:
-    match = _BRACES.search(word)
-    if match is None:
-        yield word
-        return
-    for item in match["items"].split(","):
-        numbers = _RANGE.fullmatch(item)
-        texts = [item] if numbers is None else map(str, range(int(numbers["first"]), int(numbers["last"]) + 1))
-        for text in texts:
-            yield from _iter_names(f"{word[: match.start()]}{text}{word[match.end() :]}")
+def _answer(key: str, **values: str) -> str:
+    return LANGUAGE.answers[key].format(**values)
 
 
-def _accept_all(_: int) -> bool:
-    return True
+def _is_shape(word: str) -> bool:
+    """Return True for `[8,8]`, `(3,)`, `8x*` and `[]`, but not for a single number or `*`."""
+    if word[0] + word[-1] not in ("[]", "()") and not any(character in word for character in "x,"):
+        return False
+    return all(_SIZE.fullmatch(size) for size in split_sizes(word))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -57,6 +57,7 @@ class Model:
         listed: Positions whose statistics were read for the list.
         cursor: Index of the selected row.
         total_bytes: Size of all tensors, shared storage counted once.
+        filter_problem: What is wrong with the filter, or why no tensor matches; "" without a problem.
         name_cells: Characters of the longest name in the list, with its indent.
     """
 
@@ -70,15 +71,15 @@ class Model:
         self.shows_stats = False
         self.listed: set[int] = set()
         self.cursor = 0
-        self.filter_text = ""
+        self.filter_text, self.filter_problem = "", ""
         self.sort: Column | None = None
         self.is_descending = False
         self.is_flat = False
         self._before_sort = 0
         self._weights = weights
         self._by_section = len(state.sections) > 1
-        self._filter = Filter(self.tensors, self.stats, by_section=self._by_section)
-        self._found: list[int] = list(range(len(self.tensors)))
+        self._filter = Filter(self.tensors, self, by_section=self._by_section, is_class=state.traits.is_class)
+        self._found: Sequence[int] = list(range(len(self.tensors)))
         self._roots: list[Node] = []
         self._open: set[NodeKey] = set()
         self._rows: list[tuple[int, Node]] = []
@@ -101,6 +102,11 @@ class Model:
     def count(self) -> int:
         """Number of rows."""
         return len(self._rows) if self.shows_tree else len(self._positions)
+
+    @property
+    def outliers(self) -> Mapping[int, str]:
+        """Text of each outlier among the tensors whose statistics were read, by position."""
+        return self.unusual.outliers
 
     @property
     def found(self) -> Sequence[int]:
@@ -129,7 +135,8 @@ class Model:
         """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
         with_current = self._remember()
         self.filter_text, self._before_sort = text, 0
-        self._found = self._filter.find(text)
+        found = self._filter.find(text)
+        self._found, self.filter_problem = found.positions, found.problem
         self._update(with_current)
 
     def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:
@@ -342,8 +349,8 @@ class Model:
         return number
 
     def explain_nothing(self) -> str:
-        """Return why the filter matches no tensor."""
-        return self._filter.explain_nothing(self.filter_text) or "no tensor matches the filter"
+        """Return why the list is empty."""
+        return self.filter_problem or "the target has no tensors"
 
     def describe_stats(self) -> str:
         """Return `statistics of 88 read: 1 nan, 0 inf, 1 outlier: h.3.w, h.7.w`."""

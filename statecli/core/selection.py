@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from statecli.core.errors import FilteredOut, UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.name_pattern import compile_name_pattern, has_braces
 from statecli.core.quoting import names
 
 #: Short spellings of dtypes that engineers type.
-_DTYPE_SPELLINGS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+DTYPE_SPELLINGS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 _SIZE = compile_on_use(r"\*|\d{1,19}")
 
 
@@ -48,7 +49,7 @@ class Selection(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raise UsageError for a shape not written as sizes."""
         for text in self.shape:
-            if not all(_SIZE.fullmatch(size) for size in _split_sizes(text)):
+            if not all(_SIZE.fullmatch(size) for size in split_sizes(text)):
                 raise UsageError(f"{option('--shape', text)}: write sizes or * for any size, such as 768x3072 or *x768")
 
     def name_options(self) -> str:
@@ -122,21 +123,28 @@ def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str,
 
 
 def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
-    """Return True if a glob matches a whole name. Brackets also match themselves, because names contain them."""
+    """Return True if a glob matches a whole name: `layers.{0..2}.*`.
+
+    Brackets and braces also match themselves, because names contain them.
+    """
     return any(_matches(name, glob) for glob in globs for name in names)
 
 
 def _matches(name: str, glob: str) -> bool:
-    return fnmatchcase(name, glob) or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
+    return (
+        fnmatchcase(name, glob)
+        or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
+        or (has_braces(glob) and compile_name_pattern(glob).fullmatch(name) is not None)
+    )
 
 
 def _matches_dtype(dtype: str, glob: str) -> bool:
     glob = glob.removeprefix("torch.").lower()
-    return fnmatchcase(dtype.lower(), _DTYPE_SPELLINGS.get(glob, glob))
+    return fnmatchcase(dtype.lower(), DTYPE_SPELLINGS.get(glob, glob))
 
 
 def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
-    sizes = _split_sizes(text)
+    sizes = split_sizes(text)
     if shape is None or len(shape) != len(sizes):
         return False
     return all(wanted in ("*", str(size)) for wanted, size in zip(sizes, shape, strict=True))
@@ -147,7 +155,7 @@ def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "[]"
 
 
-def _split_sizes(text: str) -> list[str]:
+def split_sizes(text: str) -> list[str]:
     """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
     text = "".join(text.split())
     bare = text[1:-1].removesuffix(",") if text[:1] + text[-1:] in ("[]", "()") else text

@@ -188,90 +188,7 @@ const summarize = (name, node) => {
   return numbers.length ? numbers.reduce((a, b) => Math.max(a, b)) : null;
 };
 
-// The filter: words that must all be true of a tensor.
-const UNITS = { "": 1, b: 1, k: 1e3, kb: 1e3, m: 1e6, mb: 1e6, g: 1e9, gb: 1e9, t: 1e12, tb: 1e12, kib: 1024, mib: 1048576, gib: 1073741824 };
-const COMPARISONS = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
-const spectrumColumn = (pick) => data.spectra.map((spectrum) => (spectrum && !spectrum.reason ? pick(spectrum) ?? null : null));
-const NUMBERS = {
-  size: data.row_bytes,
-  bytes: data.row_bytes,
-  elements: data.row_elements,
-  ...data.stats,
-  ...(data.spectra?.length ? { rank: spectrumColumn((s) => s.rank), stable_rank: spectrumColumn((s) => s.stable_rank), sigma: spectrumColumn((s) => s.values[0]) } : {}),
-};
-const TEXTS = { name: null, dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices, remark: data.remarks };
-const lowerNames = data.names.map((name) => name.toLowerCase());
-
-// `layers.{3,4}` and `layers.{0..3}` are several names, as the list writes them.
-const MAX_BRACES = 2000;
-const expandBraces = (word) => {
-  const braces = /\{([^{}]*)\}/.exec(word);
-  if (!braces) return [word];
-  const texts = braces[1].split(",").flatMap((item) => {
-    const range = /^(\d{1,6})\.\.(\d{1,6})$/.exec(item);
-    if (!range) return [item];
-    const [first, last] = [Number(range[1]), Number(range[2])];
-    return Array.from({ length: Math.min(MAX_BRACES, Math.max(0, last - first + 1)) }, (_, at) => String(first + at));
-  });
-  const expanded = [];
-  for (const own of texts) {
-    if (expanded.length >= MAX_BRACES) break;
-    expanded.push(...expandBraces(word.slice(0, braces.index) + own + word.slice(braces.index + braces[0].length)));
-  }
-  return expanded.slice(0, MAX_BRACES);
-};
-
-const matchText = (pattern) => {
-  if (/\{[^{}]*\}/.test(pattern)) {
-    const tests = expandBraces(pattern).map(matchText);
-    return (value) => tests.some((test) => test(value));
-  }
-  if (!/[*?]/.test(pattern)) return (value) => value.includes(pattern);
-  const expression = new RegExp(`^${pattern.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".")}$`, "s");
-  return (value) => expression.test(value);
-};
-const matchShape = (pattern) => {
-  const sizes = pattern.replace(/^\[|\]$/g, "").split(/[,x]/);
-  return (value) => {
-    const own = value.slice(1, -1).split(",");
-    return own.length === sizes.length && sizes.every((size, axis) => size === "*" || size === own[axis]);
-  };
-};
-// Checks each value of a column once, not each tensor.
-const matchChoice = (column, match) => {
-  const matches = column.values.map((value) => match(value.toLowerCase()));
-  return (row) => matches[column.indices[row]];
-};
-
-const parseWord = (word) => {
-  const compared = /^(\w+)(<=|>=|<|>|=)(.*)$/.exec(word);
-  if (compared) {
-    const [, field, sign, value] = compared;
-    const number = /^([-+]?[\d.]+(?:e[-+]?\d+)?)([a-z]*)$/.exec(value);
-    if (!(field in NUMBERS)) throw new Error(`${field} is not a number of this page: use ${Object.keys(NUMBERS).join(", ")}`);
-    if (!number || !(number[2] in UNITS) || Number.isNaN(Number(number[1]))) throw new Error(`${word}: write a number after ${sign}, such as ${field}${sign}1${field === "size" || field === "bytes" ? "MB" : "000"}`);
-    const limit = Number(number[1]) * UNITS[number[2]];
-    return (row) => NUMBERS[field][row] !== null && COMPARISONS[sign](NUMBERS[field][row], limit);
-  }
-  if (word === "marked") return isMarked;
-  const [, field, value] = /^(name|dtype|kind|shape|section|device|remark):(.*)$/.exec(word) || [null, null, word];
-  if (field === "shape" || (!field && word.startsWith("["))) return matchChoice(data.shapes, matchShape(value));
-  const match = matchText(value);
-  if (field === "remark") return matchChoice(data.remarks, match);
-  if (field && field !== "name") return matchChoice(TEXTS[field], value.includes("*") ? match : (own) => own.replace(/\?$/, "") === value);
-  const [dtype, kind] = [data.dtypes, data.kinds].map((column) => matchChoice(column, (own) => !field && own.replace(/\?$/, "") === value));
-  return (row) => match(lowerNames[row]) || dtype(row) || kind(row);
-};
-
-const parseFilter = (entered) => {
-  const words = entered.toLowerCase().split(/\s+/).filter(Boolean);
-  const tests = words.map((word) => {
-    if (!/^[-!]./.test(word)) return parseWord(word);
-    const test = parseWord(word.slice(1));
-    return (row) => !test(row);
-  });
-  return (row) => tests.every((test) => test(row));
-};
+const filters = Filters.create(data);
 
 // What is shown: rows of the view, and the state that they follow from.
 let view = [];
@@ -282,7 +199,6 @@ let sort = null; // {column, down}
 let active = 0;
 let rowHeight = 0;
 let labelCells = 0; // characters of a name that fit
-let everything = null;
 const opened = new Set();
 
 const compareKeys = (a, b) => {
@@ -334,31 +250,20 @@ const openAll = (node) => {
 };
 
 const applyFilter = () => {
-  let test = null;
-  let problem = "";
-  try {
-    test = filter.value.trim() ? parseFilter(filter.value) : null;
-  } catch (error) {
-    problem = error.message;
-  }
-  filter.toggleAttribute("aria-invalid", Boolean(problem));
-  if (problem) {
-    status.textContent = problem;
-    status.className = "status bad";
-    return;
-  }
-  const all = everything || (everything = data.names.map((_, row) => row));
-  matches = test ? all.filter(test) : all;
+  const entered = filter.value.trim();
+  const found = filters.find(entered);
+  filter.toggleAttribute("aria-invalid", Boolean(found.problem));
+  matches = found.rows;
   tree = null;
   refresh(true);
   const sum = new Sum();
-  if (test) for (const row of matches) sum.add(row);
+  if (entered) for (const row of matches) sum.add(row);
   const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => `all ${column.values[0].replace(/\?$/, " (assumed)")}`);
-  const marked = countMarked(all);
-  status.className = "status";
-  status.textContent = test
+  const marked = countMarked(matches);
+  status.className = found.problem ? "status bad" : "status";
+  status.textContent = found.problem || (entered
     ? `${matches.length.toLocaleString("en")} of ${plural(count, "tensor")}, ${formatSize(sum.bytes)} of ${formatSize(data.bytes)}`
-    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(marked ? [`${marked.toLocaleString("en")} marked`] : [])].join(", ");
+    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(marked ? [`${marked.toLocaleString("en")} marked`] : [])].join(", "));
 };
 
 const refresh = (isNew) => {
@@ -511,13 +416,11 @@ const uncover = () => {
 // Copies the rows of the filter, or the row at the cursor without a filter; shows the text, because a browser may refuse.
 const copyGlobs = async (rows) => {
   const shown = element("copied");
-  const named = (row) => (data.sections.values.length > 1 && text(data.sections, row) !== "(top level)" ? `${text(data.sections, row)}.` : "") + data.names[row];
   if (!otherNames) {
-    globNames = data.names.map((_, row) => named(row));
     otherNames = new Map((data.other_names || []).map(([row, names]) => [row, [...names]]));
-    globNames.forEach((own, row) => { if (own !== data.names[row]) otherNames.set(row, [...(otherNames.get(row) || []), data.names[row]]); });
+    filters.wholeNames.forEach((own, row) => { if (own !== data.names[row]) otherNames.set(row, [...(otherNames.get(row) || []), data.names[row]]); });
   }
-  const globs = rows.length ? Globs.write(globNames, otherNames, [...rows].sort((a, b) => a - b)) : null;
+  const globs = rows.length ? Globs.write(filters.wholeNames, otherNames, [...rows].sort((a, b) => a - b)) : null;
   const count = plural(rows.length, "tensor");
   const written = globs ? Globs.format(globs) : "";
   const isShown = globs !== null && written.length <= MAX_COPIED;
@@ -535,7 +438,6 @@ const copyGlobs = async (rows) => {
   const isCopied = await navigator.clipboard?.writeText(element("globs").value).then(() => true, () => false) || document.execCommand("copy");
   element("told").textContent = isCopied ? `Copied, for ${count}:` : `Copy this text, for ${count}:`;
 };
-let globNames = null;
 let otherNames = null;
 const listCurrent = () => (view[active]?.node ? view[active].node.rows : view[active] ? [view[active].row] : []);
 

@@ -17,11 +17,10 @@ from statecli.core.finding import Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.logical_weights import LogicalWeight
-from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
 from statecli.core.units import (
-    COUNT_FIELDS,
     KIND_NOUNS,
     MOMENT_FIELDS,
     STATS_FIELDS,
@@ -33,7 +32,6 @@ from statecli.core.units import (
     format_shape,
     format_size,
     format_yes_no,
-    join_names,
     plural,
 )
 from statecli.report import (
@@ -71,6 +69,13 @@ from statecli.report.row_order import (
     format_hidden_count,
     limit_by_group,
     limit_lines,
+)
+from statecli.report.tensor_remarks import (
+    choose_mood,
+    describe_list_remark,
+    describe_remark,
+    describe_status,
+    list_problem_words,
 )
 from statecli.report.unusual_values import list_unusual_values
 from statecli.targets.location import add_places
@@ -138,20 +143,18 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     reported = {finding.fqn for finding in inspection.findings}
     live = state.traits.is_class
 
-    def describe_remark(tensor: TensorInfo) -> str:
-        status = _describe_status(tensor, live)
-        remark = _describe_remark(replace(tensor, tied_to=()), status, view, is_reported=tensor.fqn in reported)
-        return ", ".join(filter(None, (outliers.get((tensor.section, tensor.fqn)), remark)))
+    def describe_row(tensor: TensorInfo) -> str:
+        outlier = outliers.get((tensor.section, tensor.fqn), "")
+        return describe_list_remark(tensor, outlier, view, live=live, is_reported=tensor.fqn in reported)
 
-    def choose_mood(tensor: TensorInfo) -> str:
-        has_nonfinite = tensor.stats is not None and bool(tensor.stats.nan or tensor.stats.inf)
-        return _choose_mood(tensor) or ("warn" if has_nonfinite or (tensor.section, tensor.fqn) in outliers else "")
+    def list_row_problems(tensor: TensorInfo) -> tuple[str, ...]:
+        return list_problem_words(tensor, is_outlier=(tensor.section, tensor.fqn) in outliers)
 
     rows = arrange_tensors(state.tensors, view)
     return build_tensor_list(
         rows,
-        describe_remark,
-        choose_mood,
+        describe_row,
+        list_row_problems,
         _format_device,
         inspection.distributions,
         _list_other_names(inspection),
@@ -537,7 +540,7 @@ def _build_group(
     summary = f"{plural(total.tensors, 'tensor')}, {_format_elements(total.elements)}, {format_size(total.bytes)}"
     summary += _describe_evidence(rows)
     live = state.traits.is_class
-    statuses = {_describe_status(row, live) for row in rows}
+    statuses = {describe_status(row, live) for row in rows}
     shared = statuses.pop() if len(statuses) == 1 else None
     if shared:
         summary += f": {shared}"
@@ -545,7 +548,7 @@ def _build_group(
         _build_line(
             row,
             columns,
-            "" if shared is not None else _describe_status(row, live),
+            "" if shared is not None else describe_status(row, live),
             view,
             doubt=not assumed,
             is_reported=row.fqn in reported,
@@ -569,7 +572,7 @@ def _build_top_group(
         if (weight := weights.get((row.section, row.fqn))) is not None:
             lines.extend(_build_weight_lines(shown, weight, columns, view))
             continue
-        status = _describe_status(row, state.traits.is_class)
+        status = describe_status(row, state.traits.is_class)
         lines.append(_build_line(shown, columns, status, view, doubt=True, is_reported=row.fqn in reported))
     heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
@@ -614,8 +617,8 @@ def _build_line(
     }
     return Line(
         tuple(cells[column.name] for column in columns),
-        _describe_remark(tensor, status, view, is_reported=is_reported),
-        _choose_mood(tensor),
+        describe_remark(tensor, status, view, is_reported=is_reported),
+        choose_mood(tensor),
     )
 
 
@@ -624,75 +627,6 @@ def _format_device(tensor: TensorInfo) -> str:
         return tensor.device or "-"
     sign = {True: "✓", False: "✗", None: "?"}[tensor.after.followed]
     return f"{tensor.device or '-'} → {tensor.after.device or '-'} {sign}"
-
-
-def _choose_mood(tensor: TensorInfo) -> str:
-    if tensor.after is not None and tensor.after.followed is not True:
-        return "bad"
-    if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
-        return "bad" if tensor.fix else "warn"
-    return ""
-
-
-def _describe_status(tensor: TensorInfo, live: bool) -> str:
-    """Describe whether the tensor is saved and, for a live model, whether it moves."""
-    parts = []
-    if tensor.kind is Kind.UNREGISTERED:
-        if not live:
-            unknown = "not saved, unless the class itself saves the tensor"
-            return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
-        parts.append({False: "not saved", True: "saved", None: "cannot tell whether it is saved"}[tensor.saved])
-    elif tensor.persistent is False:
-        parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
-    elif tensor.saved is False:
-        parts.append("not saved")
-    if tensor.after is None and live:
-        if tensor.moves is not True:
-            parts.append(
-                {False: "left on the old device by a move", None: "cannot tell whether a move takes it along"}[
-                    tensor.moves
-                ]
-            )
-        elif tensor.kind is Kind.UNREGISTERED:
-            parts.append("follows the model's moves")
-    return ", ".join(parts)
-
-
-def _describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
-    """Return the facts without a column, most important first.
-
-    A problem shows the source line of a reported tensor, and its unregistered module.
-    """
-    parts = [status]
-    if tensor.stats is not None:
-        counts = ((name, getattr(tensor.stats, name)) for name in COUNT_FIELDS)
-        parts.extend(f"{count:,} {name}" for name, count in counts if count)
-        parts.append(tensor.stats.reason or "")
-    if tensor.layout not in ("strided", "numpy"):
-        parts.append(tensor.layout)
-    if tensor.tied_to:
-        parts.append(f"= {join_names(tensor.tied_to)}")
-    if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
-        parts.append(f"of {tensor.belongs_to}")
-    if tensor.note and not (is_reported and tensor.note in NOTES_OF_UNREGISTERED_MODULES):
-        parts.append(tensor.note)
-    if view.verbose:
-        parts.extend(_describe_details(tensor))
-    elif tensor.kind is Kind.UNREGISTERED and tensor.origin and not is_reported:
-        parts.append(format_origin(tensor.origin))
-    return ", ".join(part for part in parts if part)
-
-
-def _describe_details(tensor: TensorInfo) -> list[str]:
-    parts = [f"evidence: {tensor.evidence.value}"]
-    if tensor.aliases:
-        parts.append(f"also {join_names(tensor.aliases)}")
-    if tensor.origin:
-        parts.append(format_origin(tensor.origin))
-    where = tensor.data.storage.place if tensor.data is not None else None
-    if where is not None:
-        parts.append(f"bytes {where.offset}+{where.length}")
-    return parts
 
 
 def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str | None]) -> list[TensorInfo]:

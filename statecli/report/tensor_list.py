@@ -8,10 +8,12 @@ import msgspec
 
 from statecli.core import sizes
 from statecli.core.escaping import escape
+from statecli.core.filter_language import LANGUAGE, FilterLanguage
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import STATS_FIELDS, format_fqn, format_kind, format_origin, format_shape
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
+from statecli.report.tensor_remarks import PROBLEM_WORDS, choose_mood
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -49,7 +51,8 @@ class TensorList(msgspec.Struct, frozen=True):
 
     `bytes` and `elements` are the sums of the whole target with shared storage counted once. `stats` has a column for
     each statistic, or nothing if the values were not read; so have `distributions` and `spectra` an entry for each
-    tensor.
+    tensor. A text of `problems` has the words of
+    `problem_words` that are true of a tensor.
     """
 
     bytes: int
@@ -63,6 +66,7 @@ class TensorList(msgspec.Struct, frozen=True):
     origins: Choices
     remarks: Choices
     moods: Choices
+    problems: Choices
     row_elements: tuple[int, ...]
     row_bytes: tuple[int, ...]
     shared: tuple[SharedStorage, ...] = ()
@@ -70,22 +74,25 @@ class TensorList(msgspec.Struct, frozen=True):
     distributions: tuple[Distribution | None, ...] = ()
     other_names: tuple[OtherNames, ...] = ()
     spectra: tuple[Spectrum | None, ...] = ()
+    problem_words: tuple[str, ...] = PROBLEM_WORDS
+    language: FilterLanguage = LANGUAGE
 
 
 def build_tensor_list(
     tensors: Sequence[TensorInfo],
     describe_remark: Callable[[TensorInfo], str],
-    choose_mood: Callable[[TensorInfo], str],
+    list_problems: Callable[[TensorInfo], Sequence[str]],
     format_device: Callable[[TensorInfo], str],
     distributions: Mapping[tuple[str, str], Distribution],
     other_names: Mapping[tuple[str, str], Sequence[str]],
     spectra: Mapping[tuple[str, str], Spectrum],
 ) -> TensorList:
-    """Return the list. The tensors' remarks, moods and devices are those of the command's rows.
+    """Return the list. The tensors' remarks, problems and devices are those of the command's rows.
 
     `distributions`, `other_names` and `spectra` are by section and name of a tensor.
     """
     totals = sizes.sum_by_kind(tensors)
+    problems = [(tensor, list_problems(tensor)) for tensor in tensors]
     return TensorList(
         bytes=sizes.sum_bytes(tensors),
         elements=sum(total.elements for total in totals.values()),
@@ -97,7 +104,8 @@ def build_tensor_list(
         devices=_build_choices(map(format_device, tensors)),
         origins=_build_choices(format_origin(t.origin) if t.origin else "" for t in tensors),
         remarks=_build_choices(map(describe_remark, tensors)),
-        moods=_build_choices(map(choose_mood, tensors)),
+        moods=_build_choices(choose_mood(t) or ("warn" if words else "") for t, words in problems),
+        problems=_build_choices(", ".join(words) for _, words in problems),
         row_elements=tuple(tensor.elements for tensor in tensors),
         row_bytes=tuple(tensor.nbytes for tensor in tensors),
         shared=_list_shared_storages(tensors),

@@ -350,18 +350,3 @@ def test_statistics_filter_once_they_are_read():
     assert find_names(model, "nan>0") == ["layers.3.q.bias"]
     assert find_names(model, "nan:1") == ["layers.3.q.bias"]
     assert find_names(model, "std>22") == ["layers.11.q.bias"]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("dtyp:f32", "dtyp:f32: no field dtyp; fields are name, dtype, kind, shape, size, nan, "),
-        ("dtype:bf16", "dtype:bf16: no tensor has this dtype; there are float32"),
-        ("xyz", "no tensor matches the filter"),
-    ],
-)
-def test_a_slip_in_the_filter_is_named(text, line):
-    """A mistyped field is not a fact about the checkpoint."""
-    model = build_layers()
-    assert find_names(model, text) == []
-    assert model.explain_nothing().startswith(line)

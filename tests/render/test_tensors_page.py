@@ -144,12 +144,13 @@ def test_a_filter_keeps_the_tensors_that_match(shown, state, text, keep):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("size>big", "size>big: write a number after >, such as size>1MB"), ("std<1", "std is not a number of this page")],
+    [("size>big", "size>big: write a number after >, such as size>1MB"), ("foo:1", "foo:1: no field foo; fields are ")],
 )
 def test_a_wrong_filter_says_what_to_write(shown, text, problem):
-    """The rows stay, and the status names the word."""
+    """The word is ignored, and the status names it."""
     assert len(filtered(shown, text)) == 28
     assert shown.run(STATUS).startswith(problem)
+    assert [row[0] for row in filtered(shown, f"{text} head")] == ["head.weight"]
 
 
 def test_every_column_sorts(shown, state):
@@ -286,7 +287,7 @@ def test_a_tensor_shows_its_values(browser, tmp_path):
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--distributions"))
     assert browser.run("return document.querySelector('#tensors-body .marked').textContent") == "1 marked"
-    for text in ("remark:*outlier*", "marked"):
+    for text in ("remark:*outlier*", "problem", "outlier"):
         assert [row[0] for row in filtered(browser, text)] == ["h.4.w"]
     browser.run("document.querySelector('#tensors-body .row').click()")
     texts_of = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"

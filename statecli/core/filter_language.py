@@ -1,0 +1,69 @@
+"""The words of a filter of tensors: the fields, their other spellings, and what a wrong word is answered with.
+
+`browse/filter.py` and `render/filter.js` read filters; the page gets this table as data. `tests/filter_cases.py` has
+the cases that both must agree on.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.core.selection import DTYPE_SPELLINGS
+
+
+class FilterLanguage(msgspec.Struct, frozen=True):
+    """The language of filters.
+
+    Attributes:
+        texts: Fields with a text, written `field:text`.
+        choices: Texts of which a target has few, which an answer can list.
+        numbers: Fields with a number, written `field>number`.
+        statistics: Numbers of the values, which may not have been read.
+        spectra: Numbers of the singular values, which may not have been computed.
+        at_least: Numbers for which `field:number` means at least this number; of the others, exactly this number.
+        field_spellings: Other spellings of fields.
+        dtype_spellings: Other spellings of dtypes.
+        units: Factors by the unit behind a number, in lower case.
+        answers: Texts about a word that is wrong or matches nothing, with names in braces.
+    """
+
+    texts: tuple[str, ...]
+    choices: tuple[str, ...]
+    numbers: tuple[str, ...]
+    statistics: tuple[str, ...]
+    spectra: tuple[str, ...]
+    at_least: tuple[str, ...]
+    field_spellings: dict[str, str]
+    dtype_spellings: dict[str, str]
+    units: dict[str, float]
+    answers: dict[str, str]
+
+
+_STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std")
+_SPECTRA = ("rank", "stable_rank", "sigma")
+
+LANGUAGE = FilterLanguage(
+    texts=("name", "dtype", "kind", "shape", "section", "device", "remark"),
+    choices=("dtype", "kind", "section", "device"),
+    numbers=("size", "elements", *_STATISTICS, *_SPECTRA),
+    statistics=_STATISTICS,
+    spectra=_SPECTRA,
+    at_least=("size",),
+    field_spellings={"bytes": "size", "numel": "elements"},
+    dtype_spellings=DTYPE_SPELLINGS,
+    units={"": 1, "b": 1}
+    | {f"{prefix}{suffix}": 1000.0**n for n, prefix in enumerate("kmgt", 1) for suffix in ("", "b")}
+    | {f"{prefix}ib": 1024.0**n for n, prefix in enumerate("kmgt", 1)},
+    answers={
+        "field": "{word}: no field {field}; fields are {fields}",
+        "number": "{word}: write a number after {sign}, such as {field}{sign}{example}",
+        "value": "{word}: write a value after {sign}",
+        "text": "{word}: {field} is a text; write {field}:VALUE",
+        "choice": "{word}: no tensor has this {field}; there are {values}",
+        "word": "{word}: no tensor matches",
+        "all": "no tensor matches all words",
+    },
+)
+
+#: Values of a field that an answer lists, at most.
+MAX_VALUES_OF_ANSWER = 12

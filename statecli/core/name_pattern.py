@@ -1,0 +1,51 @@
+"""Names with braces as patterns: `layers.{3,4}.*` and `layers.{0..3}`, as statecli writes the names of equal layers."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from statecli.core.lazy_pattern import compile_on_use
+
+_TOKEN = compile_on_use(
+    r"\{(?P<items>[^{}]*)\}|(?P<wildcard>[*?])|\[(?P<negation>!?)(?P<set>\]?[^\]]*)\]|(?P<text>.)", re.S
+)
+_RANGE = compile_on_use(r"(?P<first>\d{1,6})\.\.(?P<last>\d{1,6})")
+#: Numbers of a range, at most.
+_MAX_NUMBERS = 2000
+
+
+@lru_cache(maxsize=64)
+def compile_name_pattern(pattern: str, *, ignores_case: bool = False) -> re.Pattern[str]:
+    """Return the expression of a glob with braces. A number in braces is a whole number: `{3}` is not in `30`."""
+    return re.compile(_translate(pattern), re.S | (re.I if ignores_case else 0))
+
+
+def has_braces(pattern: str) -> bool:
+    """Return True if a part of the pattern is in braces."""
+    start = pattern.find("{")
+    return start != -1 and "}" in pattern[start:]
+
+
+def _translate(pattern: str) -> str:
+    return "".join(map(_translate_token, _TOKEN.finditer(pattern)))
+
+
+def _translate_token(token: re.Match[str]) -> str:
+    if token["items"] is not None:
+        return f"(?:{'|'.join(map(_translate_item, token['items'].split(',')))})"
+    if token["wildcard"] is not None:
+        return ".*" if token["wildcard"] == "*" else "."
+    if token["set"]:
+        characters = re.sub(r"([\\\[\]^&|~])", r"\\\1", token["set"])
+        return f"[{'^' if token['negation'] else ''}{characters}]"
+    return re.escape(token[0])
+
+
+def _translate_item(item: str) -> str:
+    numbers = _RANGE.fullmatch(item)
+    if numbers is not None:
+        first, last = int(numbers["first"]), int(numbers["last"])
+        texts = map(str, range(first, min(last + 1, first + _MAX_NUMBERS)))
+        return rf"(?<![0-9])(?:{'|'.join(texts) or '(?!)'})(?![0-9])"
+    return rf"(?<![0-9]){item}(?![0-9])" if item.isascii() and item.isdigit() else _translate(item)

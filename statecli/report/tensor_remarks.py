@@ -1,0 +1,104 @@
+"""What is said about one tensor next to its name: its remark, its problems in words, and its colour."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, TensorInfo
+from statecli.core.units import COUNT_FIELDS, format_origin, join_names
+from statecli.report import RowView
+
+#: Words for tensors whose values stand out, as `list_problem_words` and the verdict have them.
+NAN, INF, OUTLIER = "NaN", "Inf", "outlier"
+#: All words of `list_problem_words`, the worst first.
+PROBLEM_WORDS = ("unreadable", "not registered", "not moved", NAN, INF, OUTLIER)
+
+
+def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ...]:
+    """Return the problems of a tensor in words, the worst first: `("NaN", "outlier")`."""
+    stats, after = tensor.stats, tensor.after
+    has_problem = (
+        tensor.damage is not None,
+        tensor.kind is Kind.UNREGISTERED and tensor.moves is False,
+        after is not None and after.followed is not True,
+        stats is not None and bool(stats.nan),
+        stats is not None and bool(stats.inf),
+        is_outlier,
+    )
+    return tuple(word for word, has in zip(PROBLEM_WORDS, has_problem, strict=True) if has)
+
+
+def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, live: bool, is_reported: bool) -> str:
+    """Return the remark in a list where names of tied tensors are links: why it is an outlier, and its other facts."""
+    remark = describe_remark(replace(tensor, tied_to=()), describe_status(tensor, live), view, is_reported=is_reported)
+    return ", ".join(filter(None, (outlier, remark)))
+
+
+def choose_mood(tensor: TensorInfo) -> str:
+    """Return the colour of a tensor that does not move with its model, or is not registered; else ""."""
+    if tensor.after is not None and tensor.after.followed is not True:
+        return "bad"
+    if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
+        return "bad" if tensor.fix else "warn"
+    return ""
+
+
+def describe_status(tensor: TensorInfo, live: bool) -> str:
+    """Describe whether the tensor is saved and, for a live model, whether it moves."""
+    parts = []
+    if tensor.kind is Kind.UNREGISTERED:
+        if not live:
+            unknown = "not saved, unless the class itself saves the tensor"
+            return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
+        parts.append({False: "not saved", True: "saved", None: "cannot tell whether it is saved"}[tensor.saved])
+    elif tensor.persistent is False:
+        parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
+    elif tensor.saved is False:
+        parts.append("not saved")
+    if tensor.after is None and live:
+        if tensor.moves is not True:
+            parts.append(
+                {False: "left on the old device by a move", None: "cannot tell whether a move takes it along"}[
+                    tensor.moves
+                ]
+            )
+        elif tensor.kind is Kind.UNREGISTERED:
+            parts.append("follows the model's moves")
+    return ", ".join(parts)
+
+
+def describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
+    """Return the facts without a column, most important first.
+
+    A problem shows the source line of a reported tensor, and its unregistered module.
+    """
+    parts = [status]
+    if tensor.stats is not None:
+        counts = ((name, getattr(tensor.stats, name)) for name in COUNT_FIELDS)
+        parts.extend(f"{count:,} {name}" for name, count in counts if count)
+        parts.append(tensor.stats.reason or "")
+    if tensor.layout not in ("strided", "numpy"):
+        parts.append(tensor.layout)
+    if tensor.tied_to:
+        parts.append(f"= {join_names(tensor.tied_to)}")
+    if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
+        parts.append(f"of {tensor.belongs_to}")
+    if tensor.note and not (is_reported and tensor.note in NOTES_OF_UNREGISTERED_MODULES):
+        parts.append(tensor.note)
+    if view.verbose:
+        parts.extend(_describe_details(tensor))
+    elif tensor.kind is Kind.UNREGISTERED and tensor.origin and not is_reported:
+        parts.append(format_origin(tensor.origin))
+    return ", ".join(part for part in parts if part)
+
+
+def _describe_details(tensor: TensorInfo) -> list[str]:
+    parts = [f"evidence: {tensor.evidence.value}"]
+    if tensor.aliases:
+        parts.append(f"also {join_names(tensor.aliases)}")
+    if tensor.origin:
+        parts.append(format_origin(tensor.origin))
+    where = tensor.data.storage.place if tensor.data is not None else None
+    if where is not None:
+        parts.append(f"bytes {where.offset}+{where.length}")
+    return parts

@@ -1,0 +1,57 @@
+"""The filter of browse; `tests/render/test_page_filter.py` has the same cases for the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.browse.model import Model
+from tests.filter_cases import CASES, PROBLEMS, SECTION_CASES, build_sections, build_state
+
+
+@pytest.fixture(scope="module")
+def model():
+    state = build_state()
+    model = Model(state, {})
+    for position, tensor in enumerate(state.tensors):
+        model.add_stats(position, tensor.stats)
+    model.unusual.find_outliers()
+    return model
+
+
+@pytest.mark.parametrize(("text", "keep"), CASES, ids=lambda case: case if isinstance(case, str) else "")
+def test_a_filter_finds_the_tensors(model, text, keep):
+    """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
+    model.set_filter(text)
+    found = [model.tensors[position].fqn for position in model.found]
+    assert found == [tensor.fqn for tensor in model.tensors if keep(tensor)]
+
+
+@pytest.mark.parametrize(("text", "count", "problem"), PROBLEMS)
+def test_a_wrong_word_says_what_to_write(model, text, count, problem):
+    """A wrong word is ignored; of a word that matches nothing, the values of its field are named."""
+    model.set_filter(text)
+    assert (len(model.found), model.filter_problem) == (count, problem)
+
+
+@pytest.mark.parametrize(("text", "expected"), SECTION_CASES)
+def test_names_have_their_section(text, expected):
+    """If there are several sections, as `-i` takes them."""
+    model = Model(build_sections(), {})
+    model.set_filter(text)
+    assert [(model.tensors[n].section, model.tensors[n].fqn) for n in model.found] == expected
+
+
+@pytest.mark.parametrize("text", ["nan>0", "problem", "outlier"])
+def test_values_that_were_not_read_are_no_answer(text):
+    """The message says which key reads them."""
+    model = Model(build_state(with_stats=False), {})
+    model.set_filter(text)
+    assert model.filter_problem == f"{text}: the statistics of 0 of 84 tensors were read; press esc, then S"
+
+
+def test_the_own_marks_are_a_word():
+    """`marked` finds the tensors that the user marked."""
+    model = Model(build_state(), {})
+    model.marked = {2, 5}
+    model.set_filter("marked")
+    assert model.found == [2, 5]

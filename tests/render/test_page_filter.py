@@ -1,0 +1,56 @@
+"""The filter of the page, by its script in node; the cases are those of browse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from importlib import resources
+
+import pytest
+
+from statecli.commands.inspect.run import Inspection
+from statecli.core.json_text import encode_json
+from statecli.report import RowView
+from statecli.report.inspect import build_inspect_report
+from tests.filter_cases import CASES, PROBLEMS, SECTION_CASES, build_sections, build_state
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def find(state, texts):
+    """What the script of the page finds: the rows and the problem of each text."""
+    script = resources.files("statecli.render").joinpath("filter.js").read_text("utf-8")
+    data = encode_json(build_inspect_report(Inspection(state), RowView()).tensor_list()).decode()
+    run = f"const own = Filters.create({data}); console.log(JSON.stringify({json.dumps(texts)}.map(own.find)))"
+    code = f"{script}\n{run}"
+    return json.loads(subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_filter_finds_the_tensors():
+    """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
+    state = build_state()
+    for (text, keep), found in zip(CASES, find(state, [text for text, _ in CASES]), strict=True):
+        expected = [tensor.fqn for tensor in state.tensors if keep(tensor)]
+        assert [state.tensors[row].fqn for row in found["rows"]] == expected, text
+
+
+def test_a_wrong_word_says_what_to_write():
+    """A wrong word is ignored; of a word that matches nothing, the values of its field are named."""
+    for (text, count, problem), found in zip(
+        PROBLEMS, find(build_state(), [case[0] for case in PROBLEMS]), strict=True
+    ):
+        assert (len(found["rows"]), found["problem"]) == (count, problem), text
+
+
+def test_names_have_their_section():
+    """If there are several sections, as `-i` takes them."""
+    state = build_sections()
+    for (_, expected), found in zip(SECTION_CASES, find(state, [case[0] for case in SECTION_CASES]), strict=True):
+        assert [(state.tensors[row].section, state.tensors[row].fqn) for row in found["rows"]] == expected
+
+
+def test_values_that_were_not_read_are_no_answer():
+    """The message says which option reads them."""
+    for found in find(build_state(with_stats=False), ["nan>0", "problem"]):
+        assert "the values were not read; statecli report --stats reads them" in found["problem"]
