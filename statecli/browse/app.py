@@ -50,11 +50,13 @@ _KEYS_LINE = "/ filter  space mark  y copy  d diff  S stats  L layers  o sort  ?
 
 _COPIED = """\
 sent to the clipboard of the terminal, for {count}:
-
+{marks}
 {text}
 
 If the terminal does not take it: select the text with the mouse (often with
 Shift), or quit, and statecli prints the text. Any key closes this."""
+#: Follows the first line of `_COPIED` if the filter hides marked tensors.
+_HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
 
 #: The action of each key on the list.
 _ACTIONS = {
@@ -93,6 +95,7 @@ _ACTIONS = {
     "D": "list_diff",
     "space": "mark",
     "a": "mark_all",
+    "u": "clear_marks",
     "y": "copy",
     "e": "edit",
     "v": "panel",
@@ -241,7 +244,7 @@ class Browser(App[None]):
         if model.sort is not None:
             parts.append(model.describe_order())
         if model.marked:
-            parts.append(f"{len(model.marked):,} marked")
+            parts.append(model.describe_marks())
         self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
         problem = "" if self._progress else escape_sentence(model.filter_problem)
         text = self._progress or problem or self._message or _KEYS_LINE
@@ -581,6 +584,12 @@ class Browser(App[None]):
         self.model.mark_found()
         self._show()
 
+    def action_clear_marks(self) -> None:
+        """Remove all marks, also those that the filter hides."""
+        count = self.model.clear_marks()
+        self._message = f"{plural(count, 'mark')} cleared" if count else "nothing is marked"
+        self._show()
+
     def action_copy(self) -> None:
         """Copy the marked names as globs, and show them."""
         written = self.model.write_globs()
@@ -594,7 +603,9 @@ class Browser(App[None]):
         self.copied = written.text
         self.copy_to_clipboard(written.text)
         count = len(self.model.marked) or len(self.model.current.positions if self.model.current else ())
-        self.push_screen(Overlay(_COPIED.format(count=plural(count, "tensor"), text=written.text)))
+        hidden = self.model.count_hidden_marks()
+        marks = _HIDDEN_MARKS.format(shown=count - hidden, hidden=hidden) if hidden else ""
+        self.push_screen(Overlay(_COPIED.format(count=plural(count, "tensor"), marks=marks, text=written.text)))
 
     def action_edit(self) -> None:
         """Open the source line of the tensor in the editor."""

@@ -15,7 +15,7 @@ KEYS = (
     ("s S", "read the statistics: of this tensor, of all listed tensors"),
     ("L", "table of the layers: size of the values, outliers, NaN"),
     ("d D", "compare with a second target: this tensor, all listed tensors"),
-    ("space a", "mark the row (a module marks its tensors); a marks all listed"),
+    ("space a", "mark the row (a module marks its tensors), or all listed; u: clear all"),
     ("y", "copy the marked names as options -i; without marks, the row"),
     ("e", "open the source line in $EDITOR (of a class)"),
     ("q", "quit"),

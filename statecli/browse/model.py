@@ -312,9 +312,25 @@ class Model:
         self.marked = self.marked - positions if positions <= self.marked else self.marked | positions
 
     def mark_found(self) -> None:
-        """Mark all tensors that the list shows; remove all marks if all are marked."""
+        """Mark all tensors that the list shows; remove their marks if all of them are marked."""
         found = set(self._found)
         self.marked = self.marked - found if found <= self.marked else self.marked | found
+
+    def clear_marks(self) -> int:
+        """Remove all marks; return how many there were."""
+        count = len(self.marked)
+        self.marked = set()
+        return count
+
+    def count_hidden_marks(self) -> int:
+        """Return how many marked tensors the filter hides."""
+        return len(self.marked) - self.count_marked(self._found)
+
+    def describe_marks(self) -> str:
+        """Return `52 marked (40 hidden)`: hidden by the filter; "" without marks."""
+        hidden, count = self.count_hidden_marks(), len(self.marked)
+        which = f" ({'all' if hidden == count else f'{hidden:,}'} hidden)" if hidden else ""
+        return f"{count:,} marked{which}" if count else ""
 
     def count_marked(self, positions: Iterable[int]) -> int:
         """Return how many of the tensors are marked."""

@@ -335,6 +335,22 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
     assert {tensor.fqn for tensor in selected} == {model.tensors[position].fqn for position in marked}
 
 
+def test_marks_that_the_filter_hides_stay_in_view(in_folder):
+    """The title counts them, the copied text says so, and u clears all marks; a marks only what is shown."""
+    hidden = [*typed("/norm"), "enter", "a", *typed("/"), "ctrl+u", *typed("q_proj"), "enter"]
+    assert "4 marked (all hidden)" in drive("first.safetensors", *hidden)
+    screen = drive("first.safetensors", *hidden, "down", "space", size=(120, 40))
+    assert "5 marked (4 hidden)" in screen
+    screen = drive("first.safetensors", *hidden, "a", "y", size=(120, 40))
+    assert "4 shown and 4 hidden tensors are marked; u clears all marks" in screen
+    model = drive("first.safetensors", *hidden, "a", "a", look=lambda app: app.model)
+    assert {model.get_name(n).split(".")[-2] for n in model.marked} == {"norm"}
+    screen = drive("first.safetensors", *hidden, "a", "u", size=(120, 40))
+    assert " marked" not in screen.splitlines()[0]
+    assert "8 marks cleared" in screen
+    assert "nothing is marked" in drive("first.safetensors", "u")
+
+
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """Not every terminal takes OSC 52."""
     screen = drive("first.safetensors", "y")
