@@ -14,8 +14,10 @@ from statecli.browse.outline import Node, NodeKey, build_roots
 from statecli.browse.peek import Peek
 from statecli.browse.unusual import UnusualValues
 from statecli.core import sizes
+from statecli.core.escaping import escape_name
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import glob_names
+from statecli.core.short_names import CommonEnds, find_common_ends
 from statecli.core.units import format_fqn, plural
 from statecli.report import NamedTensors, fold
 
@@ -80,6 +82,7 @@ class Model:
         self._by_section = len(state.sections) > 1
         self._filter = Filter(self.tensors, self, by_section=self._by_section, is_class=state.traits.is_class)
         self._found: Sequence[int] = list(range(len(self.tensors)))
+        self._common_ends: CommonEnds | None = None
         self._roots: list[Node] = []
         self._open: set[NodeKey] = set()
         self._rows: list[tuple[int, Node]] = []
@@ -131,12 +134,19 @@ class Model:
         tensor = self.tensors[position]
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
 
+    def find_common_ends(self) -> CommonEnds:
+        """Return what all listed names have in common, which a narrow list leaves out."""
+        if self._common_ends is None:
+            self._common_ends = find_common_ends([escape_name(self.get_name(position)) for position in self._found])
+        return self._common_ends
+
     def set_filter(self, text: str) -> None:
         """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
         with_current = self._remember()
         self.filter_text, self._before_sort = text, 0
         found = self._filter.find(text)
         self._found, self.filter_problem = found.positions, found.problem
+        self._common_ends = None
         self._update(with_current)
 
     def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:

@@ -15,6 +15,7 @@ from statecli.browse.columns import LEFT, WIDTHS, Column, choose_columns, format
 from statecli.browse.model import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
+from statecli.core.short_names import CommonEnds, shorten_name
 from statecli.core.units import format_count, format_size, plural
 
 _CURSOR = Style(reverse=True)
@@ -167,10 +168,11 @@ class TensorList(ScrollView, can_focus=True):
     def _format_name(self, row: Row, width: int) -> tuple[str, Style]:
         label = escape_name(row.label)
         if row.node is None:
-            # The end of a long name tells it from its neighbours.
-            return _fit(f"…{label[1 - width :]}" if len(label) > width > 1 else label, width), _PLAIN
+            ends = self._model.find_common_ends() if len(label) > width else CommonEnds()
+            return _fit(shorten_name(label, ends, width), width), _PLAIN
         sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
+        label = shorten_name(label, CommonEnds(), width - len(start))
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_unusual(self, row: Row, width: int) -> str:

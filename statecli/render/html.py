@@ -34,7 +34,7 @@ BUFFERED_EVENTS = 2_000
 MAX_LINES_WITHOUT_SCRIPT = 5_000
 
 #: Scripts of a list of tensors: each uses the ones before it.
-LIST_SCRIPTS = ("filter.js", "globs.js", "tensors.js")
+LIST_SCRIPTS = ("filter.js", "globs.js", "names.js", "tensors.js")
 
 #: Settings of a group on the page, and of a group that is open from the beginning.
 MAX_SETTINGS = 1_000

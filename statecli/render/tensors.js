@@ -10,7 +10,8 @@ const natural = new Intl.Collator("en", { numeric: true });
 const MAX_LEVELS = 32;
 const MAX_ROWS = 400000; // browsers limit the height of an element
 const MAX_COPIED = 100000; // characters: Linux limits an argument to 131,072
-const MIN_START = 8; // characters of the start of a name that is cut
+const MIN_LABEL = 16; // characters of a name, however narrow the list
+const NO_ENDS = { start: 0, end: 0 };
 const MAX_PRINTED_ROWS = 2000;
 const ROWS_OUTSIDE = 8; // drawn above and below the view, so that a slow scroll shows no gap
 
@@ -195,6 +196,7 @@ let view = [];
 let matches = [];
 let tree = null;
 let isTree = true;
+let commonEnds = NO_ENDS; // of the names in the list
 let sort = null; // {column, down}
 let active = 0;
 let rowHeight = 0;
@@ -215,6 +217,7 @@ const sortBy = (items, key) => {
 };
 
 const listView = () => {
+  if (!isTree) commonEnds = Names.findCommonEnds(matches.map(nameOf));
   if (!isTree) return sortBy(matches, (row) => sort.column.key(row)).map((row) => ({ row, level: 1, node: null, label: nameOf(row) }));
   const rows = [];
   const visit = (node, level) => {
@@ -301,13 +304,9 @@ const drawCell = (column, entry, share) => {
   return cell;
 };
 
-// The end of a long name tells it from its neighbours, so a long name is cut near its start.
-const createLabel = (name, level) => {
-  const fitting = Math.max(2 * MIN_START, labelCells - 2 * level);
-  const label = create("span", "label", name.length > fitting ? "" : name);
-  if (name.length <= fitting) return label;
-  const cut = name.length - (fitting - MIN_START);
-  label.append(create("span", "start", name.slice(0, cut)), create("span", "end", name.slice(cut)));
+const createLabel = (name, fitting) => {
+  const label = create("span", "label");
+  for (const [part, isCut] of Names.cut(name, isTree ? NO_ENDS : commonEnds, Math.max(MIN_LABEL, fitting))) label.append(create("span", isCut ? "cut" : "", part));
   return label;
 };
 
@@ -325,7 +324,7 @@ const drawRow = (entry, at) => {
   const name = create("div", "cell name");
   name.setAttribute("role", "rowheader");
   name.style.paddingLeft = `${(entry.level - 1) * 1.1}em`;
-  name.append(create("span", entry.node ? "twist" : "twist none"), createLabel(entry.label, entry.level));
+  name.append(create("span", entry.node ? "twist" : "twist none"));
   name.title = entry.node ? "" : nameOf(entry.row);
   if (entry.node) {
     const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
@@ -346,6 +345,10 @@ const drawRow = (entry, at) => {
     const remark = [varies(data.devices) ? text(data.devices, entry.row) : "", text(data.remarks, entry.row)].filter(Boolean).join(", ");
     if (remark) name.append(create("span", "remark", remark));
   }
+  // The label has the room that texts without a cut leave.
+  const texts = [...name.querySelectorAll(".marked")].map((e) => e.textContent.length + 1);
+  const room = labelCells - 2 * entry.level - (name.children.length > 1) - texts.reduce((a, b) => a + b, 0);
+  name.firstChild.after(createLabel(entry.label, room));
   const share = (entry.node ? sumOf(entry.node).bytes : data.row_bytes[entry.row]) / (data.bytes || 1);
   line.append(name, ...columns.slice(1).map((column) => drawCell(column, entry, share)));
   line.addEventListener("click", () => { active = at; activate(); });
@@ -358,7 +361,7 @@ const draw = (first = null, last = null) => {
   body.replaceChildren(...view.slice(start, end).map((entry, offset) => drawRow(entry, start + offset)));
   if (active >= start && active < end) grid.setAttribute("aria-activedescendant", `tensors-row-${active}`);
   else grid.removeAttribute("aria-activedescendant");
-  const cut = body.querySelector('[aria-selected="true"] .label .start, [aria-selected="true"] .label .end');
+  const cut = body.querySelector('[aria-selected="true"] .label .cut');
   const current = view[active];
   element("whole").textContent = cut && current ? (current.node ? current.label : nameOf(current.row)) : "";
 };

@@ -358,16 +358,20 @@ def test_listed_rows_are_copied_as_globs(shown):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_long_name_shows_its_end(browser, tmp_path, width):
-    """The start is cut; the whole name is below the list for the row at the cursor, and in the title of each row."""
-    names = [f"base_model.model.model.language_model.layers.{n}.experts.{n}.{'x' * 40}.weight" for n in range(3)]
+def test_a_long_name_shows_its_number(browser, tmp_path, width):
+    """What all names share is cut; the whole name is below the list for the row at the cursor, and in its title."""
+    start = "base_model.model.model.language_model.layers"
+    names = [f"{start}.{n}.experts.{n}.{name}.weight" for n in (2, 3, 30) for name in ("up_projection", "x" * 60)]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), width=width)
     filtered(browser, "")
-    ends = "return [...document.querySelectorAll('.end')].map((e) => [e.textContent, e.scrollWidth <= e.clientWidth])"
-    shown_ends = browser.run(ends)
-    assert [whole for _, whole in shown_ends] == [True] * 3
-    assert all(end.endswith("xxxx.weight") for end, _ in shown_ends)
+    labels = browser.run(
+        "return [...document.querySelectorAll('.row .label')].map((e) => [e.scrollWidth <= e.clientWidth,"
+        " [...e.children].map((part) => part.className === 'cut' ? '…' : part.textContent).join('')])"
+    )
+    assert [whole for whole, _ in labels] == [True] * 6
+    assert all(label.startswith(f"…{n}.") for (_, label), n in zip(labels, (2, 2, 3, 3, 30, 30), strict=True))
+    assert any("up_projection" in label for _, label in labels)
     assert [row[0] for row in browser.run(ROWS)] == names
     titles = browser.run("return [...document.querySelectorAll('.row .name')].map((e) => e.title)")
     assert titles == names

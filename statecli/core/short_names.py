@@ -1,0 +1,108 @@
+"""Names cut to a width: first the ends that all names of a list share, never a number, which tells layers apart.
+
+`render/names.js` has the same rule for the page; `tests/test_short_names.py` compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from statecli.core.lazy_pattern import compile_on_use
+
+#: A part of a name that is followed by another one.
+_PART = compile_on_use(r"[^.]*\.")
+#: End of most names.
+_WEIGHT = ".weight"
+_TEXT = compile_on_use(r"[^0-9]+")
+_NUMBER = compile_on_use(r"[0-9]")
+
+
+class CommonEnds(NamedTuple):
+    """Numbers of characters that all names of a list begin with, and end with: whole parts of the names."""
+
+    start: int = 0
+    end: int = 0
+
+
+class Piece(NamedTuple):
+    """A part of a name; a list shows `…` in place of one that is cut."""
+
+    text: str
+    is_cut: bool
+
+
+def find_common_ends(names: Sequence[str]) -> CommonEnds:
+    """Return the ends of the names that tell none apart, as `model.` and `.weight`; nothing for a single name."""
+    if len(names) < 2:
+        return CommonEnds()
+    backward = [name[::-1] for name in names]
+    start, end = _count_common(min(names), max(names)), _count_common(min(backward), max(backward))
+    room = min(map(len, names)) - start
+    return CommonEnds(start, end if end < room else 0)
+
+
+def _count_common(first: str, second: str) -> int:
+    """Return the characters of the parts at the start of both names."""
+    equal = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    return first.rfind(".", 0, equal) + 1
+
+
+def shorten_name(name: str, ends: CommonEnds, width: int) -> str:
+    """Return the name with `…` in place of what does not fit."""
+    return "".join("…" if piece.is_cut else piece.text for piece in cut_name(name, ends, width))
+
+
+def cut_name(name: str, ends: CommonEnds, width: int) -> list[Piece]:
+    """Return the pieces of a name that fit in so many characters: its numbers stay as long as possible."""
+    if len(name) <= width:
+        return [Piece(name, is_cut=False)]
+    keeps = bytearray(b"\1" * len(name))
+    for start, end in _list_cuts(name, ends):
+        if _measure(keeps) <= width:
+            break
+        keeps[start:end] = bytes(end - start)
+    while (excess := _measure(keeps) - width) > 0 and (text := _find_longest_text(name, keeps)) is not None:
+        start, end = text
+        end = min(end - 1, start + excess + 1)
+        keeps[start:end] = bytes(end - start)
+    if (excess := _measure(keeps) - width) > 0:
+        keeps[:] = bytes(len(name) - max(1, width - 1)) + b"\1" * max(1, width - 1)
+    return list(_split(name, keeps))
+
+
+def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
+    """Yield the ranges to cut, one after the other."""
+    stop = len(name) - ends.end
+    if ends.start:
+        yield 0, ends.start
+    if ends.end:
+        yield stop, len(name)
+    parts = [part.span() for part in _PART.finditer(name, ends.start, stop)]
+    words = [span for span in parts if not _NUMBER.search(name, *span)]
+    first_number = next((span[0] for span in parts if span not in words), stop)
+    yield from (span for span in words if span[0] < first_number < stop)
+    if not ends.end and name.endswith(_WEIGHT):
+        yield len(name) - len(_WEIGHT), len(name)
+    yield from words
+
+
+def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
+    """Return the longest range of kept characters without a number; None if all are too short to be cut."""
+    shown = "".join(character if keep else "0" for character, keep in zip(name, keeps, strict=True))
+    texts = [match.span() for match in _TEXT.finditer(shown)]
+    start, end = max(texts, key=lambda span: span[1] - span[0], default=(0, 0))
+    return (start, end) if end - start > 2 else None
+
+
+def _measure(keeps: bytearray) -> int:
+    """Return the characters that are shown: those that are kept, and `…` for each range that is not."""
+    return sum(keeps) + len(re.findall(b"\0+", keeps))
+
+
+def _split(name: str, keeps: bytearray) -> Iterator[Piece]:
+    for run in re.finditer(b"\0+|\1+", keeps):
+        yield Piece(name[run.start() : run.end()], is_cut=not keeps[run.start()])
