@@ -199,6 +199,7 @@ let isTree = true;
 let commonEnds = NO_ENDS; // of the names in the list
 let sort = null; // {column, down}
 let active = 0;
+let detailRow = -1; // of the facts
 let rowHeight = 0;
 let labelCells = 0; // characters of a name that fit
 const opened = new Set();
@@ -285,8 +286,18 @@ const refresh = (isNew) => {
   if (view.length > MAX_ROWS) view.length = MAX_ROWS;
   body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
   element("none").hidden = view.length > 0;
+  if (isNew) followDetail();
   draw();
+  uncover();
 };
+// The facts stay with a tensor that is in view in the new list, and close with any other.
+const followDetail = () => {
+  if (detail.hidden) return;
+  const at = view.findIndex((entry) => !entry.node && entry.row === detailRow);
+  if (at >= 0 && (at + 1) * rowHeight + grid.firstElementChild.offsetHeight <= grid.clientHeight) active = at;
+  else hideDetail();
+};
+const hideDetail = () => { detail.hidden = true; };
 
 const drawCell = (column, entry, share) => {
   const cell = create("div", column.right ? "cell n" : "cell");
@@ -373,6 +384,7 @@ const moveTo = (at) => {
   if (top < grid.scrollTop) grid.scrollTop = top;
   else if (top + rowHeight + head > grid.scrollTop + grid.clientHeight) grid.scrollTop = top + rowHeight + head - grid.clientHeight;
   draw();
+  uncover();
 };
 
 const toggle = (node, open) => {
@@ -387,6 +399,7 @@ const activate = () => {
   if (entry.node) return toggle(entry.node, !opened.has(entry.node.path));
   showDetail(entry.row);
   draw();
+  uncover();
 };
 
 // Shows a tensor wherever it is: opens its modules, and drops a filter that hides it.
@@ -410,7 +423,7 @@ const reveal = (row) => {
   showDetail(row);
   grid.focus({ preventScroll: true });
 };
-// The facts lie over the end of the list, and must not hide the row of a link.
+// The facts lie over the end of the list, and must not hide the selected row.
 const uncover = () => {
   const hidden = (body.querySelector('[aria-selected="true"]')?.getBoundingClientRect().bottom ?? 0) - detail.getBoundingClientRect().top;
   if (!detail.hidden && hidden > 0) scrollBy(0, hidden);
@@ -494,6 +507,7 @@ const drawSpectrum = (spectrum) => {
 };
 
 const showDetail = (row) => {
+  detailRow = row;
   const facts = element("facts");
   facts.replaceChildren();
   element("figures").replaceChildren();
@@ -548,7 +562,7 @@ grid.addEventListener("keydown", (event) => {
   } else if (event.key === "ArrowLeft" && entry) {
     if (entry.node && opened.has(entry.node.path)) toggle(entry.node, false);
     else moveTo(view.findLastIndex((other, at) => at < active && other.level < entry.level));
-  } else if (event.key === "Escape") detail.hidden = true;
+  } else if (event.key === "Escape") hideDetail();
   else if (event.key === "y") copyGlobs(listCurrent());
   else return;
   event.preventDefault();
@@ -591,7 +605,7 @@ element("copy").addEventListener("click", () => {
   copyGlobs(filter.value.trim() ? matches : listCurrent());
 });
 element("forget").addEventListener("click", () => { element("copied").hidden = true; element("copy").focus(); });
-element("hide").addEventListener("click", () => { detail.hidden = true; grid.focus({ preventScroll: true }); });
+element("hide").addEventListener("click", () => { hideDetail(); grid.focus({ preventScroll: true }); });
 
 let timer = 0;
 const applyTyped = () => {

@@ -335,6 +335,42 @@ def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
     assert browser.list_errors() == []
 
 
+SHOWN_DETAIL = """const detail = document.getElementById('tensors-detail');
+  return detail.hidden ? null : document.getElementById('tensors-title').textContent"""
+
+
+def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
+    """A filter or an order that shows the tensor no longer closes them; they never cover the selected row."""
+    torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)} | {"a": torch.ones(2)}, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), height=700)
+    click = (
+        "[...document.querySelectorAll('#tensors-body .row')].find((e) => e.textContent.includes(arguments[0])).click()"
+    )
+    sort = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click()"
+    covered = """const row = document.querySelector('[aria-selected=true]').getBoundingClientRect();
+      return row.bottom > document.getElementById('tensors-detail').getBoundingClientRect().top + 1"""
+    filtered(browser, "h.")
+    browser.run(click, "h.3.w")
+    assert filtered(browser, "h.{3,4}.")
+    assert browser.run(SHOWN_DETAIL) == "h.3.w"
+    filtered(browser, "h.5.")
+    assert browser.run(SHOWN_DETAIL) is None
+    filtered(browser, "")
+    browser.run(click, "h.3.w")
+    browser.run(sort)
+    assert browser.run(SHOWN_DETAIL) is None
+    browser.run(click, "h.89.w")
+    assert browser.run(SHOWN_DETAIL) == "h.89.w"
+    for at in range(14):
+        browser.run("scrollTo(0, 0)")
+        browser.run("document.querySelectorAll('#tensors-body .row')[arguments[0]].click()", at)
+        assert browser.run(covered) is False
+        browser.run("document.getElementById('tensors-grid').focus()")
+        browser.press("Down", "Down", "Down")
+        assert browser.run(covered) is False
+    assert browser.list_errors() == []
+
+
 def test_listed_rows_are_copied_as_globs(shown):
     """By the button and by y; the text is shown, because a browser may refuse to copy."""
     for entered, globs in (
