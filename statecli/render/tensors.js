@@ -163,8 +163,14 @@ const joinMembers = (members, parent) => {
 };
 
 // Columns: the text of a tensor, the text of a module, and what a column is sorted by.
-const isMarked = (row) => text(data.moods, row) !== "";
-const countMarked = (rows) => (varies(data.moods) || isMarked(0) ? rows.reduce((sum, row) => sum + isMarked(row), 0) : 0);
+const problemsOf = (row) => (text(data.problems, row) ? text(data.problems, row).split(", ") : []);
+// "1 NaN, 8 outliers", the words of the verdict, with the sum of the numbers.
+const countProblems = (rows) => {
+  const counts = new Map(data.problem_words.map((word) => [word, 0]));
+  if (data.problems.values.some(Boolean)) for (const row of rows) for (const word of problemsOf(row)) counts.set(word, counts.get(word) + 1);
+  const found = [...counts].filter(([, number]) => number);
+  return { total: found.reduce((sum, [, number]) => sum + number, 0), text: found.map(([word, number]) => (word === "outlier" ? plural(number, word) : `${number.toLocaleString("en")} ${word}`)).join(", ") };
+};
 const describeModule = (node, name, column) => {
   if (!(name in node.texts)) {
     const values = new Set(node.inner.map((row) => column.indices[row]));
@@ -263,11 +269,11 @@ const applyFilter = () => {
   const sum = new Sum();
   if (entered) for (const row of matches) sum.add(row);
   const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => `all ${column.values[0].replace(/\?$/, " (assumed)")}`);
-  const marked = countMarked(matches);
+  const problems = countProblems(matches);
   status.className = found.problem ? "status bad" : "status";
   status.textContent = found.problem || (entered
     ? `${matches.length.toLocaleString("en")} of ${plural(count, "tensor")}, ${formatSize(sum.bytes)} of ${formatSize(data.bytes)}`
-    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(marked ? [`${marked.toLocaleString("en")} marked`] : [])].join(", "));
+    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(problems.total ? [`${plural(problems.total, "problem")}: ${problems.text}`] : [])].join(", "));
 };
 
 const refresh = (isNew) => {
@@ -340,8 +346,8 @@ const drawRow = (entry, at) => {
   if (entry.node) {
     const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
     if (layers) name.append(create("span", "remark", layers));
-    const marked = countMarked(entry.node.inner);
-    if (marked) name.append(create("span", "marked", `${marked.toLocaleString("en")} marked`));
+    const problems = countProblems(entry.node.inner).text;
+    if (problems) name.append(create("span", "problems", problems));
   } else {
     const [twin, ...others] = twinsOf(entry.row);
     if (twin !== undefined) {
@@ -357,7 +363,7 @@ const drawRow = (entry, at) => {
     if (remark) name.append(create("span", "remark", remark));
   }
   // The label has the room that texts without a cut leave.
-  const texts = [...name.querySelectorAll(".marked")].map((e) => e.textContent.length + 1);
+  const texts = [...name.querySelectorAll(".problems")].map((e) => e.textContent.length + 1);
   const room = labelCells - 2 * entry.level - (name.children.length > 1) - texts.reduce((a, b) => a + b, 0);
   name.firstChild.after(createLabel(entry.label, room));
   const share = (entry.node ? sumOf(entry.node).bytes : data.row_bytes[entry.row]) / (data.bytes || 1);

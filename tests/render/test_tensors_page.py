@@ -282,11 +282,11 @@ def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
 
 
 def test_a_tensor_shows_its_values(browser, tmp_path):
-    """With --distributions: the bins, quantiles and first values of JSON; an outlier among the layers is marked."""
+    """With --distributions: the bins, quantiles and first values of JSON; a module counts its outliers."""
     state = {f"h.{n}.w": torch.linspace(-1, 1, 50) * (40 if n == 4 else 1) for n in range(9)}
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--distributions"))
-    assert browser.run("return document.querySelector('#tensors-body .marked').textContent") == "1 marked"
+    assert browser.run("return document.querySelector('#tensors-body .problems').textContent") == "1 outlier"
     for text in ("remark:*outlier*", "problem", "outlier"):
         assert [row[0] for row in filtered(browser, text)] == ["h.4.w"]
     browser.run("document.querySelector('#tensors-body .row').click()")
@@ -325,6 +325,7 @@ def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
         ".map((selector) => document.querySelector(selector).getBoundingClientRect())"
     )
     assert edges[0]["bottom"] <= edges[1]["top"] + 1
+    assert browser.run(STATUS).endswith(", 6 problems: 5 NaN, 1 outlier")
     browser.run(click, "2 more")
     browser.wait("setTimeout(done, 50)")
     assert browser.run(STATUS).startswith("5 of 14 tensors")
