@@ -14,6 +14,7 @@ from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState
 from statecli.core.units import format_number
 from statecli.report.change_text import STATUS_LETTERS, combine_relative_change
+from statecli.report.tie_changes import describe_ties
 from statecli.values.compare import NotCompared, Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 
@@ -111,11 +112,13 @@ class Difference:
         return format_number(combine_relative_change(changes), 3)
 
     def describe_outcomes(self) -> str:
-        """Return `87 compared: 2 differ, 1 not compared`."""
+        """Return `87 compared: 2 changed, 1 not compared, 1 tie lost (2 tensors)`, in the words of `statecli diff`."""
         outcomes = self.outcomes.values()
         differ = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
         failed = sum(not isinstance(outcome, Delta) for outcome in outcomes)
-        return f"{len(outcomes):,} compared: {differ:,} differ" + (f", {failed:,} not compared" if failed else "")
+        texts = [f"{differ:,} changed", *([f"{failed:,} not compared"] if failed else [])]
+        ties = describe_ties(self._changes.values())
+        return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 
 
 def _changes_nonfinite(delta: Delta) -> bool:

@@ -19,6 +19,7 @@ from statecli.core.units import (
 )
 from statecli.report import Column, Group, Line, tree
 from statecli.report.bars import BAR_DECADES, draw_bar
+from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.values.delta import MAX_RANK, Delta
 
 #: The letters of git.
@@ -313,12 +314,13 @@ def _format_values(changes: Sequence[Change]) -> str:
 
 
 def _summarize_kinds(changes: Sequence[Change]) -> str:
-    """Format how many tensors differ, of all on either side: `3/12 parameters, 2/4 buffers`."""
+    """Format how many tensors differ, of all on either side: `3/12 parameters, 2/4 buffers, 1 tie lost (2 tensors)`."""
     parts = []
     for kind in Kind:
         same_kind = [change for change in changes if change.kind is kind]
         if same_kind:
             noun = kind.value if kind in (Kind.PARAMETER, Kind.BUFFER) else ""
             total = plural(len(same_kind), noun) if noun else f"{len(same_kind):,} {kind.value}"
-            parts.append(f"{sum(map(_is_different, same_kind)):,}/{total}")
-    return ", ".join(parts)
+            differ = sum(_is_different(change) and not is_tie_only(change) for change in same_kind)
+            parts.append(f"{differ:,}/{total}")
+    return ", ".join([*parts, *describe_ties(changes)])

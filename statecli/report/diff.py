@@ -63,6 +63,7 @@ from statecli.report.documents.shared import Counts
 from statecli.report.explain import build_problem_of_diff
 from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
+from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.report.transformations import (
     DONE,
     build_transformation_group,
@@ -337,8 +338,11 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
     summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
+    ties = {kind: [change for change in diff.changes if change.kind.value == kind] for kind in summary.by_kind}
     parts = [
-        _format_counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[Kind(kind)])
+        _format_counts(
+            replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[Kind(kind)], ties[kind]
+        )
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
@@ -384,21 +388,27 @@ def _format_no_difference(diff: Diff, view: DiffView, *, complete: bool) -> str:
     return f"identical{view.within}: {size_text}"
 
 
-def _format_counts(counts: Counts, noun: str = "") -> str:
-    """Format `3 of 201 parameters changed, 2 added`: tensors on both sides first, and of how many."""
+def _format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
+    """Format `3 of 201 parameters changed, 2 added, 1 tie lost (2 tensors)`: tensors on both sides first.
+
+    `rows` are the changes; tensors that differ only in their ties are counted as ties, not as changed.
+    """
+    rows = tuple(rows)
+    ties, equal = describe_ties(rows), sum(map(is_tie_only, rows))
     shared = counts.changed + counts.renamed + counts.identical
+    counts = replace(counts, changed=counts.changed - equal)
     texts = [
         f"{number:,} {word}" for word in ("changed", "renamed", "added", "removed") if (number := getattr(counts, word))
     ]
     if not texts:
-        return ""
+        return ", ".join(ties)
     if shared and (counts.changed or counts.renamed):
         count, word = texts[0].split()
         texts[0] = f"{count} of {shared:,}{' ' * bool(noun)}{noun} {word}"
     elif noun:
         count, word = texts[0].split()
         texts[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
-    return ", ".join(texts)
+    return ", ".join([*texts, *ties])
 
 
 _COUNT_NOUNS = {
@@ -490,7 +500,7 @@ def _summarize_group(rows: Sequence[Change], both: int) -> str:
         counts[Status.RENAMED],
         both - counts[Status.CHANGED] - counts[Status.RENAMED],
     )
-    return _format_counts(numbers) or f"{both:,} unchanged"
+    return _format_counts(numbers, "", rows) or f"{both:,} unchanged"
 
 
 def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list[Line]:

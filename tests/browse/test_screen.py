@@ -284,7 +284,7 @@ def test_bytes_of_a_module_are_exact(tmp_path):
 
 def test_the_largest_difference_is_found(in_folder):
     """D compares all; the first order is by change."""
-    assert "14 compared: 2 differ" in drive("first.safetensors", "D", other="second.safetensors")
+    assert "14 compared: 2 changed" in drive("first.safetensors", "D", other="second.safetensors")
     screen = drive("first.safetensors", "D", settle, "o", size=(120, 40), other="second.safetensors")
     listed = [line.partition("│")[0].split() for line in screen.splitlines()[2:6]]
     assert [words[-1] for words in listed[:3]] == ["D", "nan/inf", "1"] or [words[-1] for words in listed[:3]] == [
@@ -554,7 +554,7 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
 
     screen = asyncio.run(run_keys())
     assert "changed" in screen.partition("difference with")[2]
-    assert "0 differ, 1 not compared" in screen
+    assert "0 changed, 1 not compared" in screen
 
 
 # --- before the screen --------------------------------------------------------------------------------------------

@@ -145,6 +145,22 @@ def test_a_rename_shows_both_names():
     assert rows(diff(renamed("old", "new")))["parameters"] == [(("R old → new", ""), "")]
 
 
+def test_a_lost_tie_is_no_changed_value():
+    """Tensors that differ only in their ties are counted as a tie; the headline, the group and the tree agree."""
+    names = ("emb", "head", "third")
+    tied = [recast(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING) for name in names]
+    other = nudged("w")
+    for found, text in (
+        ([*tied, other], "1 of 4 parameters changed, 1 tie lost (3 tensors)"),
+        (tied, "1 tie lost (3 tensors)"),
+        ([replace(tied[0], before=tied[0].after, after=tied[0].before)], "1 tie added (1 tensor)"),
+    ):
+        assert page(diff(*found)).verdict == text
+        assert page(diff(*found)).groups[0].summary == text.replace(" parameters", "")
+    (group,) = page(diff(*tied, other), tree=True).groups
+    assert group.summary == "1/4 parameters, 1 tie lost (3 tensors)"
+
+
 def test_nan_and_infinities_are_told():
     """Each side's, and a row in which they came up is marked as bad."""
     found = diff(nudged("a", nan_after=3, inf_before=2), nudged("b", nan_before=1, nan_after=1))

@@ -1,0 +1,49 @@
+"""Ties between tensors that one side has and the other lacks: `1 tie lost (2 tensors)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from statecli.commands.diff.result import Change, Field, Status
+from statecli.core.model_state import TensorInfo
+from statecli.core.units import plural
+
+
+def is_tie_only(change: Change) -> bool:
+    """Return True if the tensor itself is equal: only what shares its storage differs."""
+    return change.status is Status.CHANGED and change.fields == (Field.TYING,)
+
+
+def describe_ties(changes: Iterable[Change]) -> list[str]:
+    """Return `1 tie lost (2 tensors)`, `1 tie added (2 tensors)` and `2 tensors tied otherwise`, as far as true."""
+    lost, added, otherwise = [], [], 0
+    for change in changes:
+        if Field.TYING not in change.fields or change.before is None or change.after is None:
+            continue
+        if not change.after.tied_to:
+            lost.append(change.before)
+        elif not change.before.tied_to:
+            added.append(change.after)
+        else:
+            otherwise += 1
+    texts = [_describe_groups(tensors, word) for tensors, word in ((lost, "lost"), (added, "added")) if tensors]
+    return texts + ([f"{plural(otherwise, 'tensor')} tied otherwise"] if otherwise else [])
+
+
+def _describe_groups(tensors: Sequence[TensorInfo], word: str) -> str:
+    return f"{plural(_count_groups(tensors), 'tie')} {word} ({plural(len(tensors), 'tensor')})"
+
+
+def _count_groups(tensors: Sequence[TensorInfo]) -> int:
+    """Return the number of storages that the tensors share; a tensor may name only some of those it shares with."""
+    group_of: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while group_of.setdefault(name, name) != name:
+            name = group_of[name]
+        return name
+
+    for tensor in tensors:
+        for other in tensor.tied_to:
+            group_of[find(other)] = find(tensor.fqn)
+    return len({find(tensor.fqn) for tensor in tensors})
