@@ -76,12 +76,14 @@ class Table(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, frozen=True, gc=False):
     """Row for people: cells, a remark, and a mood for the colour.
 
-    `mood` is "", "good", "bad", "warn", "info", "dim" or "strong".
+    `mood` is "", "good", "bad", "warn", "info", "dim" or "strong". A page sorts the lines of a group by `sort_key`;
+    other outputs keep their order.
     """
 
     cells: tuple[str, ...]
     remark: str = ""
     mood: str = ""
+    sort_key: tuple[float, ...] = ()
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -248,6 +250,8 @@ class Page(msgspec.Struct, frozen=True):
     outcomes: Group | None = None
     #: Sentences about tensors that stand out. `totals` has the same sentences.
     unusual: tuple[NamedTensors, ...] = ()
+    #: Name of the column by which `Line.sort_key` sorts the lines; "" without such keys.
+    sorted_by: str = ""
 
 
 class Bars(msgspec.Struct, frozen=True):

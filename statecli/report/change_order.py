@@ -19,12 +19,12 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
     keys: dict[str, Any] = {
         ChangeOrder.NAME: order_by_name,
         ChangeOrder.SIZE: lambda change: -_count_bytes(change),
-        ChangeOrder.CHANGE: _order_change,
+        ChangeOrder.CHANGE: order_change,
     }
     return sorted(changes, key=keys[order.value])[: view.top]
 
 
-def _order_change(change: Change) -> tuple[int, float, float, int]:
+def order_change(change: Change) -> tuple[int, float, float, int]:
     """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
     has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
     rank = 0 if _has_new_nan(change) else 2 if has_measure else 1

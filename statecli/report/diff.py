@@ -46,7 +46,7 @@ from statecli.report import (
     test_cases,
 )
 from statecli.report.bars import draw_bar
-from statecli.report.change_order import arrange_changes
+from statecli.report.change_order import arrange_changes, order_change
 from statecli.report.change_text import (
     BAR_COLUMN,
     DELTA_COLUMNS,
@@ -61,6 +61,7 @@ from statecli.report.change_text import (
 from statecli.report.documents.diff import build_diff_document, count_changes
 from statecli.report.documents.shared import Counts
 from statecli.report.explain import build_problem_of_diff
+from statecli.report.layer_changes import describe_largest_layers
 from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
 from statecli.report.tie_changes import describe_ties, is_tie_only
@@ -258,6 +259,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
         _build_page_without_rows(diff, view, report),
         columns=columns,
         groups=tuple(limit_lines(group, view) for group in groups),
+        sorted_by="rel. change" if any(line.sort_key for group in groups for line in group.lines) else "",
     )
 
 
@@ -355,7 +357,7 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
         text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
-    return "; ".join([text, *change_totals.format_totals(diff)])
+    return "; ".join([text, *describe_largest_layers(diff.changes), *change_totals.format_totals(diff)])
 
 
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
@@ -472,7 +474,9 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         hidden = len(roles[section, kind]) - len(listed)
         if hidden and listed:
             empty = ("",) * (len(columns) - 1)
-            lines.append(Line((f"{hidden:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim"))
+            lines.append(
+                Line((f"{hidden:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim", (math.inf,))
+            )
         elif hidden:
             summary += f", described in {DONE!r} (--all lists each)"
         groups.append(Group(heading, summary, tuple(lines)))
@@ -525,7 +529,11 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
     ]
     separate = [(line, [n]) for n, line in enumerate(unfolded)]
     folded = _fold_without_outliers(unfolded, rows) if _is_folded(view) else separate
-    return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+    built = [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+    if not measured or view.hides_rows or view.sort is not None:
+        return built
+    keys = [min(order_change(rows[n]) for n in positions) for _, positions in folded]
+    return [replace(line, sort_key=key) for line, key in zip(built, keys, strict=True)]
 
 
 def _is_folded(view: DiffView) -> bool:

@@ -145,6 +145,39 @@ def test_a_rename_shows_both_names():
     assert rows(diff(renamed("old", "new")))["parameters"] == [(("R old → new", ""), "")]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([0.05] * 7 + [5.0] + [0.05] * 4, "model.layers.7 changed 100 times more than the median of 12 layers"),
+        ([0.05] * 7 + [0.4] + [0.05] * 4, None),
+        ([0.05, 0.05, 5.0], None),
+        ([0.01 * 4**n for n in range(12)], None),
+        (
+            [0.5, 7.0, *[0.05] * 10],
+            "model.layers.1 changed 140 times more than the median of 12 layers, and 1 other layer 10 times more",
+        ),
+    ],
+)
+def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
+    """Than the median of its siblings: one or few, not a trend over all layers."""
+    changes = [nudged(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")]
+    parts = verdict(*changes, nudged("head", 900.0)).split("; ")
+    assert [part for part in parts if "times more" in part] == ([text] if text else [])
+
+
+def test_a_page_sorts_its_rows_by_the_change():
+    """New NaN first, then what has no measure, then the largest change; a table keeps the order of the file."""
+    nan = nudged("e", nan_after=1, relative=None)
+    changes = [nudged("a", 0.1), nudged("b", 0.5), added("c"), nan, nudged("d", 0.3)]
+    text = written(diff(*changes), "html")
+    places = [text.index(name) for name in ("M e<", "A c<", "M b<", "M d<", "M a<")]
+    assert places == sorted(places)
+    assert '<th scope="col" class="n" aria-sort="descending">rel. change</th>' in text
+    lines = [line.split()[:2] for line in written(diff(*changes), "table").splitlines()]
+    assert [name for letter, name in filter(lambda line: len(line) == 2, lines) if letter in "MA"][:2] == ["e", "a"]
+    assert '" aria-sort' not in written(diff(*changes), "html", sort=ChangeOrder.NAME)
+
+
 def test_a_lost_tie_is_no_changed_value():
     """Tensors that differ only in their ties are counted as a tie; the headline, the group and the tree agree."""
     names = ("emb", "head", "third")
