@@ -176,8 +176,11 @@ class TensorList(ScrollView, can_focus=True):
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_unusual(self, row: Row, width: int) -> str:
-        """Return ` ! nan` behind the name of a tensor or a closed module; ` !` if there is no room."""
-        if row.node is None or (row.tensor is None and self._model.is_open(row.node)):
+        """Return ` ! NaN` behind the name of a tensor or a closed module; ` !` if there is no room."""
+        if row.node is None:
+            sign = self._model.unusual.sign(None, row.positions)
+            return f" {sign}" if sign and 2 * len(sign) < width else " !" if sign else ""
+        if row.tensor is None and self._model.is_open(row.node):
             return ""
         sign = self._model.unusual.sign(row.node.key, row.positions)
         label = min(2 * row.depth, _MAX_INDENT) + 2 + cell_len(escape_name(row.label))

@@ -11,6 +11,7 @@ from statecli.core.model_state import Stats, TensorInfo
 from statecli.core.units import format_fqn, plural
 from statecli.report import NamedTensors
 from statecli.report.layer_roles import Role, list_roles
+from statecli.report.tensor_remarks import INF, NAN, OUTLIER
 
 #: What one tensor, and several tensors, are or hold.
 _VERBS = {
@@ -18,6 +19,8 @@ _VERBS = {
     "inf": ("holds infinity", "hold infinity"),
     "outlier": ("is an outlier", "are outliers"),
 }
+#: The words of the verdict.
+_WORDS = {"nan": NAN, "inf": INF, "outlier": OUTLIER}
 
 
 class UnusualValues:
@@ -71,14 +74,18 @@ class UnusualValues:
                 sentences.append(NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, ""))
         return tuple(sentences)
 
-    def sign(self, key: NodeKey, positions: Collection[int]) -> str:
-        """Return `! nan, outlier` for a row of the tree; "" if nothing stands out there."""
+    def sign(self, key: NodeKey | None, positions: Collection[int]) -> str:
+        """Return `! NaN, outlier` for a row; "" if nothing stands out there. `key`: the module of the row, if any."""
         if not self._has_any():
             return ""
-        if key not in self._signs:
-            words = [kind for kind, unusual in self.list_kinds(positions).items() if unusual]
-            self._signs[key] = f"! {', '.join(words)}" if words else ""
-        return self._signs[key]
+        known = self._signs.get(key) if key is not None else None
+        if known is not None:
+            return known
+        words = [_WORDS[kind] for kind, unusual in self.list_kinds(positions).items() if unusual]
+        sign = f"! {', '.join(words)}" if words else ""
+        if key is not None:
+            self._signs[key] = sign
+        return sign
 
     def _has_any(self) -> bool:
         return bool(self._nan or self._inf or self.outliers)

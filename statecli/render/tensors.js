@@ -349,6 +349,8 @@ const drawRow = (entry, at) => {
     const problems = countProblems(entry.node.inner).text;
     if (problems) name.append(create("span", "problems", problems));
   } else {
+    const problems = text(data.problems, entry.row);
+    if (problems) name.append(create("span", "problems", problems));
     const [twin, ...others] = twinsOf(entry.row);
     if (twin !== undefined) {
       const link = create("button", "link", `= ${data.names[twin]}`);

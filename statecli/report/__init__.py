@@ -285,8 +285,8 @@ class Curve(msgspec.Struct, frozen=True):
     below: str = ""
     #: Whether several curves stand in a row.
     small: bool = False
-    #: Noun for a value with an alarm.
-    alarm_noun: str = "alarm"
+    #: The alarms in a few words, as "1 NaN, 2 outliers"; "" for their number.
+    alarms_in_words: str = ""
 
 
 class Spread(msgspec.Struct, frozen=True):

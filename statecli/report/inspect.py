@@ -56,7 +56,7 @@ from statecli.report import (
     tree,
 )
 from statecli.report.documents.inspect import build_inspect_document
-from statecli.report.layer_roles import MAX_CHARTS, build_curve, list_roles, order_roles
+from statecli.report.layer_roles import build_curves, list_roles
 from statecli.report.problems import (
     build_accepted_notes,
     format_severities,
@@ -128,7 +128,7 @@ def build_inspect_report(
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
-        charts=lambda: tuple(map(build_curve, order_roles(list_roles(state.tensors))[:MAX_CHARTS])),
+        charts=lambda: build_curves(state.tensors),
         settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
     )

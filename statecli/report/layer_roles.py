@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
-from statecli.core.units import format_number
+from statecli.core.units import format_number, plural
 from statecli.report import Curve, fold
 
 #: Layers of a role that are enough to say what is usual.
@@ -64,11 +64,6 @@ def list_roles(tensors: Iterable[TensorInfo]) -> tuple[Role, ...]:
     return tuple(role for role in roles if role is not None)
 
 
-def order_roles(roles: Iterable[Role]) -> list[Role]:
-    """Return the roles with outliers first."""
-    return sorted(roles, key=lambda role: not role.outliers)
-
-
 def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     numbers = sorted(layers)
     tensors = [layers[number] for number in numbers]
@@ -106,19 +101,36 @@ def _measure_distance(value: float, usual: float) -> float:
     return abs(math.log(value / usual)) if value > 0 and usual > 0 else math.inf
 
 
-def build_curve(role: Role) -> Curve:
-    """Return the RMS over the layers, with the outliers as alarms."""
+def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
+    """Return a chart for each role, at most MAX_CHARTS: those with NaN, infinity or outliers first."""
+    nonfinite: dict[tuple[str, str], list[str]] = {}
+    for tensor in tensors:
+        stats = tensor.stats
+        if stats is not None and (stats.nan or stats.inf):
+            counts = (("NaN", stats.nan), ("Inf", stats.inf))
+            nonfinite[tensor.section, tensor.fqn] = [f"{count:,} {word}" for word, count in counts if count]
+    curves = [_build_curve(role, nonfinite) for role in list_roles(tensors)]
+    return tuple(sorted(curves, key=lambda curve: not any(curve.alarms))[:MAX_CHARTS])
+
+
+def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]]) -> Curve:
+    """Return the RMS over the layers; layers with NaN or infinity, and the outliers, are alarms."""
     outliers = role.describe_outliers()
+    keys = [(role.section, name) for name in role.tensors]
+    own = [nonfinite.get(key, ()) for key in keys]
+    numbers = [(word, sum(any(word in text for text in texts) for texts in own)) for word in ("NaN", "Inf")]
+    words = [f"{number:,} {word}" for word, number in numbers if number]
+    words += [plural(len(outliers), "outlier")] if outliers else []
     return Curve(
         role.name if role.section in ("", "model") else f"{role.section}: {role.name}",
         role.tensors,
         tuple(map(float, role.layers)),
         tuple(math.nan if value is None else value for value in role.rms),
-        tuple(outliers.get((role.section, name), "") for name in role.tensors),
+        tuple(", ".join(filter(None, (*nonfinite.get(key, ()), outliers.get(key, "")))) for key in keys),
         "RMS",
         "layer",
         small=True,
-        alarm_noun="outlier",
+        alarms_in_words=", ".join(words),
     )
 
 

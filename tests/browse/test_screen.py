@@ -221,14 +221,15 @@ def test_o_says_what_it_orders_by_and_goes_back(in_folder):
 
 def test_closed_modules_show_what_stands_out_in_them(in_folder):
     """After the statistics were read: NaN of a layer, in the tree and in the panel."""
-    assert "! nan" not in drive("second.safetensors")
+    assert "! NaN" not in drive("second.safetensors")
     screen = drive("second.safetensors", "S", *["down"] * 3, size=(120, 40))
-    assert "▸ {0..3} ! nan" in screen
+    assert "▸ {0..3} ! NaN" in screen
     assert "1 tensor holds NaN:" in screen
     assert "▸ {0..3} ! " in drive("second.safetensors", "S")
     opened = drive("second.safetensors", "S", *["down"] * 3, "right", size=(120, 40))
     assert "▾ {0..3}  " in opened
-    assert "▸ 3 ! nan" in opened
+    assert "▸ 3 ! NaN" in opened
+    assert "model.layers.3.norm.weight ! NaN" in drive("second.safetensors", "S", "t", "end", size=(120, 40))
 
 
 def save_layers(folder):

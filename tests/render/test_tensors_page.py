@@ -326,6 +326,9 @@ def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
     )
     assert edges[0]["bottom"] <= edges[1]["top"] + 1
     assert browser.run(STATUS).endswith(", 6 problems: 5 NaN, 1 outlier")
+    browser.run("document.getElementById('tensors-flat').click()")
+    badges = browser.run("return [...document.querySelectorAll('.row .problems')].map((e) => e.textContent)")
+    assert badges == ["outlier", *["NaN"] * 5]
     browser.run(click, "2 more")
     browser.wait("setTimeout(done, 50)")
     assert browser.run(STATUS).startswith("5 of 14 tensors")

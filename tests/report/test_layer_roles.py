@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -50,6 +51,20 @@ def test_a_layer_without_finite_values_has_no_rms(read_roles):
     (role,) = read_roles(layers() | {"h.2.q.weight": torch.full((8, 9), float("nan"))})
     assert role["rms"][2] is None
     assert None not in role["rms"][3:]
+
+
+def test_the_chart_shows_the_layer_with_nan(statecli, tmp_path):
+    """In red, next to the outlier, although its other values are usual; its chart comes first."""
+    state = {f"a.{n}.w": torch.ones(8) for n in range(5)} | layers(l3=30)
+    state["h.2.q.weight"][0, 0] = float("nan")
+    state["h.9.q.weight"][:2, 0] = float("inf")
+    torch.save(state, tmp_path / "net.pt")
+    page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
+    note = next(line for line in page.splitlines() if line.startswith("<figcaption>"))
+    assert "h.{0..11}.q.weight" in note
+    assert "12 values; 1 NaN, 1 Inf, 1 outlier (red)" in note
+    assert re.search(r"<title>h\.2\.q\.weight: [\d.]+; 1 NaN</title><rect class=\"bar odd\"", page)
+    assert re.search(r"<title>h\.9\.q\.weight: [\d.]+; 2 Inf</title>", page)
 
 
 def test_few_layers_are_not_a_role(read_roles):
