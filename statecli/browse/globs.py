@@ -18,7 +18,7 @@ from statecli.report import fold
 RowsByPart = Mapping[tuple[str, str], TensorInfo]
 
 
-_SPECIAL = frozenset("*?[")
+_SPECIAL = frozenset("*?[{")
 
 
 class GlobText(msgspec.Struct, frozen=True):
@@ -45,7 +45,12 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
     if len(marked) == len(state.tensors):
         return GlobText(("*",))
     names = _list_names(state)
-    attempts = (_cover(names, marked), [_escape_glob(names[position]) for position in sorted(marked)])
+    covering = _cover(names, marked)
+    attempts = (
+        _join_numbers(covering),
+        [glob for _, glob in covering],
+        [_escape_glob(names[position]) for position in sorted(marked)],
+    )
     extra = 0
     for globs in attempts:
         selected = _select(state, globs, weights)
@@ -80,8 +85,11 @@ def _escape_glob(name: str) -> str:
     )
 
 
-def _cover(names: Sequence[str], marked: Set[int]) -> list[str]:
-    """Return globs for the marked names: the modules and repeated layers that are marked whole, largest first."""
+def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
+    """Return globs for the marked names, each with its first position, in order.
+
+    The modules and repeated layers that are marked whole come first, the largest of them first.
+    """
     total = Counter(glob for name in names for glob in _list_wider_globs(name))
     within: dict[str, list[int]] = {}
     for position in sorted(marked):
@@ -96,7 +104,44 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[str]:
             globs.append((positions[0], glob))
             missing.difference_update(positions)
     globs.extend((position, _escape_glob(names[position])) for position in missing)
-    return [glob for _, glob in sorted(globs)]
+    return sorted(globs)
+
+
+def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
+    """Return the globs; globs that differ in one number are one glob with braces: `layers.{3..5}.*`."""
+    most = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
+    joined = list(globs)
+    for axis in range(most - 1, -1, -1):
+        groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
+        for position, glob in joined:
+            numbers = [str(number) for number in fold.split_numbers(glob)[1]]
+            if axis < len(numbers):
+                others = fold.insert_numbers(glob, ["#" if n == axis else text for n, text in enumerate(numbers)])
+                groups.setdefault((others,), []).append((position, int(numbers[axis]), glob))
+            else:
+                groups.setdefault((glob, ""), []).append((position, 0, glob))
+        joined = sorted(_join_group(group, axis) for group in groups.values())
+    return [glob for _, glob in joined]
+
+
+def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, str]:
+    position, _, glob = min(group)
+    if len(group) == 1:
+        return position, glob
+    texts = [str(number) for number in fold.split_numbers(glob)[1]]
+    texts[axis] = _format_braces(sorted(number for _, number, _ in group))
+    return position, fold.insert_numbers(glob, texts)
+
+
+def _format_braces(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [f"{a}..{b}" if b > a + 1 else f"{a},{b}" if b > a else str(a) for a, b in runs]
+    return f"{{{','.join(texts)}}}"
 
 
 def _list_wider_globs(name: str) -> Iterator[str]:

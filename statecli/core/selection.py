@@ -131,10 +131,9 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
 
 
 def _matches(name: str, glob: str) -> bool:
-    return (
-        fnmatchcase(name, glob)
-        or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
-        or (has_braces(glob) and compile_name_pattern(glob).fullmatch(name) is not None)
+    spellings = (glob, glob.replace("[", "[[]")) if "[" in glob else (glob,)
+    return any(fnmatchcase(name, spelling) for spelling in spellings) or (
+        has_braces(glob) and any(compile_name_pattern(spelling).fullmatch(name) for spelling in spellings)
     )
 
 

@@ -185,7 +185,7 @@ def test_columns_fit_and_the_sorted_one_is_shown():
 
 # --- globs --------------------------------------------------------------------------------------------------------
 
-PARTS = st.sampled_from(["a", "b", "layers", "0", "1", "10", "x[0]", "w*", "q?", "\x1b[31m", "\u202e", ""])
+PARTS = st.sampled_from(["a", "b", "layers", "0", "1", "10", "x[0]", "w*", "q?", "{0,1}", "\x1b[31m", "\u202e", ""])
 NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=4).map(".".join), min_size=1, max_size=14, unique=True)
 
 
@@ -220,7 +220,9 @@ def test_globs_are_written_for_plain_names():
         (lambda name: name.startswith("layers.1."), ("layers.1.*",)),
         (lambda name: name.endswith("q.weight"), ("layers.*.q.weight",)),
         (lambda name: name.startswith(("layers.0.", "layers.1.", "layers.2.")),
-         ("layers.0.*", "layers.1.*", "layers.2.*")),
+         ("layers.{0..2}.*",)),
+        (lambda name: name.startswith(("layers.1.q.w", "layers.2.q.w", "layers.9.q.w")),
+         ("layers.{1,2,9}.q.weight",)),
         (lambda name: name == "layers.3.q.bias", ("layers.3.q.bias",)),
     ],
 )  # fmt: skip

@@ -321,7 +321,7 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
     [
         (["y"], ["lm_head.*"]),
         (["down", "space", "space", "y"], ["lm_head.*"]),
-        ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], [f"model.layers.{n}.*" for n in range(3)]),
+        ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], ["model.layers.{0..2}.*"]),
         ([*typed("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
     ],
 )

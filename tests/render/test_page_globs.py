@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 
 LAYERS = [f"layers.{n}.{name}" for n in range(12) for name in ("q.weight", "q.bias")] + ["norm.weight"]
 HOSTILE = ["a*b", "axb", "x[0].w", "x[1].w", "w*", "q?", "qa", "a'b", "\x1b[31m", "\u202e.a", "a b.c", "é.0.w", "é.1.w"]
+HOSTILE += ["n{0,1}.w", "n0.w", "{a}", "a", "x.{0..1}", "x.0.1", "x.0.2", "x.1.1", "x.1.2", "x.1"]
 
 
 def build_state(names):
@@ -27,7 +28,8 @@ def build_state(names):
 
 def run_page(cases):
     """The globs and the text of each case, a list of names and the marked positions, by the script of the page."""
-    script = resources.files("statecli.render").joinpath("globs.js").read_text("utf-8")
+    folder = resources.files("statecli.render")
+    script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("filter.js", "globs.js"))
     run = (
         "console.log(JSON.stringify(cases.map(([names, marked]) => {"
         "const globs = Globs.write(names, new Map(), marked); return [globs, globs && Globs.format(globs)]; })))"
@@ -39,7 +41,17 @@ def run_page(cases):
 def test_the_globs_are_those_of_browse():
     """For whole modules, repeated layers, single tensors, and names with brackets and wildcards."""
     plain = [name for name in HOSTILE if escape(name) == name]
-    chosen = [set(range(25)), {2, 3}, set(range(0, 24, 2)), {0, 1, 2, 3, 4, 5}, {7}, {24, 3}, set(range(24))]
+    chosen = [
+        set(range(25)),
+        {2, 3},
+        set(range(0, 24, 2)),
+        {0, 1, 2, 3, 4, 5},
+        {7},
+        {24, 3},
+        set(range(24)),
+        {0, 1, 6, 7},
+        {0, 2, 4, 8},
+    ]
     cases = [(LAYERS, marked) for marked in chosen]
     cases += [(plain, {first, second}) for first in range(len(plain)) for second in range(len(plain))]
     ours = run_page([(names, sorted(marked)) for names, marked in cases])
