@@ -1094,7 +1094,8 @@ def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places,
     (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
     wrong = (before != after).any(1).nonzero().flatten().tolist()
     if 2 * len(wrong) > rows:
-        assert change.transformation is None or change.transformation.kind is not KIND.RESIZED
+        claim = change.transformation  # rows that are similar are claimed as such, with their cosine
+        assert claim is None or claim.kind is not KIND.RESIZED or claim.cosine is not None
         return
     if before.numel() < 8:  # too few values for a claim
         return
