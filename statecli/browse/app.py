@@ -286,8 +286,8 @@ class Browser(App[None]):
         if row is None or row.tensor is None or not self._has_panel():
             return
         position, tensor = row.tensor, self.model.tensors[row.tensor]
-        if not tensor.ranges and tensor.data is None:
-            return
+        if (not tensor.ranges and tensor.data is None) or position == self._reading:
+            return  # without values, or the user asked for more of them, and they are read now
         compares = self._compares(position)
         if position not in self.model.peeks or compares or self._wants_stats(position):
             self._reading = position if compares or self._wants_stats(position) else None
@@ -448,9 +448,12 @@ class Browser(App[None]):
     def action_list_stats(self) -> None:
         """Read the statistics of all listed tensors."""
         model = self.model
-        self._read_stats([n for n in model.found if n not in model.listed], model.describe_stats)
+        self._read_stats([n for n in model.found if n not in model.listed], self._describe_stats)
         model.shows_stats = True
         self._list.show_rows()
+
+    def _describe_stats(self) -> str:
+        return self.model.describe_stats(self.size.width)
 
     def _read_stats(self, positions: Sequence[int], end: Callable[[], str]) -> None:
         model = self.model

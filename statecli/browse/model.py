@@ -12,13 +12,13 @@ from statecli.browse.filter import Filter
 from statecli.browse.globs import GlobText, RowsByPart, write_globs
 from statecli.browse.outline import Node, NodeKey, build_roots
 from statecli.browse.peek import Peek
-from statecli.browse.unusual import UnusualValues
+from statecli.browse.unusual import UnusualValues, describe_count
 from statecli.core import sizes
 from statecli.core.escaping import escape_name
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import glob_names
-from statecli.core.short_names import CommonEnds, find_common_ends
-from statecli.core.units import format_fqn, plural
+from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
+from statecli.core.units import format_fqn
 from statecli.report import NamedTensors, fold
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ FIRST_ROWS = 21
 
 #: Modules of more tensors are described once.
 MAX_DESCRIBED_AGAIN = 200
+
+#: Characters of a name in a message, at least.
+_MIN_NAME = 12
 
 _Description = TypeVar("_Description")
 
@@ -378,18 +381,24 @@ class Model:
         """Return why the list is empty."""
         return self.filter_problem or "the target has no tensors"
 
-    def describe_stats(self) -> str:
-        """Return `statistics of 88 read: 1 nan, 0 inf, 1 outlier: h.3.w, h.7.w`."""
-        counts = self.unusual.list_kinds(self.listed)
+    def describe_stats(self, width: int) -> str:
+        """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in so many characters if it can."""
+        kinds = {kind: own for kind, own in self.unusual.list_kinds(self.listed).items() if own}
         failed = sum(self.stats[position].reason is not None for position in self.listed)
-        names = [self.get_name(position) for positions in counts.values() for position in positions[:1]]
-        texts = [
-            plural(len(own), name) if name == "outlier" else f"{len(own):,} {name}" for name, own in counts.items()
+        start = f"statistics of {len(self.listed):,} read: "
+        end = f"; {failed:,} not complete" if failed else ""
+        if not kinds:
+            return f"{start}no NaN, Inf or outlier{end}"
+        counts = [
+            f"{describe_count(kind, len(own))}{' in ' if len(own) == 1 else ', first '}" for kind, own in kinds.items()
         ]
-        texts += [f"{failed:,} not complete"] if failed else []
-        return f"statistics of {len(self.listed):,} read: {', '.join(texts)}" + (
-            f": {', '.join(names)}" if names else ""
-        )
+        room = (width - len(start) - len(end) - len("; ".join(counts))) // len(counts)
+        names = [escape_name(self.get_name(own[0])) for own in kinds.values()]
+        texts = [
+            count + shorten_name(name, CommonEnds(), max(_MIN_NAME, room))
+            for count, name in zip(counts, names, strict=True)
+        ]
+        return f"{start}{'; '.join(texts)}{end}"
 
     def format_change(self, position: int) -> str:
         """Return the text of the column change."""

@@ -97,6 +97,8 @@ def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
     kinds = {kind: sums for kind, sums in sizes.sum_by_kind(tensors).items() if sums.tensors}
     if len(kinds) > 1:
         yield Line(f"{size:,} B")
+    if size < sum(tensor.nbytes for tensor in tensors):
+        yield Line("shared storage counted once", "dim")
     yield Line("")
     for kind, sums in kinds.items():
         yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")
@@ -121,7 +123,8 @@ def _describe_tensor(model: Model, position: int, width: int, *, is_reading: boo
     kind = format_kind(tensor)
     assumed = " (kind assumed)" if kind.endswith("?") else ""
     yield Line(f"{kind.rstrip('?')}{assumed}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
-    yield Line(f"{tensor.elements:,} elements, {format_size(tensor.nbytes)} ({tensor.nbytes:,} B)")
+    exact = f" ({tensor.nbytes:,} B)" if tensor.nbytes >= _MIN_ROUNDED_BYTES else ""
+    yield Line(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
         yield Line("")

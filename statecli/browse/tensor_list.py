@@ -51,6 +51,7 @@ class TensorList(ScrollView, can_focus=True):
         super().__init__()
         self._model = model
         self._sizes: dict[object, int] = {}
+        self._elements: dict[object, int] = {}
 
     def show_rows(self) -> None:
         """Draw the rows again after they changed."""
@@ -205,8 +206,16 @@ class TensorList(ScrollView, can_focus=True):
             difference = self._model.difference
             return difference.format_changes(row.positions) if difference is not None else ""
         if column is Column.ELEMENTS:
-            return format_count(sum(self._model.tensors[position].elements for position in row.positions))
+            return format_count(self._sum_elements(row))
         return ""
+
+    def _sum_elements(self, row: Row) -> int:
+        """Return the elements of a module, shared storage counted once."""
+        key = row.node.key if row.node is not None else None
+        if key not in self._elements:
+            by_kind = sizes.sum_by_kind([self._model.tensors[position] for position in row.positions])
+            self._elements[key] = sum(total.elements for total in by_kind.values())
+        return self._elements[key]
 
     def _choose_style(self, row: Row, column: Column, text: str) -> Style:
         if row.tensor is None:

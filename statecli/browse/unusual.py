@@ -23,6 +23,11 @@ _VERBS = {
 _WORDS = {"nan": NAN, "inf": INF, "outlier": OUTLIER}
 
 
+def describe_count(kind: str, count: int) -> str:
+    """Return `2 NaN` or `1 outlier` for a number of tensors."""
+    return plural(count, OUTLIER) if kind == OUTLIER else f"{count:,} {_WORDS[kind]}"
+
+
 class UnusualValues:
     """Positions of the tensors with NaN, with infinity, and of the outliers.
 

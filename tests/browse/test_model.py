@@ -348,7 +348,7 @@ def test_statistics_filter_once_they_are_read():
     for position in range(24):
         model.add_stats(position, Stats(nan=int(position == 7), std=float(position)))
     model.listed = set(range(24))
-    assert model.describe_stats() == "statistics of 24 read: 1 nan, 0 inf, 0 outliers: layers.3.q.bias"
+    assert model.describe_stats(80) == "statistics of 24 read: 1 NaN in layers.3.q.bias"
     assert find_names(model, "nan>0") == ["layers.3.q.bias"]
     assert find_names(model, "nan:1") == ["layers.3.q.bias"]
     assert find_names(model, "std>22") == ["layers.11.q.bias"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 import time
@@ -203,8 +204,32 @@ def test_o_sorts_and_r_reverses(in_folder):
 def test_all_statistics_find_the_nan(in_folder):
     """S reads those of all listed tensors; sorted by nan, the tensor is first."""
     read = drive("second.safetensors", "S", size=(120, 40))
-    assert "statistics of 15 read: 1 nan, 0 inf, 0 outliers: model.layers.3.norm.weight" in read
+    assert "statistics of 15 read: 1 NaN in model.layers.3.norm.weight" in read
     assert "› model.layers.3.norm.weight" in drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
+
+
+def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
+    """A tensor of each kind, cut so that its number stays; nothing is a dangling comma."""
+    path = save_layers(tmp_path)
+    wide = drive(path, "S", size=(200, 24)).splitlines()[-1]
+    assert wide == (
+        "statistics of 39 read: 1 NaN in model.h.2.norm.weight; 1 Inf in model.h.4.attn.q.weight; "
+        "1 outlier in model.h.7.attn.v.weight"
+    )
+    narrow = drive(path, "S", size=(90, 24)).splitlines()[-1]
+    assert re.fullmatch(r"statistics of 39 read: 1 NaN in …2\..*; 1 Inf in …4\..*; 1 outlier in …7\..*", narrow)
+    assert drive("first.safetensors", "S").splitlines()[-1] == "statistics of 15 read: no NaN, Inf or outlier"
+
+
+def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
+    """A size below 1,000 is written once; sums count a storage once, and say so."""
+    weight = torch.ones(400, 2)
+    torch.save({"a.w": weight, "a.v": weight, "n": torch.ones(1)}, tmp_path / "tied.pt")
+    assert "1 element, 4 B\n" in drive(tmp_path / "tied.pt", "end", size=(120, 40)).replace("  ", "")
+    screen = drive(tmp_path / "tied.pt", size=(160, 40))
+    assert "2 tensors, 3.2 kB" in screen
+    assert "shared storage counted once" in screen
+    assert re.search(r"a +2 tensors +800 +3.2 kB", screen)
 
 
 def test_o_says_what_it_orders_by_and_goes_back(in_folder):
