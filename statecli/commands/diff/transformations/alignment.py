@@ -23,7 +23,8 @@ class Segment(NamedTuple):
 def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     """Return the segments of all rows of the shorter side, in order. Empty if no row is on both sides once.
 
-    Rows that are on both sides once decide; the others follow the one before or after, to which they are equal.
+    Rows that are on both sides once decide; the others, as rows of zeros, are at the first place between these that is
+    equal, and wrong rows follow the row before.
     """
     extra = len(long) - len(short)
     counts = Counter(long)
@@ -42,7 +43,8 @@ def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     for (start, offset), (end, after) in pairwise([(-1, before), *anchors, (len(short), anchors[-1][1])]):
         result += [offset] * (start >= 0)
         for n in range(start + 1, end):
-            offset = after if short[n] != long[n + offset] and short[n] == long[n + after] else offset
+            if short[n] in counts:  # else it is a wrong row
+                offset = next((o for o in range(offset, after + 1) if short[n] == long[n + o]), offset)
             result.append(offset)
     starts = [n for n in range(len(short)) if n == 0 or result[n] != result[n - 1]]
     return [Segment(start, result[start], end - start) for start, end in pairwise([*starts, len(short)])]
