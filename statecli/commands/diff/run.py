@@ -663,9 +663,9 @@ class _Comparison:
         from statecli.values.compare import Pair
         from statecli.values.histogram import compute_histograms
 
-        # The values of codes are not numbers, so they have no norm.
+        # The values of codes are not numbers, so they have no largest difference.
         spread = (
-            c for c in changes if (d := c.values) and d.l2 is not None and c.before and c.after and d.elements > 1
+            c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
         )
         # Parameters come first, because counters and moments change most.
         most = sorted(spread, key=lambda c: (c.kind is Kind.PARAMETER, _size_of_change(c)), reverse=True)
