@@ -25,6 +25,8 @@ from statecli.values.ratios import estimate_factor
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Part of the elements of a sample that may differ: wrong ones may be together.
 _MAX_SAMPLE_EXCEPTIONS = 1 / 3
+#: Change of the projection on the values before, at most, that is a step of training and no factor.
+_MAX_PROJECTION = 3e-3
 #: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
 _FACTORS = 1 << 16
 #: Smaller relative changes are steps of training.
@@ -123,7 +125,19 @@ def _may_be_scaled(change: Change) -> bool:
         return False
     if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
         return False
-    return values.relative_l2 >= _MIN_CHANGE
+    return values.relative_l2 >= _MIN_CHANGE and not _keeps_projection(values.relative_l2, values.cosine)
+
+
+def _keeps_projection(relative: float, cosine: float | None) -> bool:
+    """Return True if after · before is before · before, as after steps in directions of their own.
+
+    x = (after - before) · before / |before|² is one of two roots, because |after|² = |before|² (1 + 2 x + r²).
+    """
+    if cosine is None:
+        return False
+    sine = max(0.0, 1 - cosine**2)
+    root = abs(cosine) * math.sqrt(max(0.0, relative**2 - sine))
+    return min(abs(-sine + root), abs(-sine - root)) < _MAX_PROJECTION
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
