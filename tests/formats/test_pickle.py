@@ -112,7 +112,7 @@ def test_newobj_ex_keeps_both_kinds_of_arguments():
 def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
     """SETITEMS and APPENDS on the result of a call go into `items` and `elems`."""
     made = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
-    assert (made.args[0].qualified, made.items) == ("__builtin__.list", {"a": [1]})
+    assert (made.args[0].qualified, made.items) == ("builtins.list", {"a": [1]})
     assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
 
 
@@ -537,7 +537,7 @@ def same(ours: object, theirs: object) -> bool:
     if type(ours) is Persistent:
         return isinstance(theirs, tuple) and theirs[0] == "pid" and same(ours.pid, theirs[1])
     if type(ours) is Global:
-        return isinstance(theirs, type) and f"{theirs.__module__}.{theirs.__name__}" == ours.qualified
+        return isinstance(theirs, type) and (theirs.__module__, theirs.__name__) == (ours.module, ours.name)
     if type(ours) is Obj:
         assert isinstance(theirs, Stub)
         held = (same(ours.args, theirs.args), same(ours.state, theirs.state), same(ours.items or {}, theirs.set))

@@ -18,6 +18,7 @@ from statecli.commands.diff.transformations.views import (
     take_places,
 )
 from statecli.core.model_state import TensorData, TensorInfo
+from statecli.values.delta import Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.ratios import estimate_factor
 
@@ -125,7 +126,22 @@ def _may_be_scaled(change: Change) -> bool:
         return False
     if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
         return False
-    return values.relative_l2 >= _MIN_CHANGE and not _keeps_projection(values.relative_l2, values.cosine)
+    if values.relative_l2 < _MIN_CHANGE or _keeps_projection(values.relative_l2, values.cosine):
+        return False
+    return values.cosine is None or values.l2 is None or _may_be_multiple(values, values.cosine, values.l2)
+
+
+def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
+    """Return True if the allowed number of wrong elements can explain how far after is from every multiple of before.
+
+    Without it each pair of different values would be sampled. |after| / |before| is one of two roots.
+    """
+    sine = max(0.0, 1 - cosine**2)
+    root = math.sqrt(max(0.0, (values.relative_l2 or 0) ** 2 - sine))
+    ratio = min((abs(ratio) for ratio in (cosine - root, cosine + root) if ratio > 0), default=0.0)
+    distance = ratio**2 * sine * (l2 / values.relative_l2) ** 2 if values.relative_l2 else 0.0
+    most = max(1.0, MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
+    return distance <= most
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:

@@ -14,8 +14,10 @@ from statecli.commands.diff.transformations.moves import was_replaced
 from statecli.commands.diff.transformations.views import (
     MAX_EXCEPTIONS,
     get_data,
+    is_cheap_to_sample,
     locate,
     name_rounding,
+    narrow,
     permute,
     split_rows,
 )
@@ -38,6 +40,7 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
             continue
         if before.shape and before.shape[0] >= 2 * _MIN_HEAD and can_copy(before.dtype, after.dtype):
             sides[n] = locate(before, change.fqn), locate(after, change.fqn)
+    sides = _select_with_ends(changes, sides, jobs)
     tasks = [
         RowTask(changes[n].fqn, side, None if pair[0].dtype == pair[1].dtype else pair[1].dtype)
         for n, pair in sides.items()
@@ -64,6 +67,29 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
                 heads=heads,
             )
     return reordered
+
+
+def _select_with_ends(
+    changes: Sequence[Change], sides: dict[int, tuple[TensorData, TensorData]], jobs: int
+) -> dict[int, tuple[TensorData, TensorData]]:
+    """Return the pairs of which the first or the last row is equal: both orders leave these where they are.
+
+    Two rows are read instead of all, and of a remote file none that cost more than that.
+    """
+    cheap = {
+        n: pair
+        for n, pair in sides.items()
+        if all(map(is_cheap_to_sample, filter(None, (changes[n].before, changes[n].after))))
+    }
+    tasks = [
+        CheckTask(changes[n].fqn, Operation.COPY, narrow(pair[0], 0, row, 1), narrow(pair[1], 0, row, 1))
+        for n, pair in cheap.items()
+        for row in (0, pair[0].shape[0] - 1)
+    ]
+    results = check_elements(tasks, jobs=jobs)
+    equal = [isinstance(result, CheckResult) and not result.exceptions for result in results]
+    ends = zip(cheap.items(), equal[::2], equal[1::2], strict=True)
+    return {n: pair for (n, pair), first, last in ends if first or last}
 
 
 def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
