@@ -1297,3 +1297,15 @@ def test_a_sample_is_small_whatever_the_shape():
         strides = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
         sample = take_rows(replace(data, shape=shape, strides=strides))
         assert 1 <= math.prod(sample.shape) <= 1024
+
+
+def test_a_complex128_is_compared_by_both_words(diff):
+    """numpy has no integer of 16 bytes; rows in front, a swap, and one imaginary part that differs."""
+    torch.manual_seed(0)
+    before = {"a": torch.randn(12, 5, dtype=torch.complex128), "b": torch.randn(12, 5, dtype=torch.complex128)}
+    after = {"a": before["b"].clone(), "b": before["a"].clone()}
+    assert {kind for kind, *_ in found(diff(before, after)).values()} == {KIND.SWAPPED}
+    grown = {"a": torch.cat([torch.randn(2, 5, dtype=torch.complex128), before["a"]]), "b": before["b"]}
+    assert found(diff(before, grown))["a"][0] is KIND.RESIZED
+    grown["a"].imag[7, 3] += 1
+    assert diff(before, grown).changes[0].transformation.rows == 1
