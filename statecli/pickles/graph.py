@@ -24,7 +24,6 @@ _DICT_ARGUMENT_POSITIONS = {
     "collections.OrderedDict": 0,
     "collections.defaultdict": 1,
     "builtins.dict": 0,
-    "__builtin__.dict": 0,
 }
 #: Pickled with a dict; with anything else, a Counter counts it.
 _COUNTER = "collections.Counter"
@@ -32,8 +31,7 @@ _DEQUE = "collections.deque"
 #: The codec of the text as which protocol 2 writes bytes.
 PICKLED_CODEC = "latin1"
 _SEQUENCE_CLASSES = frozenset(
-    ["torch.Size", _DEQUE]
-    + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
+    ["torch.Size", _DEQUE, "builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"]
 )
 #: Those that NEWOBJ fills too: `__new__` of the others ignores what it is given.
 _FILLED_BY_NEW = ("torch.Size", ".frozenset", ".tuple")

@@ -220,7 +220,10 @@ _SPELLED = {
     "torch.torch_version.TorchVersion": str,
 }
 _SPELLING = frozenset(
-    "str unicode basestring int long float bytes bool complex encode scalar str_ TorchVersion".split()  # noqa: SIM905
+    [
+        *("str", "unicode", "basestring", "int", "long", "float", "bytes", "bool", "complex"),
+        *("encode", "scalar", "str_", "TorchVersion"),
+    ]
 )
 #: Beginnings of the names of what makes, holds or gives back a text, and of these the names that do not.
 _MAY_EQUAL_TEXT = (

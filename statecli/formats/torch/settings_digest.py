@@ -38,7 +38,7 @@ _SCALARS = frozenset([str, int, float, bool, type(None)])
 _NUMPY = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}
 _NUMPY |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 #: Containers whose arguments are their content, or nothing that `==` looks at: a default, a length to keep.
-_PLAIN = ("collections.", "builtins.", "__builtin__.", "torch.Size")
+_PLAIN = ("collections.", "builtins.", "torch.Size")
 
 #: What is held under one name: the name's type, and the nodes (key and value, or the value alone).
 _Part = tuple[bytes, tuple[Any, ...]]
@@ -281,7 +281,7 @@ def describe_kind(node: Any) -> str:
         return "dict"
     if type(node) is Obj:
         cls = node.args[0] if get_name(node.cls).endswith("._reconstructor") and node.args else node.cls
-        return get_name(cls).replace("__builtin__.", "builtins.") or "an object"
+        return get_name(cls) or "an object"
     return "list" if type(node) is tuple else type(node).__name__
 
 
