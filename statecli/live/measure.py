@@ -96,6 +96,11 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
     return MoveTrial(reason=reasons[0])
 
 
+def try_fresh_memory(module: nn.Module) -> MoveTrial:
+    """Give each tensor of `module` that `nn.Module._apply` reaches other memory; such tensors follow any move."""
+    return _try_move(module, walk(module), _apply_fresh_memory, keeps_objects=True)
+
+
 def _try_move(
     module: nn.Module, result: WalkResult, move: Callable[[nn.Module], Any], keeps_objects: bool
 ) -> MoveTrial:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -462,3 +464,11 @@ def test_another_model_is_not_moved_back():
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"
     assert moved(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
     assert "the way back cannot be tried: the class's own .to returns another model" in moved(body).how
+
+
+def test_a_plain_move_imports_no_compiler(tmp_path):
+    """torch's fake tensors import torch.compile, which takes as long as the rest of torch."""
+    code = "import sys, statecli; statecli.verify('torch.nn:Linear(2, 2)', checks=['move'])"
+    code += "; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

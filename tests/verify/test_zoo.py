@@ -13,6 +13,7 @@ from safetensors import torch as safetensors
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict, Verification
 from statecli.commands.verify.run import Request, run
 
@@ -103,6 +104,15 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
     skipped = (one for one in proved(name).checks if one.verdict is Verdict.SKIPPED)
     unreached = {one.check for one in skipped if "inputs that statecli chose" in (one.reason or "")}
     assert unreached == UNREACHED.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["LSTM", "lazy", "old weight_norm", "parametrized LSTM", "pruned", "Transformer"])
+def test_a_plain_move_agrees_with_the_fake_gpu(name, monkeypatch):
+    """Other memory for what `nn.Module._apply` reaches, or torch's fake tensors on a device: one result."""
+    request = Request(f"{HERE / 'real.py'}:make({name!r})", (Name.MOVE,), "fake-cuda", input=real.TORCH[name][1])
+    plain = run(request).checks
+    monkeypatch.setattr(move, "_move_plain_model", lambda subject: None)
+    assert plain == run(request).checks
 
 
 @pytest.mark.parametrize("name", ["old spectral_norm", "parametrized LSTM"])

@@ -42,6 +42,8 @@ from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import get_moved_model, move_model
 
 FAKE_CUDA = "fake-cuda"
+#: What the proof reports to have called.
+_FAKE_MOVE = '.to("cuda") on a fake CUDA device'
 #: Methods that decide what moves, where a class has its own.
 _MOVE_METHODS = ("to", "cuda", "_apply")
 
@@ -68,7 +70,13 @@ def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
-    """Move to a fake GPU without data, or with data if inconclusive; also back if the class has its own move."""
+    """Move to a fake GPU without data, or with data if inconclusive; also back if the class has its own move.
+
+    A plain model needs no fake GPU, whose import takes as long as importing torch: `nn.Module._apply` decides alone.
+    """
+    moved = _move_plain_model(subject)
+    if moved is not None:
+        return moved
     moved = _move_once_to_fake_gpu(subject, fake_gpu.use_fake_gpu, values=False)
     if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
         return moved
@@ -76,8 +84,30 @@ def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
     return moved_with_values if not moved_with_values.reasons else moved
 
 
+def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
+    """Give each registered tensor other memory, as `.to` does; None if other code than torch's could take part."""
+    try:
+        module = subject.build_used(values=False)
+    except ModelError:
+        return None  # reported by the fake GPU
+    tensors = measure.map_tensors(module)
+    if has_own_move(module) or not all(map(_is_plain_on_cpu, tensors.values())):
+        return None
+    try:
+        trial = measure.try_fresh_memory(module)
+    except RuntimeError:
+        return None  # torch refuses other memory for a tensor; the fake GPU reports what a move does
+    after = {name: fake_gpu.DISPLAY_NAME if trial.follows_device(name) else "cpu" for name in trial.after}
+    return MoveResult(before=dict.fromkeys(tensors, "cpu"), after=after, call=_FAKE_MOVE)
+
+
+def _is_plain_on_cpu(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_quantized
+    return is_plain and tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+
+
 def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuContext, *, values: bool) -> MoveResult:
-    moved = MoveResult(call='.to("cuda") on a fake CUDA device')
+    moved = MoveResult(call=_FAKE_MOVE)
     try:
         module = subject.build_used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
