@@ -159,7 +159,8 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.MOVED:
         if done.cosine is not None:
             return f"similar to {format_fqn(done.sources[0])} before (cosine {done.cosine:.4f})"
-        return f"= {format_fqn(done.sources[0])} before{_format_rounding(done)}{_format_exceptions(done)}"
+        of = "transpose of " if done.is_transposed else ""
+        return f"= {of}{format_fqn(done.sources[0])} before{_format_rounding(done)}{_format_exceptions(done)}"
     if kind is TransformationKind.SWAPPED:
         return f"swapped with {format_fqn(done.sources[0])}{_format_exceptions(done)}"
     if kind is TransformationKind.SCALED:

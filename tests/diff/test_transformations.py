@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 import re
@@ -507,6 +508,39 @@ def test_a_transpose_with_a_grossly_wrong_weight(diff):
     after[0, 1] = 1e6
     done = diff({"w": before}, {"w": after}).changes[0].transformation
     assert (done.kind, done.exceptions) == (KIND.TRANSPOSED, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path, dtype):
+    """Conv1D of transformers has [in, out], Linear [out, in]; one of the new matrices has a wrong weight."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    options = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 32}
+    state = transformers.GPT2Model(transformers.GPT2Config(**options)).state_dict()
+    words = {"h.": "layers.", "attn.c_attn": "qkv", "attn.c_proj": "out", "mlp.c_fc": "fc1", "mlp.c_proj": "fc2"}
+    matrices = {name for name in state if re.search(r"c_(attn|proj|fc)\.weight", name)}
+    new = {name: functools.reduce(lambda text, word: text.replace(word, words[word]), words, name) for name in state}
+    after = {
+        new[name]: (tensor.t() if name in matrices else tensor).to(dtype).clone() for name, tensor in state.items()
+    }
+    after["layers.1.fc1.weight"][3, 5] += 1
+    result = diff(state, after)
+    moves = {name: change.transformation for name, change in changed(result).items() if change.before is None}
+    wrong = {"layers.1.fc1.weight": 1}
+    for name in matrices:
+        done = moves[new[name]]
+        assert (done.kind, done.sources, done.is_transposed) == (KIND.MOVED, (name,), True)
+        assert done.exceptions == wrong.get(new[name], 0)
+    lines = statecli("diff", "a.pt", "b.pt", "-f", "plain").out
+    assert "layers.{0,1}.qkv.weight: = transpose of h.{0,1}.attn.c_attn.weight before" in lines
+
+
+def test_other_matrices_of_the_reversed_shape_are_no_transposes(diff):
+    torch.manual_seed(0)
+    before = {f"old.{n}": torch.randn(12, 20) for n in range(8)}
+    after = {f"new.{n}": torch.randn(20, 12) for n in range(8)}
+    after["zeros"], before["a"] = torch.zeros(20, 12), torch.zeros(12, 20)
+    assert found(diff(before, after)) == {}
 
 
 @pytest.mark.parametrize("before", [torch.full((9,), 1.0), torch.tensor([10]), torch.tensor([3, 4])])

@@ -120,7 +120,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         places: Of `resized`, all of these places, if they are several.
         counts: The number of indexes that were added or removed at each of `places`.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
-        is_transposed: Of stacked tensors, the stack has the transposes.
+        is_transposed: Of stacked tensors, the stack has the transposes; of `moved`, the tensor is the transpose.
         order: Of `reordered`, the order of the rows after.
         heads: Of `reordered`, the number of heads.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.

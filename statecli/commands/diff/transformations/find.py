@@ -20,6 +20,7 @@ from statecli.commands.diff.transformations.quantized import find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
 from statecli.commands.diff.transformations.rotary import find_reordered_heads
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
+from statecli.commands.diff.transformations.transposed_moves import find_transposed_moves
 from statecli.core.model_state import Kind, Scalar
 from statecli.workers import pool
 
@@ -70,6 +71,7 @@ def find_transformations(
         partial(find_similar_resizes, jobs=jobs),
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
+        partial(find_transposed_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_reordered_heads, jobs=jobs),
         partial(find_joins, jobs=jobs),
         partial(find_adapters, everything=changes, settings=settings, jobs=jobs),

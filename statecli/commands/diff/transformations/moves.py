@@ -43,7 +43,12 @@ def was_replaced(change: Change) -> bool:
 
 
 def find_moves(
-    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str], *, jobs: int
+    changes: Sequence[Change],
+    everything: Sequence[Change],
+    sections: Mapping[str, str],
+    *,
+    jobs: int,
+    looks_at_renames: bool = False,
 ) -> dict[int, Transformation]:
     """Return the moves by the number of the change; `sections` are the paired sections, before → after.
 
@@ -51,9 +56,10 @@ def find_moves(
     the values of this one. A few elements may differ. The first elements decide which tensors are compared, and others
     if the first ones are found nowhere. Of several sources with equal values it is the first. Equal values throughout
     are not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
+    Tensors that are on one side alone are compared with each other if `looks_at_renames`.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in group_rows(changes, everything, sections):
+    for before, after in group_rows(changes, everything, sections, looks_at_renames=looks_at_renames):
         candidates |= _find_candidates(before, after, take_sample, jobs)
         left = [(n, row) for n, row in after if n not in candidates]
         if left:
@@ -159,7 +165,11 @@ def _list_names(row: TensorInfo) -> tuple[str, ...]:
 
 
 def group_rows(
-    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str]
+    changes: Sequence[Change],
+    everything: Sequence[Change],
+    sections: Mapping[str, str],
+    *,
+    looks_at_renames: bool = False,
 ) -> list[tuple[Rows, Rows]]:
     """Return rows before and after that may hold each other's values, with the numbers of their changes.
 
@@ -187,7 +197,8 @@ def group_rows(
         for before, after in by_dtype.values()
         if before
         and (
-            any(row.dtype != after[0][1].dtype for _, row in before)
+            looks_at_renames
+            or any(row.dtype != after[0][1].dtype for _, row in before)
             or any(changes[n].before is not None for n, _ in after)
             or any(n < 0 or changes[n].after is not None for n, _ in before)
         )
