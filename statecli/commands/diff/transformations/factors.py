@@ -134,26 +134,25 @@ def _may_be_scaled(change: Change) -> bool:
 def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
     """Return True if the allowed number of wrong elements can explain how far after is from every multiple of before.
 
-    Without it each pair of different values would be sampled. |after| / |before| is one of two roots.
+    Without it each pair of different values would be sampled.
     """
-    sine = max(0.0, 1 - cosine**2)
-    root = math.sqrt(max(0.0, (values.relative_l2 or 0) ** 2 - sine))
-    ratio = min((abs(ratio) for ratio in (cosine - root, cosine + root) if ratio > 0), default=0.0)
-    distance = ratio**2 * sine * (l2 / values.relative_l2) ** 2 if values.relative_l2 else 0.0
+    relative = values.relative_l2 or 0.0
+    ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
+    distance = (1 - cosine**2) * (ratio * l2 / relative) ** 2 if relative else 0.0
     most = max(1.0, MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
     return distance <= most
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if after · before is before · before, as after steps in directions of their own.
+    """Return True if after · before is before · before, as after steps in directions of their own."""
+    ratios = () if cosine is None else _list_norm_ratios(relative, cosine)
+    return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in ratios if cosine is not None)
 
-    x = (after - before) · before / |before|² is one of two roots, because |after|² = |before|² (1 + 2 x + r²).
-    """
-    if cosine is None:
-        return False
-    sine = max(0.0, 1 - cosine**2)
-    root = abs(cosine) * math.sqrt(max(0.0, relative**2 - sine))
-    return min(abs(-sine + root), abs(-sine - root)) < _MAX_PROJECTION
+
+def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
+    """Return the two values that |after| / |before| can have: the roots of x² - 2 x cosine + 1 = relative²."""
+    root = math.sqrt(max(0.0, relative**2 - (1 - cosine**2)))
+    return cosine - root, cosine + root
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
