@@ -25,6 +25,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
+from statecli.file_scan.storage_records import ArchiveRecords, find_misfits
 from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
@@ -44,6 +45,7 @@ from statecli.pickle_scan.one_pickle import (
     may_equal_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
+from statecli.pickles.nodes import Persistent
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.storage.checkpoint_names import METADATA
@@ -84,6 +86,9 @@ _USED_BY_CODE = "a Python object, of which the code of the program may call any 
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _ATTRIBUTE_OF_TENSOR = "a tensor with a Python object as attribute, which the code of the program may call"
+#: Storages over other memory, and what to do about them.
+_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}: a load in C++ reads other memory of the process"
+_MISFIT_HELP = "do not load the file; ask who published it"
 _OBJECT_HELP = "export the program without Python objects, or ask who published it"
 _UNKNOWN_TEXT = "the program has a text under the key {}, which statecli does not know and a loader may compile"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with a torch that statecli knows"
@@ -282,7 +287,7 @@ _MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
 
 
 class _Piece(NamedTuple):
-    """Bytes to scan; `sure` for a pickle by name or place."""
+    """Bytes to scan; `sure` for a pickle by name or place, `records` for a record of an archive."""
 
     region: Region
     where: str
@@ -290,6 +295,7 @@ class _Piece(NamedTuple):
     sure: bool = False
     hidden: bool = True
     copied: bool = False
+    records: ArchiveRecords | None = None
 
 
 class FileScan:
@@ -305,8 +311,8 @@ class FileScan:
         self.last_may_be_magic = False
         self.digested_bytes = 0
         self.file_digest: str | None = None
-        #: Small pickles that were read to their end, by `_read_cache_key`.
-        self.cached_pickles: dict[tuple[bool, bool, bytes], ScannedPickle] = {}
+        #: Small pickles that were read to their end, with their storages, by `_read_cache_key`.
+        self.cached_pickles: dict[tuple[bool, bool, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
         self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
@@ -447,7 +453,8 @@ class FileScan:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
         has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
         key = _read_cache_key(piece) if piece.sure and not (at or has_inputs) else None
-        if key and (cached := self.cached_pickles.get(key)):
+        cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
+        if cached is not None and self._find_misfit(piece, storages) is None:
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
@@ -464,6 +471,9 @@ class FileScan:
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that it computes", data) for data in scanner.flow.computed_data]
+        misfit = self._find_misfit(piece, scanner.persistent)
+        if misfit is not None:
+            hazards = (*hazards, misfit)
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
@@ -491,10 +501,21 @@ class FileScan:
                 and not (nested or unread or read or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
-                self.cached_pickles[key] = self.pickles[-1]
+                self.cached_pickles[key] = self.pickles[-1], tuple(scanner.persistent)
         for name, data in nested:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
+
+    def _find_misfit(self, piece: _Piece, storages: Sequence[Persistent]) -> Hazard | None:
+        """Return the first storage that claims another size than its record has."""
+        if not storages or piece.records is None:
+            return None
+        self.steps.take(Budget.FLOW, len(storages))
+        misfit = next(find_misfits(storages, piece.records), None)
+        if misfit is None:
+            return None
+        text = _MISFIT.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded)
+        return Hazard(f"{piece.where}: {text}", help=_MISFIT_HELP)
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
@@ -605,13 +626,14 @@ class FileScan:
         use_of, unread = classify_records(archive)
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may be an object")
+        sizes = {record.name.lower(): record.size for record in archive.records.values()}
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
         scripts: list[tuple[Region, str]] = []
         for record in archive.records.values():
             use = use_of(record)
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
-            self._scan_record(piece, archive, record, use)
+            self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes)), archive, record, use)
             if use is Use.SCRIPT:
                 scripts.append((self._read_code(piece, record, name), name))
             if use is Use.COMPILED:
@@ -660,7 +682,15 @@ class FileScan:
         # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
         alone = len(archive.records) == 1 and not piece.depth
         self._add_member(
-            region, name, piece.depth, record.method != STORED, sure, not usual, copied=copied, alone=alone
+            region,
+            name,
+            piece.depth,
+            record.method != STORED,
+            sure,
+            not usual,
+            copied=copied,
+            alone=alone,
+            records=piece.records,
         )
         reads = self._get_code_readers(piece.depth).get(use)
         if reads:
@@ -803,6 +833,7 @@ class FileScan:
         copied: bool = False,
         alone: bool = False,
         is_salvaged: bool = False,
+        records: ArchiveRecords | None = None,
     ) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         unread, opening = None, b""
@@ -823,7 +854,7 @@ class FileScan:
             region, unread = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         is_archive = region.head.startswith(_ZIP)
-        piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied)
+        piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied, records)
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
             self._add_unread(piece, "does not begin as an archive, but ends as one: its readers disagree about it")

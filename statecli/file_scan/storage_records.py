@@ -1,0 +1,61 @@
+"""Storages of a pickle that do not fit the records of their archive, as torch's reader in C++ does not check them."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from statecli.core.dtypes import ELEMENT_BITS, SCRIPT_STORAGE_DTYPES
+from statecli.pickles.nodes import Global, Persistent, Value
+
+_SUFFIX = ".pkl"
+#: The folder of the storages of bytecode.pkl.
+_CONSTANTS = "constants"
+#: torch.jit.save writes the example inputs of a trace without their values, and torch.jit.load does not read them.
+_WITHOUT_VALUES = "/traced_inputs/"
+
+
+class ArchiveRecords(NamedTuple):
+    """The record of a pickle, and the size of each record of its archive by name in lower case."""
+
+    own: str
+    sizes: Mapping[str, int]
+
+
+class Misfit(NamedTuple):
+    """A storage with another number of bytes than its record."""
+
+    record: str
+    claimed: int
+    recorded: int
+    position: int
+
+
+def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Iterator[Misfit]:
+    """Yield the storages with a record of another size.
+
+    `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
+    opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
+    memory of the process. Keys of dicts and other values in which no reader of statecli looks for tensors count too.
+    """
+    own = records.own.lower()
+    if not own.endswith(_SUFFIX):
+        return
+    folders = (own.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(own), _CONSTANTS))
+    seen: set[Value] = set()
+    for storage in storages:
+        pid = storage.pid if type(storage.pid) is tuple else ()
+        if len(pid) < 5 or type(pid[1]) is not Global or type(pid[2]) is not str or type(pid[4]) is not int:
+            continue
+        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name)
+        if dtype is None or (pid[1].name, *pid[2:5:2]) in seen:
+            continue
+        seen.add((pid[1].name, *pid[2:5:2]))
+        claimed = pid[4] * ELEMENT_BITS[dtype] // 8
+        key = pid[2].partition("\0")[0].lower()
+        names = [f"{folder}/{key}" for folder in folders]
+        name = next((name for name in names if name in records.sizes), None)
+        if name is None or records.sizes[name] == claimed or (not records.sizes[name] and _WITHOUT_VALUES in name):
+            continue
+        yield Misfit(name, claimed, records.sizes[name], pid[1].position)

@@ -1,0 +1,131 @@
+"""Storages over records of another size: torch's reader in C++ takes other memory of the process for their elements."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from statecli.file_scan.scan import scan_pickles
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+#: Elements of int64 that the pickle claims, and that the short record has.
+CLAIMED, RECORDED = 64, 2
+
+
+class Keyed(torch.nn.Module):
+    """A program with a tensor as key of a dict, in which no reader looks for rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = {torch.arange(CLAIMED): 3}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return list(self.table.keys())[0] + x  # noqa: RUF015  # TorchScript has no next()
+
+
+class Constant(torch.nn.Module):
+    """A program with a tensor that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = torch.arange(CLAIMED)
+
+    def forward(self, x):
+        return self.c + x
+
+
+def write_archive(records: dict[str, bytes], target) -> None:
+    writer = torch._C.PyTorchFileWriter(target)
+    for name, content in records.items():
+        writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+
+
+def read_archive(path: Path) -> dict[str, bytes]:
+    """The records by name, without the folder, and without those that a writer adds."""
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    return {name: content for name, content in records.items() if name not in ("version", ".data/serialization_id")}
+
+
+def shorten(records: dict[str, bytes]) -> dict[str, bytes]:
+    """The records, of which each storage has fewer elements than its pickle claims."""
+    size = CLAIMED * 8
+    return {name: content[: RECORDED * 8] if len(content) == size else content for name, content in records.items()}
+
+
+def find_hazards(path: Path) -> list[str]:
+    return [hazard.text for one in scan_pickles(str(path)) for hazard in one.hazards]
+
+
+EXPECTED = f"claims {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
+
+
+@pytest.mark.parametrize("folder", ["data", "DATA"])
+def test_a_key_of_a_dict(tmp_path, statecli, folder):
+    """torch.jit.load makes the tensor of all claimed elements, whatever the record has, in names of either case."""
+    path = tmp_path / "a.pt"
+    torch.jit.save(torch.jit.script(Keyed()), path)
+    records = {name.replace("data/", f"{folder}/"): content for name, content in read_archive(path).items()}
+    write_archive(records, str(path))
+    assert find_hazards(path) == []
+    write_archive(shorten(records), str(path))
+    (key,) = torch.jit.load(path).table
+    assert key.untyped_storage().nbytes() == CLAIMED * 8
+    (found,) = find_hazards(path)
+    assert EXPECTED in found
+    audit = statecli("audit", str(path), "--no-config")
+    assert (audit.code, "unsafe-data" in audit.out) == (1, True)
+
+
+def test_a_constant_of_the_lite_interpreter(tmp_path):
+    """Its records are those of `constants`, or their names end in `.storage`."""
+    path = tmp_path / "a.ptl"
+    torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
+    records = read_archive(path)
+    assert find_hazards(path) == []
+    write_archive(shorten(records), str(path))
+    assert records != shorten(records)
+    assert any(EXPECTED in found for found in find_hazards(path))
+
+
+def test_an_object_of_an_exported_program(tmp_path):
+    """torch.export.load reads a constant called `custom_obj_0` by the reader in C++, also if it is a tensor."""
+    path = tmp_path / "a.pt2"
+    torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
+    records = read_archive(path)
+    config = "data/constants/model_constants_config.json"
+    if config not in records:
+        pytest.skip("needs a newer torch")
+    document = json.loads(records[config])
+    document["config"]["c"] |= {"path_name": "custom_obj_0", "use_pickle": True, "tensor_meta": None}
+    inner = io.BytesIO()
+    torch.jit.save(torch.jit.script(Keyed()), saved := io.BytesIO())
+    (tmp_path / "inner").write_bytes(saved.getvalue())
+    for change, expected in ((dict, False), (shorten, True)):
+        inner = io.BytesIO()
+        write_archive(change(read_archive(tmp_path / "inner")), inner)
+        records |= {config: json.dumps(document).encode(), "data/constants/custom_obj_0": inner.getvalue()}
+        write_archive(records, str(path))
+        assert any(EXPECTED in found for found in find_hazards(path)) == expected
+
+
+def test_equal_pickles_with_other_records(tmp_path):
+    """A pickle that was read before is not taken for harmless where its archive has a shorter record."""
+    path = tmp_path / "a.pt2"
+    torch.save(torch.arange(CLAIMED), tmp_path / "inner")
+    inner = read_archive(tmp_path / "inner")
+    for order in ((dict, shorten), (shorten, dict)):
+        records = {}
+        for number, change in enumerate(order):
+            content = io.BytesIO()
+            write_archive(change(inner), content)
+            records[f"data/weights/weight_{number}"] = content.getvalue()
+        write_archive(records, str(path))
+        assert [EXPECTED in found for found in find_hazards(path)] == [True]
