@@ -25,7 +25,7 @@ UNEXPECTED_ENTRY = Rule(
     Severity.ERROR,
     summary="The checkpoint has a key that the model class or reference checkpoint does not have.",
     why="`load_state_dict(strict=True)` fails with an unexpected key. With `strict=False` the key is silently ignored.",
-    example="the weights of an auxiliary loss in a checkpoint that is to be served.",
+    example="a checkpoint for inference still has the weights of an auxiliary loss.",
     fix="leave the tensor out when saving, or add the module that needs it to the class.",
 )
 SHAPE_MISMATCH = Rule(
@@ -46,8 +46,8 @@ WRAPPER_PREFIX = Rule(
     Severity.WARNING,
     summary="Names contain a prefix that a wrapper added: `module.`, `_orig_mod.`, `_fsdp_wrapped_module.`, "
     "`_forward_module.`.",
-    why="""the plain model does not have these names. A strict load raises, and a load with `strict=False` silently
-leaves every weight as it was initialised. Names that the class given with `--model` registers are not reported.""",
+    why="""the plain model does not have these names. A strict load raises an error, and a load with `strict=False`
+silently leaves every weight at its initial value. Names that the class of `--model` registers are not reported.""",
     example="`torch.save(ddp_model.state_dict(), …)` of a DistributedDataParallel or a compiled model.",
     fix="""save the wrapped module's own state_dict (`ddp_model.module`, `compiled._orig_mod`), or strip the prefix.""",
 )
@@ -58,5 +58,6 @@ RULES = (MISSING_ENTRY, UNEXPECTED_ENTRY, SHAPE_MISMATCH, WRAPPER_PREFIX)
 LOAD_HELP = {
     MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
     UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",
-    SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False accepts no other shape",
+    SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False does not accept this "
+    "shape",
 }

@@ -17,7 +17,7 @@ LEFT_BEHIND = Rule(
     "move",
     ("inspect", "verify"),
     Severity.ERROR,
-    summary="A tensor is left on its device when its model moves.",
+    summary="A tensor does not move to the new device with its model.",
     why="""`model.to("cuda")` moves only registered parameters and buffers. The tensor is left on the CPU, and the first
 forward on the GPU raises "Expected all tensors to be on the same device".""",
     example='`self.table = torch.randn(5, 5)` in `__init__`, then `model.to("cuda")`.',
@@ -25,18 +25,18 @@ forward on the GPU raises "Expected all tensors to be on the same device".""",
 call `super()._apply(fn)` in it.""",
 )
 #: Of a tensor that was on the device of the move before.
-KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
+KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device does not move the tensor"
 UNTIED_BY_MOVE = Rule(
     "untied-by-move",
     "registration",
     ("inspect", "verify", "audit"),
     Severity.WARNING,
     summary="Tied tensors no longer share memory after the model moves.",
-    why="""after `.to(device)` the two tied tensors are separate copies. An update of one no longer changes the other,
+    why="""after `.to(device)`, the tied tensors are separate copies. A change to one copy no longer changes the other,
 and the model uses more memory.""",
     example='`self.register_buffer("a", t)` and `self.register_buffer("b", t)`: a move gives each its own memory.',
-    fix="""register the tensor once and read the other name through a property, or tie the two again in the class's own
-`_apply`.""",
+    fix="""register the tensor once, and read the other name through a property. Or tie the two tensors again in the
+class's own `_apply`.""",
 )
 STALE_VIEW = Rule(
     "stale-view",
@@ -44,12 +44,12 @@ STALE_VIEW = Rule(
     ("inspect", "verify", "audit"),
     Severity.WARNING,
     summary="A second name or view of a registered tensor still points to the old memory after a move.",
-    why="""after a move, only the registered name of a buffer has the new tensor. A view
-or second name of the buffer keeps
-the old values on the old device, and later updates silently reach only one of the two. The finding is an
-error if the second name is of a trainable tensor, because what training changes never reaches the view.""",
+    why="""a move gives only the registered name a new tensor. A view or second name keeps the old values on the old
+device, and later updates silently change only one of the two. The finding is an error if the tensor is trainable,
+because the view never gets the updates of the training.""",
     example='`self.cos = self.table[0]` next to `self.register_buffer("table", table)`.',
-    fix="replace the attribute with a property that computes the view at each access, or register it too.",
+    fix="replace the attribute with a property that computes the view at each access. If the values never change, you "
+    "can register the view as a buffer instead.",
 )
 
 RULES = (LEFT_BEHIND, UNTIED_BY_MOVE, STALE_VIEW)
@@ -58,7 +58,7 @@ _TIE_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: 
 STALE_VIEW_HELP = "replace the attribute with a property that computes it from the registered tensor"
 _TIE_HELP = {
     UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
-    "or tie the two again in the class's own _apply",
+    "or tie the two tensors again in the class's own _apply",
     STALE_VIEW.name: STALE_VIEW_HELP,
 }
 

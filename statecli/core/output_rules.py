@@ -10,8 +10,9 @@ NOT_CHECKED = Rule(
     "outputs",
     ("audit",),
     Severity.NOTE,
-    summary="Files or tensors that no rule has checked.",
-    why="the exit status says nothing about them: an audit without findings may have skipped the broken tensor.",
+    summary="No rule has checked some of the files or tensors.",
+    why="the exit status does not cover these files and tensors: an audit without findings may have skipped a broken "
+    "tensor.",
     example="the values of 12 tensors were not read, because the file is larger than the default limit.",
     fix="add the option that the note names, such as `--values`, or audit the file by its own name.",
 )
@@ -21,7 +22,7 @@ CONFIGURATION = Rule(
     ("audit",),
     Severity.NOTE,
     summary="The configuration disables rules, or accepts findings that would fail the audit without it.",
-    why="a change of the configuration can hide a finding. A reader of the result must know which rules ran.",
+    why="a change to the configuration can hide a finding, so the result shows which rules did not run.",
     example='`ignore = ["unsafe-global"]` in `statecli.toml`.',
     fix="review the file that the note names; run `statecli audit --no-config` to see all findings.",
 )
@@ -41,8 +42,8 @@ CANNOT_READ = Rule(
     ("inspect", "diff", "verify", "audit"),
     Severity.ERROR,
     summary="A file or a tensor could not be read, so it was not checked.",
-    why="the format of `-f gitlab` has no field for errors, so it shows the error as a finding. Otherwise an "
-    "unreadable file would look clean.",
+    why="without this finding, an unreadable file would look clean. `-f gitlab` has no field for errors, so it shows "
+    "each error as a finding.",
     example="a checkpoint whose download was interrupted.",
     fix="correct the problem that the message names, for example copy the file again. Then run the command again.",
 )

@@ -15,16 +15,16 @@ UNREGISTERED_TENSOR = Rule(
     _COMMANDS,
     Severity.WARNING,
     summary="A tensor is a plain attribute, not a registered buffer or parameter.",
-    why="""`state_dict()` leaves it out and `.to()` leaves it on its device. The checkpoint loads without an error, and
-the model computes with other values; on a GPU the first forward raises "Expected all tensors to be on the same
-device". With an input, the finding is an error if forward mixes the tensor with tensors on another device, or updates
-the tensor in train mode, because a checkpoint loses this running state. The finding is also an error if the constructor
-draws the value at random. With an input, the finding is a note if forward copies and casts the tensor at each call. The
-finding is also a note if the tensor is a scalar or empty, if the class's own code moves the tensor, and in TorchScript
-or a torch.export program, which stores the tensor.""",
+    why="""`state_dict()` does not save the tensor, and `.to()` does not move it. After a load, the model silently
+computes with other values. On a GPU, the first forward raises "Expected all tensors to be on the same device". The
+finding is an error if the constructor draws the value at random. With an input, the finding is also an error if forward
+combines the tensor with tensors on another device, or if forward updates the tensor in train mode: a checkpoint loses
+this update. The finding is a note if the tensor is a scalar or empty, or if the class's own code moves the tensor. It
+is also a note if forward, called with an input, copies and casts the tensor each time. TorchScript and torch.export
+programs store the tensor, so the finding is a note there.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
-    fix="""`self.register_buffer("table", torch.randn(5, 5))`; with `persistent=False` if the constructor computes the
-same value each time, so that existing checkpoints still load.""",
+    fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. Add `persistent=False` if the
+constructor computes the same value each time; then existing checkpoints still load.""",
 )
 UNREGISTERED_PARAMETER = Rule(
     "unregistered-parameter",
@@ -32,21 +32,21 @@ UNREGISTERED_PARAMETER = Rule(
     _COMMANDS,
     Severity.ERROR,
     summary="A tensor that requires grad is not a parameter of any module.",
-    why="""`model.parameters()` does not return it, so no optimizer trains it, `.to()` does not move it and
-`state_dict()` does not contain it. The loss still falls, because the other parameters learn. In TorchScript or a
-torch.export program, which stores the tensor, the finding is a note.""",
+    why="""`model.parameters()` does not return the tensor, so no optimizer trains it. `.to()` does not move the tensor,
+and `state_dict()` does not save it. The loss still falls, because the other parameters learn. TorchScript and
+torch.export programs store the tensor, so the finding is a note there.""",
     example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
-    fix="`self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.",
+    fix="write `self.scale = nn.Parameter(torch.ones(3))`; for a list of parameters use `nn.ParameterList`.",
 )
 UNREGISTERED_MODULE = Rule(
     "unregistered-module",
     "registration",
     _COMMANDS,
     Severity.ERROR,
-    summary="A module that contains tensors is in a plain list, a dict or an attribute of another object.",
-    why="its parent does not register it: none of its parameters is trained, saved or moved.",
+    summary="A module with tensors is in a plain list, in a dict, or in an object that is not a module.",
+    why="PyTorch does not register such a module, so its tensors are not trained, saved or moved with the model.",
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
-    fix="`nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
+    fix="put the modules in `nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
 )
 
 
@@ -55,7 +55,7 @@ EXPORTED = "exported as a constant"
 #: Begins the remark of a finding about a tensor that a wrapper for several ranks does not synchronize.
 LEFT_OUT = "left out by"
 #: Begins the remark of a finding about a tensor without which a resumed training goes on differently.
-NOT_RESUMED = "begins again when a training is resumed"
+NOT_RESUMED = "starts again at its initial value when training is resumed"
 #: Of a tensor that no checkpoint holds, and its fix for a buffer.
 RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
 PERSISTENT = "register the buffer with persistent=True"

@@ -109,7 +109,9 @@ def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
-        yield _build_issue(subject, change, f"unexpected; {_reference_name(subject.reference_diff)} does not have it")
+        yield _build_issue(
+            subject, change, f"unexpected; {_reference_name(subject.reference_diff)} does not have this tensor"
+        )
 
 
 def _format_shape(row: TensorInfo | None) -> str:
@@ -131,11 +133,11 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
 def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor's dtype differs from the model class or the reference checkpoint.
 
-    Why: `load_state_dict` casts the tensor silently: values are rounded, or take twice the memory. If most
-    floating-point tensors of a model have one dtype and the class registers another, a single note reports it. So every
-    half-precision checkpoint loads into a class that is built in float32.
+    Why: `load_state_dict` casts the tensor silently: values are rounded, or take more memory. If most floating-point
+    tensors have the same two dtypes, in the checkpoint and in the class, a single note reports them. For example, a
+    checkpoint in half precision usually loads into a class that is built in float32.
 
-    Example: one layer saved in float64, although the class and all other layers are float32.
+    Example: one layer was saved in float64, although the class and all other layers are float32.
 
     Fix: cast the whole model before saving: `model.to(torch.bfloat16)`.
     """
@@ -179,10 +181,10 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
 def broken_tie(subject: Subject) -> Iterator[Issue]:
     """Weights that are tied in the model class or the reference checkpoint are separate in this checkpoint.
 
-    Why: tied weights that were separated learn apart, and they take twice the memory. If the class ties them,
-    `load_state_dict` copies each in turn and keeps the last one. Different bytes are an error and equal bytes are a
-    note. Only `--values` compares the bytes; without it the finding is a note. The rule also reports weights that are
-    tied here and separate in the reference checkpoint.
+    Why: separate weights take twice the memory, and training changes each of them on its own. If the class ties them,
+    `load_state_dict` copies both into one tensor and keeps only the last one. If values are read (`--values`),
+    different bytes are an error and equal bytes are a note. Without values, the finding is a note. The rule also
+    reports the opposite: weights that are tied in this checkpoint and separate in the reference checkpoint.
 
     Example: `lm_head.weight` saved as a copy of `embed.weight`.
 

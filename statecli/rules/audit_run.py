@@ -17,7 +17,7 @@ INTERNAL_ERROR = Rule(
     Severity.ERROR,
     summary="A rule stopped with an internal error, so its findings are unknown.",
     why="the target was not checked by this rule, so the audit must not pass. No baseline accepts this finding.",
-    example="a bug in statecli or in a plugin that a checkpoint of an unusual form triggers.",
+    example="a checkpoint with an unusual structure triggers a bug in statecli or in a plugin.",
     fix="report the message as an issue of statecli, or to the author of the plugin that the message names; until "
     "then, leave the rule out with `--ignore RULE`.",
 )
@@ -51,8 +51,8 @@ IGNORED_NOTHING = _note(
 )
 CONTENT_NOT_LISTED = _note(
     "content-not-listed",
-    summary="`per-target-ignore` accepts the rule for this file, but only for reviewed contents, not for these.",
-    why="`per-target-ignore` lists the contents that were reviewed. A replaced file has other contents.",
+    summary="`per-target-ignore` accepts the rule only for the reviewed contents of this file, which have changed.",
+    why="the file was changed or replaced after the review, so the review does not cover the present contents.",
     example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
     fix="review the file. If it is safe, add its digest, which a note of the audit shows, to `contents` in the "
     "configuration.",

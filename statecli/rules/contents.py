@@ -28,10 +28,10 @@ _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     """A checkpoint contains no tensors, or the state_dict in it is empty.
 
-    Why: a loader with `strict=False`, and every loader of adapters, loads the checkpoint silently and leaves the model
-    unchanged. Usually the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP,
-    ZeRO-3). A pickle with only settings is a note, and so is a TorchScript or torch.export program without weights. The
-    rule skips the state of a scheduler or a sampler, which has no tensors.
+    Why: a load with `strict=False`, or a load of an adapter, succeeds silently and does not change the model. Usually
+    the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP, ZeRO-3). The finding
+    is a note for a pickle with only settings, and for a TorchScript or torch.export program without weights. The state
+    of a scheduler or a sampler is not reported, because it has no tensors.
 
     Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
 
@@ -71,12 +71,12 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
     """A weight has no elements: its shape contains a 0.
 
     Why: the file has the names of these weights but not their values. DeepSpeed's ZeRO-3 and FSDP free the weights that
-    a process does not need; a state_dict taken at that moment has shape [0] for them. A ZeRO-3 file that records this
-    is a note, because the weights are in the partitions next to it.
-    Every parameter without elements is reported, except placeholders of sound models. Placeholders are names whose last
-    part begins with `bias` or contains `dummy` or `device`, an observer's `min_val` and `max_val`, and e3nn's `weight`
-    next to an `output_mask`. If more than half of a section's parameters have no elements, the placeholders are
-    reported too. Buffers are reported only if no tensor of the checkpoint has elements.
+    a process does not need. A state_dict that is saved at that moment has weights of shape [0]. The finding is a note
+    for a ZeRO-3 file that records this, because the weights are in the partitions next to the file.
+    Some sound models have empty parameters as placeholders, which are not reported. Their names begin with `bias` or
+    contain `dummy` or `device` in the last part; or they are `min_val` and `max_val` of an observer, or `weight` next
+    to an `output_mask` of e3nn. If more than half of a section's parameters are empty, placeholders are reported too.
+    Buffers are reported only if all tensors of the checkpoint are empty.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -118,8 +118,8 @@ def _lacks_values(subject: Subject) -> str | None:
 def unchecked_indices(subject: Subject) -> Iterator[Issue]:
     """The indices of a sparse tensor were not checked, because no values were read.
 
-    Why: `torch.load` does not check the indices either, and operators on the tensor read and write wherever the indices
-    point. The rule `sparse-indices` checks them together with the values.
+    Why: with wrong indices, operators read and write memory outside of the tensor, and `torch.load` does not check the
+    indices. The rule `sparse-indices` checks them if the values are read.
 
     Example: an adjacency matrix in a checkpoint of 10,000 tensors, whose values are not read by default.
 

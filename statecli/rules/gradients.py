@@ -56,9 +56,9 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 
     Example: `policy.frozen = ["encoder.*"]`, and a later line made one layer of the encoder trainable again.
 
-    Fix: call `requires_grad_(False)` on the frozen part, after all code that builds or replaces modules. A state_dict
-    does not record requires_grad, which is a warning: audit the model class. With `--lock`, the rule `lock-mismatch`
-    checks the values of frozen tensors instead.
+    Fix: call `requires_grad_(False)` on the frozen part, after all code that builds or replaces modules. If the rule is
+    inconclusive because a state_dict does not record requires_grad, audit the model class. With `--lock`, the rule
+    `lock-mismatch` compares the values of frozen tensors.
     """
     inconclusive = _report_inconclusive(subject)
     if inconclusive is not None:
@@ -76,7 +76,7 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
                 if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
                     what = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"
                     message = f"{subject.name_of(row)}: {what}"
-                    yield Issue(message, row.fqn, row.section, f"requires_grad_({expected})", origin=row.origin)
+                    yield Issue(message, row.fqn, row.section, f"call requires_grad_({expected})", origin=row.origin)
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
@@ -102,10 +102,10 @@ def _is_unknown(row: TensorInfo) -> bool:
 def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
     """The optimizer has state for a parameter that the model in the same checkpoint does not have.
 
-    Why: a resumed training fails, or gives the momentum of one parameter to another: `load_state_dict` of an optimizer
-    matches parameters by their order.
+    Why: `load_state_dict` of an optimizer matches parameters by their order. So a resumed training fails, or gives the
+    momentum of one parameter to another.
 
-    Example: a head was replaced, and the old state of the optimizer was kept.
+    Example: a head was replaced, but the optimizer kept the state of the old head.
 
     Fix: build the optimizer again after the model changes, and save both together.
     """
@@ -137,7 +137,7 @@ def _find_similar_names(name: str, names: set[str]) -> Iterator[str]:
 def untracked_parameter(subject: Subject) -> Iterator[Issue]:
     """A parameter requires grad, but no optimizer in the same checkpoint trains it.
 
-    Why: the parameter gets gradients and never changes, because it was registered or replaced after the optimizer was
+    Why: the parameter gets gradients but never changes. Usually it was registered or replaced after the optimizer was
     built.
 
     Example: `model.head = nn.Linear(768, 10)` after `torch.optim.AdamW(model.parameters())`.
@@ -179,12 +179,13 @@ def needs_fused_optimizer(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_fused_optimizer)
 def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A state of an optimizer with `fused=True` has another size than its parameter, or overlaps itself.
+    """With `fused=True`, an optimizer state has another size than its parameter, or its elements overlap.
 
-    Why: `load_state_dict` takes the states and `fused=True` from the checkpoint and checks no shape. The fused kernel
-    of `step()` then reads and writes as many elements as the parameter has: memory behind the state is overwritten.
-    If fewer parameters are trained than the model has, the optimizer may belong to another model: a warning. If the
-    checkpoint does not have the model, nothing can be compared: a note.
+    Why: `load_state_dict` takes the states and `fused=True` from the checkpoint and does not check the shapes. The
+    fused kernel of `step()` then reads and writes as many elements as the parameter has. If the state is smaller, the
+    kernel overwrites other memory of the process.
+    The finding is a warning if the optimizer trains fewer parameters than the model has, because it may belong to
+    another model. It is a note if the checkpoint does not contain the model, because nothing can be compared.
 
     Example: `exp_avg` of shape [1] for a weight of shape [4096, 4096], with `fused=True` in the parameter group.
 
@@ -200,7 +201,9 @@ def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_unchecked_issue(optimizer: str) -> Issue:
-    message = f"{optimizer}: the sizes of its states are not checked, because the checkpoint does not contain its model"
+    message = (
+        f"{optimizer}: the sizes of its states were not checked, because the checkpoint does not contain its model"
+    )
     help = "save the optimizer and its model in one dict, or audit their folder"
     return Issue(message, help=help, severity=Severity.NOTE, about=optimizer)
 

@@ -40,9 +40,8 @@ def _build_issue(odd: Oddity, help: str) -> Issue:
 def trailing_bytes(subject: Subject) -> Iterator[Issue]:
     """The file has data after the end of its content.
 
-    Why: a reader that starts at the front and a reader that starts at the back see two different files. Attackers hide
-    data from a scanner in this way. Otherwise the data is the rest of a longer file, or of a download that did not
-    stop.
+    Why: some programs read a file from its start and some from its end, so they may read different contents. Attackers
+    use this to hide data from a scanner. The data can also be left over from a longer file, or from a broken download.
 
     Example: a second archive or a script appended to `model.pt`, a zip comment, bytes after the pickle in data.pkl.
 
@@ -56,9 +55,9 @@ def trailing_bytes(subject: Subject) -> Iterator[Issue]:
 def unused_bytes(subject: Subject) -> Iterator[Issue]:
     """The file holds bytes that no loader reads.
 
-    Why: these bytes take space, travel with every copy, and everyone can read them. They are weights that were removed
-    from the pickle but not from the archive, or another file that was hidden. Another library may take the archive for
-    its own and load that file.
+    Why: these bytes take space in every copy, and everyone who has the file can read them. They may be weights that
+    were removed from the pickle but not from the archive. They may also be a hidden file, which another library may
+    load.
 
     Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records; a file next to
     the arrays of an `.npz`.
@@ -73,11 +72,11 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def misplaced_storage(subject: Subject) -> Iterator[Issue]:
-    """A storage is not where torch computes it to be, so a load with computed offsets reads other bytes.
+    """A storage is not at the offset that torch computes, so a load with computed offsets reads wrong bytes.
 
     Why: with `torch.utils.serialization.config.load.calculate_storage_offsets` and `mmap=True`, torch does not look up
-    where a storage begins: it adds up the sizes of the storages before. If the records are in another order, it
-    silently loads wrong weights. An ordinary `torch.load` is not affected.
+    where a storage begins. Instead, torch adds up the sizes of the earlier storages. If the records are in another
+    order, torch silently loads wrong weights. An ordinary `torch.load` is not affected.
 
     Example: an archive with the record `.format_version` that was unpacked and zipped again in another order.
 
@@ -101,8 +100,8 @@ def _needs_mapped_format(subject: Subject) -> str | None:
 def misaligned(subject: Subject) -> Iterator[Issue]:
     """A tensor does not begin at a multiple of its element size.
 
-    Why: a memory-mapped file (`mmap=True`, safetensors) uses its own bytes as tensors. Misaligned tensors are copied at
-    each load, or fault on a processor that requires alignment, and a GPU reads them slowly.
+    Why: a memory-mapped load (`mmap=True`, safetensors) uses the bytes of the file as tensors. Misaligned tensors are
+    copied at each load, crash on a processor that requires alignment, and are slow to read for a GPU.
 
     Example: a safetensors header that was not padded to a multiple of 8, so that every float32 begins at an odd byte.
 
@@ -147,11 +146,11 @@ def _has_checksum(where: ByteRange) -> bool:
 
 @rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)
 def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The bytes of a record differ from the bytes that were written.
+    """The bytes of a record do not match the checksum in the file.
 
     Why: torch does not verify checksums. A file that was damaged on a disk or in a transfer, or changed by hand, loads
     silently with other weights. Every audit verifies the checksum of data.pkl; `--values` also verifies the checksums
-    of the tensors. No other rule checks such bytes: if you select a rule about values, the target also counts as
+    of the tensors. Rules about values do not check damaged tensors, so with such a rule the target also counts as
     failed.
 
     Example: one bit of `data/3` has flipped since it was saved.
@@ -197,9 +196,10 @@ def missing_shard(subject: Subject) -> Iterator[Issue]:
 def index_mismatch(subject: Subject) -> Iterator[Issue]:
     """The index of a sharded checkpoint contradicts its shards.
 
-    Why: a loader opens the shard that the index names and does not find the tensor. Some loaders (transformers 5) load
-    a tensor that the index does not name; with other loaders its layer keeps random weights. A wrong total misleads
-    code that assigns layers to devices by size. A file that looks like a shard but is not in the index is a note.
+    Why: if the index names the wrong shard, a loader does not find the tensor. If the index does not name a tensor,
+    most loaders leave its layer at random weights; transformers 5 loads the tensor. A wrong total is a warning: it
+    misleads code that assigns layers to devices by size. A file that looks like a shard but is not in the index is a
+    note.
 
     Example: adapters were merged into one shard, and the index was not written again.
 
@@ -223,7 +223,7 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
     """The file is a stream of pickles from before torch 1.6, or a tar archive from before torch 0.1.10.
 
     Why: the format has no central directory and no checksums. The file cannot be memory-mapped, a reader must pass all
-    earlier tensors to reach a later one, and damage to the weights goes unnoticed. torch loads a tar archive only with
+    earlier tensors to reach a later one, and damaged weights cannot be detected. torch loads a tar archive only with
     weights_only=False.
 
     Example: `torch.save(..., _use_new_zipfile_serialization=False)`, or a checkpoint of 2019.
@@ -232,7 +232,7 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
     """
     if Legacy.STREAM in subject.state.traits.legacy:
         yield Issue(
-            "legacy format from before torch 1.6, which has no checksums, so that damage to its values cannot be found",
+            "legacy format from before torch 1.6: it has no checksums, so damaged values cannot be detected",
             help=_SAVE_AGAIN,
         )
     if Legacy.TAR in subject.state.traits.legacy:
@@ -244,12 +244,13 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_digest_as_name)
 def digest_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The name of a file is a digest, and the bytes of the file have another digest.
+    """The bytes of a file do not match the digest that is the name of the file.
 
-    Why: the Hub's cache keeps each file as `blobs/DIGEST` and never hashes the file again. A blob that a damaged disk,
-    an interrupted copy or another person changed is loaded like an original. A name of 64 digits is a SHA-256, a name
-    of 40 digits is the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`. One run hashes up to 256 MB of
-    files on disk, with `--values` all of them; the verdict counts the others.
+    Why: the Hub's cache stores each file as `blobs/DIGEST` and never computes the digest again. So a loader does not
+    notice that a damaged disk, an interrupted copy or another person changed the file. A name of 64 digits is a
+    SHA-256, and a name of 40 digits is the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`. One run
+    hashes up to 256 MB of local files, or all of them with `--values`; the verdict counts the files that were not
+    hashed.
 
     Example: `~/.cache/huggingface/hub/models--x/blobs/4f1d…`, whose SHA-256 is `9c0a…`.
 
@@ -259,7 +260,7 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
         if checked.digest not in (None, checked.file.expected):
             path = checked.file.path
             expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
-            digests = f"its name has digest {expected}…, its bytes have digest {digest}…"
+            digests = f"the name is digest {expected}…, but the bytes have digest {digest}…"
             message = f"{quoting.name(files.get_name(path))}: {digests}"
             help = "delete the blob and download it again"
             yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.get_name(path))

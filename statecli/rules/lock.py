@@ -26,7 +26,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor is new, missing, or differs from the lock file (values, dtype, shape, kind or requires_grad).
 
     Why: a lock records the weights that were reviewed. A checkpoint still loads if it was trained further, lost
-    precision in a conversion, is of another run, or was tampered with.
+    precision in a conversion, comes from another run, or was tampered with.
 
     Example: `encoder.weight` is frozen, but one step of fine-tuning changed it: its digest differs.
 
@@ -45,7 +45,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
         pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == OTHER_SECTION
     }
     if not_locked:
-        message = f"{join_names(tuple(not_locked))}: not compared: not in the lock and not part of a model"
+        message = f"{join_names(tuple(not_locked))}: not part of a model and not in the lock, so not compared"
         yield Issue(message, severity=Severity.NOTE)
 
 
@@ -59,7 +59,7 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     Example: `rms_norm_eps` in `config.json` was 1e-06 when the folder was locked, and is 0.1 now.
 
     Fix: restore the locked file. If the change is intended, run `statecli lock` again and have the changed lines of the
-    lock file reviewed. `--weights-only` compares tensors only.
+    lock file reviewed. To compare only tensors, use `--weights-only`.
     """
     changes = subject.companions or CompanionChanges()
     help = _RESTORE_FILE

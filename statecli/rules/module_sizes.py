@@ -27,9 +27,7 @@ def needs_module(subject: Subject) -> str | None:
     state = subject.full_state
     is_module = state.traits.is_program or any(section.is_module for section in state.state_dicts)
     return (
-        None
-        if is_module
-        else "the target is not a whole pickled module, and load_state_dict checks the shapes of other weights"
+        None if is_module else "the target is not a pickled module; load_state_dict checks the shapes in a state_dict"
     )
 
 
@@ -37,9 +35,9 @@ def needs_module(subject: Subject) -> str | None:
 def module_size_mismatch(subject: Subject) -> Iterator[Issue]:
     """In a pickled module, the size of a weight contradicts the module's settings or its other weights.
 
-    Why: a constructor gives weights their sizes, and a whole module is loaded without it. The kernels of LSTM, GRU and
-    weight_norm trust the sizes: calling the module reads outside of the weight, or crashes. A module with 0 heads
-    divides by zero.
+    Why: loading a whole module does not run its constructor, so nothing checks the sizes of the weights. The kernels of
+    LSTM, GRU and weight_norm do not check them either: a call of the module reads memory outside of the weight, or
+    crashes. An attention module with 0 heads divides by zero.
 
     Example: an LSTM with `hidden_size` 4096 whose `weight_ih_l0` has 1 row.
 

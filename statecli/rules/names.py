@@ -27,7 +27,7 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
 
     Why: macOS, Windows and tools that fold case or normalize text treat the two names as equal. One of the two tensors
     is lost silently when the checkpoint is unpacked or converted. A name with more than 30 combining marks in a row is
-    reported too: no language needs such a name, and to normalize the name may take minutes.
+    reported too: no language needs such a name, and its normalization can take minutes.
 
     Example: `head.Weight` next to `head.weight`.
 
@@ -147,8 +147,8 @@ def _join_wrappers(name: str) -> str:
 def control_characters(subject: Subject) -> Iterator[Issue]:
     """A name contains invisible characters: control, bidirectional or zero-width characters, or a lone surrogate.
 
-    Why: such a name displays as another name, or as nothing. It can colour or overwrite terminal lines, add lines to a
-    log or reverse text. To a reader it can look equal to a well-known name.
+    Why: such a name can look like another name, or like nothing. It can also colour or overwrite lines in a terminal,
+    add lines to a log, or reverse text.
 
     Example: `fc.weight` with a zero-width space in it next to `fc.weight`; a name with a line break.
 

@@ -131,16 +131,16 @@ def _hash_contents(contents: Iterable[str]) -> str:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unsafe_global(subject: Subject) -> Iterator[Issue]:
-    """A pickle of the file imports a name that attacks use.
+    """Loading the file imports or calls a function that attacks use, such as `os.system`.
 
-    Why: unpickling imports and calls every name in the file before anything in the file can be checked. So the author
-    of the file controls the machine of everyone who loads it. Allowed are the names that torch's restricted unpickler
-    accepts, and names that build plain data. Of the other names, this rule reports those with a known harm: Python's
-    own functions, functions of torch and numpy that do not build data, and packages that run code. It also reports an
-    allowed name that is used as no pickler uses it: changed for the whole process, called through another name, or
-    given arguments that make it call or overwrite something. A file `omegaconf.py` next to a pickle that names
-    `omegaconf` is reported too, because Python may import that file. The rule also searches TorchScript code and
-    torch.export programs for calls that reach files or Python.
+    Why: unpickling imports and calls the functions that the file names, before you can check the contents. So the
+    author of the file can run any code on the machine of everyone who loads it. Names that torch's restricted unpickler
+    accepts, and names that build plain data, are not reported. The rule reports other names with a known harm: Python's
+    own functions, functions of torch and numpy that do not build data, and packages that run code.
+    The rule also reports an allowed name in an unusual use: the file changes it for the whole process, calls it through
+    another name, or gives it arguments that make it call or overwrite something. A file `omegaconf.py` next to a pickle
+    that imports `omegaconf` is reported too, because Python may import this file instead of the package. In TorchScript
+    code and torch.export programs, the rule reports calls that reach files or Python.
 
     Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 
@@ -156,10 +156,11 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def unknown_global(subject: Subject) -> Iterator[Issue]:
-    """A pickle of the file imports a name that is not on the allow-list of torch and plain-data types.
+    """Loading the file imports a class or function that is not on the allow-list of torch and plain-data types.
 
-    Why: loading the file needs that package at the right version and runs its code. torch.load refuses the name unless
-    weights_only=False allows everything. statecli does not know whether the name is safe.
+    Why: statecli does not know whether the class or function is safe. Loading the file imports its package and runs its
+    code, and fails if the package is missing or has another version. `torch.load` refuses the file by default; with
+    `weights_only=False` it accepts every name.
 
     Example: `my_project.config.TrainConfig`, an object that is stored next to the weights.
 
@@ -176,8 +177,8 @@ def unknown_global(subject: Subject) -> Iterator[Issue]:
 def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
     """A whole module is pickled as an object, although its state_dict would be enough.
 
-    Why: torch.load needs weights_only=False for the file, which lets the file run any code. It also needs the class
-    under the same name in the same place: when the code moves or changes, the weights cannot be loaded.
+    Why: `torch.load` needs `weights_only=False` for the file, which lets the file run any code. It also needs the class
+    under the same name in the same module: if the code moves or changes, the weights cannot be loaded.
 
     Example: `torch.save(model, "net.pt")`.
 
@@ -197,8 +198,9 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
 def nested_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle is hidden in a string of another pickle, or in a record that holds no tensors.
 
-    Why: the pickle runs when a program that knows it unpickles it, and scanners that stop at `data.pkl` never see it.
-    statecli reads it like the others, and the other rules check the names that it imports.
+    Why: `torch.load` does not run the hidden pickle, but another program may unpickle it later and run its code.
+    Scanners that stop at `data.pkl` do not see it. statecli scans the hidden pickle too, and the other rules check its
+    imports.
 
     Example: `extra/hook.pkl` next to `data.pkl` in the archive; bytes in a state_dict that begin with `\\x80\\x04`.
 
@@ -222,11 +224,11 @@ def _build_nested_issue(subject: Subject, pickle: ScannedPickle) -> Issue:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
-    """A pickle, or an archive of pickles, could not be read to its end.
+    """A pickle, or an archive of pickles, could not be scanned to its end.
 
-    Why: statecli knows what loading runs only up to that point. Attackers write pickles that break off, inflate without
-    end or give a wrong position, so that scanners give up and report nothing. With frames that no pickler writes, two
-    unpicklers read different opcodes from the same bytes.
+    Why: the part that was not scanned may run code when the file is loaded. Attackers write pickles that end too early,
+    decompress without end or give a wrong position, so that scanners give up and report nothing. Or they write frames
+    that no pickler writes, so that two unpicklers read different opcodes from the same bytes.
 
     Example: a `data.pkl` of 200 KB that inflates to 200 MB; a pickle that calls a function and then ends in the middle.
 
@@ -242,8 +244,8 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     """Loading the file takes far more memory or time than its size explains.
 
     Why: a few bytes of a pickle can request any amount of memory, and a dictionary key can take forever to hash. The
-    process that loads the file is killed or hangs, also with `weights_only=True`, and cannot be interrupted. No pickler
-    writes such a file: a pickler writes the data itself.
+    process that loads the file is killed or hangs, even with `weights_only=True`. torch.save and pickle do not write
+    such a file, because they write the data itself.
 
     Example: `bytearray(2**36)` or `list(range(2**40))` next to the tensors; a tuple that holds itself twice, 64 levels
     deep, as a key of a dict; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
@@ -257,24 +259,25 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unsafe_data(subject: Subject) -> Iterator[Issue]:
-    """The file holds values that make ordinary programs read other memory, delete files or run code.
+    """The file has numbers or texts that make common programs read other memory, delete files or run code.
 
-    Why: `torch.load(weights_only=True)` returns numbers and texts unchecked, and programs trust them. A wrong position
-    in the state of a random generator makes the next draw of numpy or torch read other memory, and a text in the state
-    of Python's generator is formatted, at any length. Lightning downloads, unpickles and deletes the paths in the state
-    of a ModelCheckpoint; MMEngine and MMCV 1 delete the path of the best checkpoint. With `assign_to_params_buffers` in
-    `_metadata`, `load_state_dict` replaces the parameters, and an existing optimizer keeps training the old ones.
-    Optimizers and schedulers compute powers of integers exactly: a large exponent takes hours.
-    `torch.compiler.load_cache_artifacts` unpickles a file that begins as a cache of compiled code.
-    Other programs run texts of the file: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine
-    runs its saved configuration, HQQ evaluates the letters of a dtype, fairseq evaluates texts of its configuration,
-    and Composer evaluates the `repr` of an algorithm. Composer also calls the class of a transformers model, and writes
-    the files of a tokenizer to the paths that the checkpoint names.
-    Two cases are warnings: a `class_path`, a `type` or a scope of MMEngine that statecli does not know, or a text among
-    the hyperparameters of LightningCLI (those with an `_instantiator`) that may name a class or a configuration file;
-    and Python files in a tokenizer of Composer, or a class of its model that statecli does not know.
-    Two cases are notes: a path in a store such as s3, or with the usual name of MMEngine and MMCV (`best_*.pth`); and a
-    key of `_metadata` that torch does not write.
+    Why: `torch.load(weights_only=True)` returns numbers and texts without a check, and other programs trust them.
+    Code: LightningCLI calls the name at a `class_path` in the hyperparameters. MMEngine runs its saved configuration.
+    HQQ evaluates the name of a dtype, fairseq evaluates texts of its configuration, and Composer evaluates the `repr`
+    of an algorithm. Composer also calls the class of a transformers model. `torch.compiler.load_cache_artifacts`
+    unpickles a file that begins like a cache of compiled code.
+    Files: Lightning downloads, unpickles and deletes the paths in the state of a ModelCheckpoint. MMEngine and MMCV 1
+    delete the path of the best checkpoint. Composer writes the files of a tokenizer to the paths in the checkpoint.
+    Memory and time: a wrong position in the state of a random generator makes numpy or torch read other memory at the
+    next random number. A text in the state of Python's generator can fill the memory. Optimizers and schedulers
+    compute powers of integers exactly, so a large exponent takes hours.
+    Training: with `assign_to_params_buffers` in `_metadata`, `load_state_dict` replaces the parameters, and an existing
+    optimizer keeps training the old parameters.
+    The finding is a warning for a name that statecli does not know: a `class_path`, a `type` or scope of MMEngine, or
+    the class of a model of Composer. It is also a warning for Python files in a tokenizer of Composer, and for texts
+    that may name a class or a configuration file in the hyperparameters of LightningCLI (those with an
+    `_instantiator`). The finding is a note for a path in a store such as s3, for a path with a usual name of MMEngine
+    and MMCV (`best_*.pth`), and for a key of `_metadata` that torch does not write.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.
@@ -347,15 +350,15 @@ _REPLACEMENTS = (
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
-    """`torch.load(path)` refuses the file, because a pickle in the file imports a name that is not on torch's list.
+    """`torch.load(path)` refuses the file, because the file imports a name that is not on torch's allow-list.
 
-    Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its list. Everyone who
-    loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for each
-    name. statecli has the list of torch 2.13. torch.load also refuses opcodes that torch.save does not write (such as
-    those of pickle protocol 4), and a call of a class such as torch.FloatStorage.
-    Training libraries open their own files with their own list. So the states of DeepSpeed and Megatron are a note, and
-    so is a `training_args.bin` or `rng_state.pth` that is audited by itself. In the audit of a training folder the rule
-    skips these two files.
+    Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its allow-list. Everyone
+    who loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
+    each name. statecli uses the allow-list of torch 2.13. torch.load also refuses a call of a class such as
+    torch.FloatStorage, and opcodes that torch.save does not write, such as the opcodes of pickle protocol 4.
+    Training libraries load their own files with their own allow-list. So the finding is a note for the states of
+    DeepSpeed and Megatron, and for a single file such as `training_args.bin` or `rng_state.pth`. In the audit of a
+    training folder, files with such names are not reported.
 
     Example: `torch.save({"model": model.state_dict(), "args": args}, path)`, where `args` is an `argparse.Namespace`.
 

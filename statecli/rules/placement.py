@@ -47,10 +47,10 @@ def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -
 def accelerator_device(subject: Subject) -> Iterator[Issue]:
     """Tensors are recorded on a device that not every machine has.
 
-    Why: `torch.load` restores each tensor to its recorded device. On a machine without that device it raises, unless
-    `map_location` is given. The first GPU is a note. A later GPU (`cuda:3`) is a warning: few machines have it, and
-    loading fills the wrong GPU. A device that policy `device` does not name is an error. `cuda` without a number is the
-    first GPU, unless the loading program has chosen another.
+    Why: `torch.load` restores each tensor to its recorded device. On a machine without that device, it raises an error
+    unless `map_location` is given. The first GPU is a note. A later GPU (`cuda:3`) is a warning: few machines have it,
+    and a load may fill the wrong GPU. A device that is not in `policy.device` is an error. `cuda` without a number
+    counts as the first GPU.
 
     Example: a checkpoint that rank 3 of a training run saved names `cuda:3` for each of its tensors.
 
@@ -77,9 +77,9 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
 def mixed_devices(subject: Subject) -> Iterator[Issue]:
     """The parameters and buffers of one model are on several devices.
 
-    Why: the first operator that combines tensors of two devices raises an error. A common cause is a tensor that
-    forward created, or that was not registered when the model moved. A model that is split over GPUs on purpose is also
-    reported.
+    Why: the first operator that combines tensors of two devices raises an error. Common causes are a tensor that
+    forward created, and a tensor that was not registered when the model moved. A model that is split over GPUs on
+    purpose is also reported.
 
     Example: all weights are on `cuda:0`, and `mask` is on the CPU.
 

@@ -112,15 +112,15 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
 
 def _describe_unchanged(count: int, *, is_certain: bool) -> str:
     if count == 1:
-        return f"the only matching tensor {'did not change' if is_certain else 'is not known to have changed'}"
-    return f"none of {count} tensors {'changed' if is_certain else 'is known to have changed'}"
+        return f"the only matching tensor {'did not change' if is_certain else 'could not be compared'}"
+    return f"none of {count} tensors changed{'' if is_certain else ', as far as they could be compared'}"
 
 
 @rule(Severity.ERROR, needs_must_not_change)
 def changed_tensor(subject: Subject) -> Iterator[Issue]:
     """Tensors that must not change according to the policy differ from the reference.
 
-    Why: a backbone that should be frozen has drifted, or was saved from another run.
+    Why: a backbone that should be frozen was trained, or comes from another run.
 
     Example: `policy.must-not-change = ["encoder.*"]` after training a head on it.
 
@@ -133,8 +133,8 @@ def changed_tensor(subject: Subject) -> Iterator[Issue]:
             yield Issue(f"policy.must-not-change {glob!r} matches no tensor of the target or the reference", help=_GLOB)
         for change in changes:
             if change.not_compared is not None:
-                message = f"{change.fqn}: inconclusive for policy.must-not-change {glob!r}: {change.not_compared}"
-                help = "compare the tensor by hand, or exclude it from the glob"
+                message = f"{change.fqn}: cannot check policy.must-not-change {glob!r}: {change.not_compared}"
+                help = "compare the tensor by hand, or change the glob so that it does not match"
                 yield Issue(message, change.fqn, change.section, help)
             elif change.status is not Status.IDENTICAL:
                 message = f"{change.fqn}: {_describe_change(change)}, which policy.must-not-change {glob!r} forbids"

@@ -23,7 +23,7 @@ def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 
-_STORED = "no action if you run the archive as it is; to save it in a state_dict, register it in the class"
+_STORED = "no action if you run the archive as it is; to save the tensor in a state_dict, register it in the class"
 
 
 def _is_archive(subject: Subject) -> bool:
@@ -94,9 +94,9 @@ _LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute o
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
     """A buffer is registered with `persistent=False`, so it is not saved, and a load does not restore it.
 
-    Why: the buffer is not in `state_dict()`. The finding is an error if the constructor draws the values at random, and
-    a note if statecli cannot run the constructor again. There is no finding if the constructor gives the same values
-    each time, as for a position table.
+    Why: a loaded model has the values that the constructor gives, not the values before saving. The finding is an error
+    if the constructor draws the values at random, and a note if statecli cannot run the constructor again. If the
+    constructor gives the same values each time, as for a position table, the buffer is not reported.
 
     Example: `self.register_buffer("noise", torch.randn(8), persistent=False)`.
 
@@ -115,7 +115,8 @@ def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
 def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
     """A buffer requires grad.
 
-    Why: the buffer collects gradients that no optimizer applies, and keeps their autograd graph in memory.
+    Why: no optimizer updates the buffer, because `model.parameters()` does not return it. Its gradients only take time
+    and memory.
 
     Example: `self.register_buffer("prior", torch.ones(3, requires_grad=True))`.
 

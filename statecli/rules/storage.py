@@ -83,11 +83,11 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.NOTE)
 def tied_tensors(subject: Subject) -> Iterator[Issue]:
-    """Several names are one tensor (tied weights): they share one storage entirely.
+    """Several names refer to one tensor (tied weights).
 
     Why: a change to one name changes all of them, also after loading. safetensors keeps one of the names and needs the
     class to tie the others again. A tool that copies tensor by tensor unties the weights and doubles their bytes.
-    Tensors that an optimizer, a scheduler or a callback shares with a model, or within itself, are not reported.
+    The rule reports only tensors of models, not tensors of an optimizer, a scheduler or a callback.
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
@@ -124,10 +124,10 @@ def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
 def shared_slices(subject: Subject) -> Iterator[Issue]:
     """Different views of one storage share some of their bytes.
 
-    Why: a write to one view changes the other, and their names do not show it. safetensors refuses to save such views,
-    and a tool that copies tensor by tensor separates them. Slices without a common byte do no such harm and are not
-    reported, even if they are interleaved like the columns of a matrix. If too many slices are interleaved to check all
-    of them, a note reports it.
+    Why: a write to one view also changes the other view, and the names do not show this. safetensors refuses to save
+    such views, and a tool that copies tensor by tensor separates them. Views without a common byte are not reported,
+    even if they are interleaved like the columns of a matrix. If a storage has too many interleaved views to check all
+    of them, the finding is a note.
 
     Example: `w` next to `w_t = w.t()`, or `table[:10]` next to `table[5:]`.
 
@@ -196,8 +196,8 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
 
     Example: one adapter saved in float32 among weights of float16.
 
-    Fix: no action if this is intended; otherwise call `model.to(dtype)` before saving, and set policy `dtype` to
-    enforce it.
+    Fix: no action if this is intended; otherwise call `model.to(dtype)` before saving. To enforce one dtype, set
+    `policy.dtype`.
     """
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     for section in subject.state.sections:
@@ -256,10 +256,11 @@ def _needs_dtype_policy(subject: Subject) -> str | None:
 def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
     """A floating-point tensor of a model has a dtype that the policy does not allow.
 
-    Why: a float32 tensor in a bfloat16 release takes twice the space and time, and a float16 tensor may have lost
-    values permanently. Optimizer state keeps its own precision and is not checked.
+    Why: a float32 tensor in a bfloat16 release takes twice the space and time. A float16 tensor may have lost values:
+    large values became infinite, and small values became zero. Optimizer state keeps its own precision and is not
+    checked.
 
-    Example: policy `dtype = ["bfloat16"]`, and `norm.weight` is float32.
+    Example: `policy.dtype = ["bfloat16"]`, and `norm.weight` is float32.
 
     Fix: cast the tensor before saving, or add its dtype to the policy.
     """
@@ -286,11 +287,11 @@ def _needs_size_policy(subject: Subject) -> str | None:
 def too_large(subject: Subject) -> Iterator[Issue]:
     """The tensors take more bytes than the policy allows.
 
-    Why: a registry, a device or a repository rejects a checkpoint that is too large, but late. An optimizer state or a
-    second copy of the weights that was saved by mistake shows first in the size. Storages count whole, and shared
-    storages count once.
+    Why: a registry, a device or a repository rejects a checkpoint that is too large, but late. The size also reveals an
+    optimizer state or a second copy of the weights that was saved by mistake. Each storage counts with all its bytes,
+    and a shared storage counts once.
 
-    Example: policy `max-bytes = 500000000`, and a checkpoint with its optimizer takes three times that.
+    Example: `policy.max-bytes = 500000000`, and a checkpoint with its optimizer takes three times as many bytes.
 
     Fix: save fewer tensors, use a narrower dtype, or raise `max-bytes`.
     """

@@ -75,8 +75,8 @@ def nan(subject: Subject) -> Iterator[Issue]:
     """A tensor has values that are not a number.
 
     Why: NaN spreads. A NaN in a weight makes every output that uses the weight NaN; a NaN in an optimizer's state makes
-    the weight NaN at the next step. A checkpoint with NaN comes from a training that has diverged. Outside of model and
-    optimizer the finding is a note, for example a best metric that is not known yet.
+    the weight NaN at the next step. A checkpoint with NaN usually comes from a training that diverged. Outside of a
+    model and an optimizer the finding is a note: for example, a best metric is NaN before the first evaluation.
 
     Example: `fc.weight` of a run in float16 whose loss scale was too high: 12 of 4,096 values are NaN.
 
@@ -97,9 +97,9 @@ def inf(subject: Subject) -> Iterator[Issue]:
     """A tensor has infinite values.
 
     Why: infinity times zero and infinity minus infinity are NaN, so outputs become NaN as well. In a weight or an
-    optimizer's state, infinity is an overflow. In a buffer it may be intended: a mask of zeros and -inf, or a minimum
-    that starts at infinity, is a note; any other infinity in a buffer is a warning. Outside of model and optimizer the
-    finding is a note. A single number there, such as a best score that starts at infinity, is not reported.
+    optimizer's state, infinity is an overflow. In a buffer, infinity may be intended: a mask of zeros and -inf, or a
+    minimum that starts at infinity, is a note. Any other infinity in a buffer is a warning. Outside of a model and an
+    optimizer the finding is a note, and a single number, such as a best score that starts at infinity, is not reported.
 
     Example: `fc.weight` cast to float16 with a value of 70,000: 1 of 4,096 values is infinite.
 
@@ -117,8 +117,8 @@ def inf(subject: Subject) -> Iterator[Issue]:
 def sparse_indices(subject: Subject) -> Iterator[Issue]:
     """The indices of a sparse tensor lie outside its shape.
 
-    Why: `torch.load` does not check them, and operators such as `to_dense()` read and write wherever the indices point,
-    outside the memory of the tensor. A file can choose the place and the value.
+    Why: `torch.load` does not check the indices. Operators such as `to_dense()` then read and write memory outside of
+    the tensor, and the file chooses the place and the value.
 
     Example: a tensor of shape [4] whose only index is 1,000,000,000.
 
@@ -147,12 +147,12 @@ def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:
 
 @rule(Severity.NOTE, needs_values)
 def all_zero(subject: Subject) -> Iterator[Issue]:
-    """A weight of two dimensions or more is zero throughout.
+    """All values of a weight of two dimensions or more are zero.
 
-    Why: zeros may be intended, as in a residual branch that starts at zero. They may also be weights that were never
-    written: a sharded save that gathered nothing, or a file with holes. Biases, norms, counters, buffers and tensors
-    smaller than 1 kB are zero in many sound checkpoints and are not reported. Weights that are known to start at zero
-    are not reported either: B of a LoRA, tables of positions. If all weights are zero, the finding is a warning.
+    Why: zeros may be intended, for example in a residual branch that starts at zero. Or the weights were never written:
+    a sharded save gathered nothing, or the file has holes. Biases, norms, counters, buffers and tensors smaller than
+    1 kB are zero in many sound checkpoints and are not reported. Weights that usually start at zero, such as B of a
+    LoRA and tables of positions, are not reported either. If all weights are zero, the finding is a warning.
 
     Example: `layers.3.mlp.weight` of a checkpoint whose third shard was gathered on the wrong rank.
 
@@ -168,11 +168,11 @@ def all_zero(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.NOTE, needs_values)
 def constant(subject: Subject) -> Iterator[Issue]:
-    """All values of a weight of two dimensions or more are equal and not zero.
+    """All values of a weight of two dimensions or more are the same number, and it is not zero.
 
-    Why: equal rows compute the same and learn the same. Such a weight was never initialized, or is a placeholder. Not
-    reported are weights that are often constant in sound checkpoints: norms, biases and counters (one dimension),
-    scales of channels (only one dimension larger than 1), and tensors smaller than 1 kB.
+    Why: with equal rows, all outputs of the layer are equal and learn the same. Such a weight was never initialized, or
+    is a placeholder. Weights that are often constant in sound checkpoints are not reported: norms, biases and counters
+    (one dimension), scales of channels (only one dimension larger than 1), and tensors smaller than 1 kB.
 
     Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
 
@@ -210,13 +210,13 @@ def _report_by_section(
 
 @rule(Severity.WARNING, needs_values)
 def denormal(subject: Subject) -> Iterator[Issue]:
-    """At least 1 % of a tensor's values, and at least 4,096 of them, are denormal (below its dtype's normal numbers).
+    """Many values of a tensor are denormal, that is, smaller than the smallest normal number of the dtype.
 
-    Why: a processor takes a hundred times longer for a denormal operand. With 1 % of them a matrix product takes ten
-    times as long on a CPU or more, and these values are as good as zero. They come from weight decay on weights that
-    get no gradient. Tensors that are not multiplied are a note: biases, and an optimizer's moments, which decay without
-    a gradient. Fewer than 4,096 values cost less than 0.15 ms a row and are not reported. float16 and smaller dtypes
-    are not reported either, because they are widened before a computation.
+    Why: a CPU takes about a hundred times longer for a denormal operand. With 1 % of them, a matrix product takes ten
+    times as long or more, although these values are practically zero. They come from weight decay on weights that get
+    no gradient. A tensor is reported if at least 1 % and at least 4,096 of its values are denormal; fewer values cost
+    less than 0.15 ms a row. Tensors that are not multiplied are a note: biases, and an optimizer's moments, which decay
+    without a gradient. float16 and smaller dtypes are not reported, because they are widened before a computation.
 
     Example: `embed.weight`, of which 30 % have decayed to 1e-40.
 
@@ -229,7 +229,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else Severity.NOTE
             yield _build_issue(
-                subject, tensor, text, "set them to zero, or call torch.set_flush_denormal(True)", severity
+                subject, tensor, text, "set these values to zero, or call torch.set_flush_denormal(True)", severity
             )
 
 
@@ -240,9 +240,9 @@ def _needs_known_dtype(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_values, _needs_known_dtype)
 def overflows_dtype(subject: Subject) -> Iterator[Issue]:
-    """A value does not fit the dtype that the policy requires: it becomes infinite or NaN, or wraps around.
+    """A value is too large for the dtype that the policy requires: a cast makes it infinite, NaN or the largest number.
 
-    Why: `model.to(torch.float16)` silently turns a value of 70,000 into infinity, and the first forward with it gives
+    Why: `model.to(torch.float16)` silently turns a value of 70,000 into infinity, and then forward gives infinity or
     NaN. The limit is half a step above the dtype's largest number: 65,520 for float16. A float8 dtype without infinity
     gives NaN instead, or the largest number. An optimizer's state is not cast with the model and is not checked.
 
@@ -271,12 +271,12 @@ def overflows(value: float, dtype: str) -> bool:
 def duplicate_values(subject: Subject) -> Iterator[Issue]:
     """Tensors that are not tied have the same bytes, shape and dtype.
 
-    Why: each copy is saved separately, and weights that were tied in the model are trained apart from now on. Copies
-    may be intended: copies of a layer start equal. Constants, buffers, tensors smaller than 1 kB and values that are
-    computed alike for each layer (`A_log` of Mamba) are not reported. Tensors of two sections, such as a model and its
+    Why: each copy takes space, and weights that were tied in the model are trained separately after a load. Copies may
+    be intended: copied layers start equal. Constants, buffers, tensors smaller than 1 kB and values that each layer
+    computes in the same way (`A_log` of Mamba) are not reported. Tensors of two sections, such as a model and its
     average, are not compared.
 
-    Example: `lm_head.weight` and `embed.weight`, tied in the model, cloned before they were saved.
+    Example: `lm_head.weight` and `embed.weight` are tied in the model, but were cloned before saving.
 
     Fix: tie the tensors in the model, or save one of them and tie the other when loading.
     """
@@ -311,12 +311,12 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
 
 @rule(Severity.WARNING, needs_values)
 def unread_values(subject: Subject) -> Iterator[Issue]:
-    """No rule could check the values of a tensor.
+    """The values of a tensor could not be read as numbers, so no rule has checked them.
 
-    Why: a rule that did not run has not passed. A dtype that holds no numbers, a quantized tensor without its scale, or
-    windows that overlap without end are warnings. Text is a note, and so is a tensor on meta, which has no values on
-    purpose. Without `--values` all of these are notes, and the verdict counts them. Unreadable bytes are not a finding:
-    the target fails, with any selection and baseline.
+    Why: a rule that did not run has not passed. The finding is a warning for a dtype that is not numeric, a quantized
+    tensor without its scale, and a view with too many overlapping elements. It is a note for text, and for a tensor on
+    meta, which has no values. Without `--values`, the finding is always a note, and the verdict counts the tensors.
+    Unreadable bytes are not a finding: the target fails, and no option or baseline accepts this.
 
     Example: `codes` of dtype bits8.
 

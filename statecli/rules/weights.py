@@ -26,14 +26,14 @@ _STEPS = re.compile(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|itera
 
 @rule(Severity.WARNING, needs_values)
 def untrained_adapter(subject: Subject) -> Iterator[Issue]:
-    """An adapter is zero throughout, so the model with it computes the same as its base model.
+    """An adapter has no effect: the factors that start at zero are still zero.
 
-    Why: LoRA multiplies two factors, and `lora_B` starts at zero. If all of them are zero after training, no optimizer
-    step reached the adapter: its parameters were not in the optimizer, or the run saved another copy of them.
+    Why: LoRA multiplies two factors, and `lora_B` starts at zero. If every `lora_B` is zero after training, no
+    optimizer step reached the adapter: its parameters were not in the optimizer, or the run saved another copy of them.
     The finding is a warning if the checkpoint has a sign of training. Signs are an optimizer's state in the file or
-    folder, or a step or epoch above 0 in its settings or in `trainer_state.json`. Without such a sign it is a note: the
-    adapter may have been saved before training. If only some of the factors are zero after training, it is a note,
-    because not every layer needs to get a gradient. Before training, this is not reported.
+    folder, or a step or epoch above 0 in its settings or in `trainer_state.json`. Without such a sign the finding is a
+    note, because the adapter may have been saved before training. If only some of the factors are zero after training,
+    the finding is a note, because some layers may get no gradient. Without a sign of training, it is not reported.
 
     Example: `adapter_model.safetensors` next to a `trainer_state.json` with `global_step` 500, each `lora_B` zero.
 
@@ -91,14 +91,14 @@ _MASK = re.compile(r"mask", re.IGNORECASE)
 def outlier(subject: Subject) -> Iterator[Issue]:
     """Very few values of a weight are a thousand times as large as all its others.
 
-    Why: training does not produce such a value. Its cause is a flipped bit of an exponent, a failing memory or disk, or
-    an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.
-    The measure is robust. It divides the largest size by the fourth largest of a sample of each block of 512 kB, and
-    takes the largest such number of all blocks. The sample is one element in 61, for small tensors every element. The
-    rule checks floating-point parameters of 64 elements or more, but not masks, buffers and optimizer states. A region
-    of many damaged values is not an outlier.
-    On 204 honest checkpoints of transformers and torch, with random weights and after three steps of training, the rule
-    has no finding (`benchmarks/honest_checkpoints.py`).
+    Why: training does not produce such a value. Its cause is a flipped bit of an exponent, faulty memory or a faulty
+    disk, or an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.
+    For each block of 512 kB, the rule takes the fourth largest absolute value of a sample: one element in 61, or every
+    element of a small tensor. The largest of these numbers is the typical size, with which the rule compares the
+    largest absolute value of the tensor. The rule checks floating-point parameters of 64 elements or more, but not
+    masks, buffers and optimizer states. A region of many damaged values is not an outlier.
+    The rule has no finding on 204 sound checkpoints of transformers and torch, with random weights and after three
+    steps of training (`benchmarks/honest_checkpoints.py`).
 
     Example: `fc.weight`, drawn from N(0, 1), with one value of 50,000.
 

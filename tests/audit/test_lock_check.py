@@ -140,7 +140,7 @@ def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
     Path("notes.txt").write_text("hello")
     torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "ck/m/optimizer.pt")
     for words in (shards, ["ck/m/optimizer.pt"], ["notes.txt", *shards, "ck/m/optimizer.pt"]):
-        beside = ("ck/m", "optimizer: not compared: not in the lock and not part of a model")
+        beside = ("ck/m", "optimizer: not part of a model and not in the lock, so not compared")
         assert audit(statecli, "--as-found", *words, lock="one.json") == (0, [beside]), words
     assert audit(statecli, *shards, lock="one.json")[0] == 1
 

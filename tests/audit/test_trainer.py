@@ -159,7 +159,7 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     (note,) = (one for one in result.json["findings"] if one["rule"] == "lock-mismatch")
     assert (note["severity"], note["message"]) == (
         "note",
-        "optimizer: not compared: not in the lock and not part of a model",
+        "optimizer: not part of a model and not in the lock, so not compared",
     )
     shutil.copy("ck/model.safetensors", "ck/other.safetensors")
     result = statecli("audit", "ck", "--lock", "l.json")

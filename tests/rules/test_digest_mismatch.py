@@ -50,7 +50,7 @@ def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(found, snapshot,
     """Of weights, named by their SHA-256, and of a small file, named as git does."""
     spoil(snapshot / name)
     (finding,) = found(RULE, snapshot)
-    assert finding.message.startswith(f"{name}: its name has digest {(snapshot / name).resolve().name[:12]}…")
+    assert finding.message.startswith(f"{name}: the name is digest {(snapshot / name).resolve().name[:12]}…")
 
 
 def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(found, snapshot):

@@ -252,7 +252,7 @@ def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
     torch.save({"net": checkpoint["model"], "a": {"b": {"c": checkpoint["optimizer"]}}}, tmp_path / "t.pt")
     (error, _), (note, message) = mismatches(tmp_path / "t.pt")
     assert (error, note) == (Severity.ERROR, Severity.NOTE)
-    assert "a.b.c: the sizes of its states are not checked" in message
+    assert "a.b.c: the sizes of its states were not checked" in message
 
 
 def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):

@@ -259,7 +259,7 @@ def test_a_stale_view_has_its_line(device):
 def test_on_its_own_device_it_is_told_what_was_measured():
     """Nothing has been moved from the cpu to the cpu."""
     (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
-    what = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
+    what = "keeps its memory when the model moves, so a move to another device does not move the tensor"
     assert finding.message == f"table: {what}"
 
 
