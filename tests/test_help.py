@@ -189,6 +189,9 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
         ("lock", "--digest blake3|sha256 Hash algorithm for tensor values. [default: blake3]"),
         ("verify", "[default: cpu; meta for a model that is built from a config.json]"),
         ("audit", "[default: warning]"),
+        ("inspect", "-v, --verbose Also show why each tensor counts as parameter or buffer"),
+        ("report", "-v, --verbose Also show why each tensor counts as parameter or buffer"),
+        ("bisect", "-v, --verbose Show all notes, even if there are many of the same kind."),
     ],
 )
 def test_defaults_are_shown(command, said):

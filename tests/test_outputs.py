@@ -76,7 +76,7 @@ def reports(*outputs):
         (("--report", "sarif=."), "cannot be written: is a folder"),
         (
             ("--report", "sarif=a.pt"),
-            "--report sarif=a.pt: the command reads a.pt from this file; write to another file",
+            "--report sarif=a.pt: the command also reads this file; write to another file",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_the_configuration_names_is_never_written_to(statecli, here, path, 
     before = Path(path).read_bytes()
     result = statecli("audit", "b.pt", *((option, path) if option == "-o" else (option, f"json={path}")))
     assert (result.code, result.out) == (2, "")
-    assert f"the command reads {path} from this file; write to another file" in result.err
+    assert "the command also reads this file; write to another file" in result.err
     assert Path(path).read_bytes() == before
 
 
@@ -130,7 +130,7 @@ def test_what_is_read_is_never_written_to(statecli, here, words, path, option):
     before = Path(path).read_bytes()
     result = statecli(*words, *((option, path) if option == "-o" else (option, f"json={path}")))
     assert result.code == 2
-    assert "the command reads " in result.err
+    assert "the command also reads this file" in result.err
     assert Path(path).read_bytes() == before
 
 

@@ -172,9 +172,7 @@ class _CommandLine(Caller):
             read = {where.path for tensor in state.tensors for where in tensor.ranges}
             for output, path in itertools.product(existing, read):
                 if os.path.exists(path) and os.path.samefile(path, str(output.path)):
-                    raise UsageError(
-                        f"{output.option_text}: the command reads {state.target} from this file; write to another file"
-                    )
+                    raise UsageError(f"{output.option_text}: the command also reads this file; write to another file")
 
     def check_files(self, paths: Sequence[str]) -> None:
         for output in self._outputs:

@@ -118,7 +118,7 @@ def check_not_read(target: OutputTarget, paths: Iterable[str]) -> None:
         return
     for text in paths:
         if os.path.exists(text) and (os.path.samefile(text, target.path) or _is_part(target.path, text)):
-            raise UsageError(f"{target.option_text}: the command reads {text} from this file; write to another file")
+            raise UsageError(f"{target.option_text}: the command also reads this file; write to another file")
 
 
 def check_place(path: str, option_text: str) -> None:

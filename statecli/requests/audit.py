@@ -190,7 +190,7 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
     if loaded.is_judged:
         weakened.append(
             "cannot weaken rules about pickles or rules of plugins, because this file is in the audited folder and may "
-            "come from the author of the pickles: to allow it, give --config"
+            "come from the author of the pickles; if you trust the file, give it with --config"
         )
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")

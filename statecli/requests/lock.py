@@ -24,7 +24,7 @@ def reads_values(options: LockOptions, extra: ExtraInputs) -> bool:  # noqa: ARG
 
 
 #: What reads tensor values, for an error.
-VALUES_ARE_READ = "only values of checkpoints are locked, and these are classes"
+VALUES_ARE_READ = "the targets are model classes, whose values are not locked"
 
 
 def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: ARG001 - as above

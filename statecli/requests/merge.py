@@ -85,19 +85,20 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     own = f"statecli {__version__} with its kernel in {kernels.kernel_name()}"
     if maker != own:
         raise EngineError(
-            f"{part.path}: was made by {maker[:200]}, but this is {own}: install the same version on all machines"
+            f"{part.path}: was written by {maker[:200]}, but this machine has {own}; install the same version on all "
+            "machines"
         )
     if head.shard[1] != first_head.shard[1]:
-        why = f"was made with {head.shard[1]} shards, but {first.path} with {first_head.shard[1]}"
-        raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
+        why = f"is one of {head.shard[1]} parts, but {first.path} is one of {first_head.shard[1]}"
+        raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
     if head.command != first_head.command:
         why = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
-        raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
+        raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
     names = head.options.keys() | first_head.options.keys()
     for name in sorted(names, key=lambda name: (name not in _TARGETS, name)):
         if head.options.get(name) != first_head.options.get(name):
             why = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
-            raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
+            raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
 
 
 #: Fields of targets, which have no flag.
@@ -125,14 +126,14 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
         if file is None or first_file is None or file.is_another(first_file):
-            why = f"was made from other files than {first.path}, for example {path}"
-            raise UnreadableError(f"{part.path}: {why}: {_REDO_ADVICE}")
+            why = f"was made from different files than {first.path}, for example {path}"
+            raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
         if file != first_file and not copies:
-            why = f"has another modification time than in {first.path}, so the parts may describe different files"
-            raise UsageError(f"{part.path}: {path}: {why}: {_REDO_ADVICE}, {_COPIES_ADVICE}")
+            why = f"{path} has another modification time than in {first.path}, so the file may have changed"
+            raise UsageError(f"{part.path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
     if (head.plan, head.tasks) != (first_head.plan, first_head.tasks):
-        why = f"read another version of the targets than {first.path}"
-        raise UnreadableError(f"{part.path}: {why}: {_REDO_ADVICE}")
+        why = f"was made from other versions of the targets than {first.path}"
+        raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
 
 
 def _check_complete(parts: Sequence[ShardFile]) -> None:
@@ -143,7 +144,7 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
         index = part.head.shard[0]
         if index in paths:
             raise UnreadableError(
-                f"{part.path}: part {index} of {count} is given twice; {paths[index]} is the same part: leave one out"
+                f"{part.path}: is part {index} of {count}, and so is {paths[index]}; leave one of the two files out"
             )
         paths[index] = part.path
     missing = [index for index in range(1, count + 1) if index not in paths]
@@ -163,12 +164,12 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
-            where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge in the folder where --shard ran"
-            raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from it{where}")
+            where = "" if files.is_remote(path) or os.path.isabs(path) else "; merge in the folder where --shard ran"
+            raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{where}")
         if now.is_another(then):
-            raise UnreadableError(f"{path}: has changed since {part.path} was made: {_REDO_ADVICE}")
-        why = f"has another modification time than in {part.path}, so it may be a different file"
-        raise UsageError(f"{path}: {why}: {_REDO_ADVICE}, {_COPIES_ADVICE}")
+            raise UnreadableError(f"{path}: has changed since {part.path} was made; {_REDO_ADVICE}")
+        why = f"has another modification time than in {part.path}, so the file may have changed"
+        raise UsageError(f"{path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
 
 
 # --- options of the command -------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
         raise UnreadableError(
-            f"{path}: is not a part: its line 1 names the command {head.command[:40]!r}, which does not have --shard"
+            f"{path}: is not a part file: line 1 names the command {head.command[:40]!r}, which does not have --shard"
         )
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
@@ -230,14 +231,14 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
     _refuse_code(specs.difference(allowed))
     for text in allowed:
         if text not in specs | plugins:
-            why = "the parts name neither a class nor a plugin of this name"
+            why = "the parts do not use a class or plugin of this name"
             raise UsageError(f"{option('--code', text)}: {why}; leave the option out")
 
 
 def _refuse_code(names: Collection[str]) -> None:
     for text in sorted(names):
         code = option("--code", text, quoted=True)
-        raise UsageError(f"{text}: merging these parts would import and run this code; to allow this, give {code}")
+        raise UsageError(f"{text}: merging these parts imports and runs this code; if you trust the code, give {code}")
 
 
 def _check_urls(options: Options, typed: Sequence[str]) -> None:
@@ -245,8 +246,8 @@ def _check_urls(options: Options, typed: Sequence[str]) -> None:
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed:
         if text not in urls:
-            listed = f"they name {', '.join(urls)}" if urls else "they name no URL"
-            raise UsageError(f"{option('--url', text)}: the parts do not name this URL; {listed}")
+            listed = f"give one of {', '.join(urls)}" if urls else "leave the option out, because they have no URL"
+            raise UsageError(f"{option('--url', text)}: the parts do not have this URL; {listed}")
     for text in urls:
         if _MASK in text and text not in typed:
             raise UsageError(
@@ -275,8 +276,8 @@ class _MergedResults:
                 self._add(n, key, stored)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
-            why = f"all parts together have {planned} results, expected {parts[0].head.tasks}"
-            raise UnreadableError(f"{parts[0].path}: {why}: {_REDO_ADVICE}")
+            why = f"expected {parts[0].head.tasks} results in all parts together, found {planned}"
+            raise UnreadableError(f"{parts[0].path}: {why}; {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored: StoredResult) -> None:
         from statecli.shards import tasks
@@ -285,8 +286,7 @@ class _MergedResults:
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
             raise UnreadableError(
-                f"{where}: this result differs from the result of another part for the same file or tensor: "
-                f"{_REDO_ADVICE}"
+                f"{where}: another part has a different result for the same file or tensor; {_REDO_ADVICE}"
             )
         if not stored.derived or earlier is stored:
             self._owners[key] = part
@@ -316,11 +316,8 @@ class _MergedResults:
 
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
-            raise UnreadableError(
-                f"{where}: no part has the result for this file or tensor, but a part has one for an unknown one: "
-                f"{_REDO_ADVICE}"
-            )
-        raise UnreadableError(f"{where}: has changed since the parts were made: {_REDO_ADVICE}")
+            raise UnreadableError(f"{where}: the parts do not have a result for this file or tensor; {_REDO_ADVICE}")
+        raise UnreadableError(f"{where}: has changed since the parts were made; {_REDO_ADVICE}")
 
     def _look_up(self, key: Key, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
@@ -331,8 +328,8 @@ class _MergedResults:
         field = check_results.find_invalid_field(key.function, task, result)
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
-            why = f"is not a possible result for {name} (field {field})"
-            raise UnreadableError(f"{path}: line {stored.line} {why}: run this shard again")
+            why = f"has an impossible result for {name} (field {field})"
+            raise UnreadableError(f"{path}: line {stored.line} {why}; run this shard again")
         self._failed |= tasks.has_failed(result)
         self._unused.pop(key, None)
         return result
@@ -345,7 +342,8 @@ class _MergedResults:
             part = self._parts[index]
             line = part.results[key].line
             raise UnreadableError(
-                f"{part.path}: line {line} is a result that does not belong to this command: {_REDO_ADVICE}"
+                f"{part.path}: line {line} has a result of a file or tensor that this command does not read; "
+                f"{_REDO_ADVICE}"
             )
 
 

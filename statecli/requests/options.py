@@ -90,14 +90,14 @@ Include = Annotated[
     tuple[str, ...],
     Option(
         ("--include", "-i"),
-        "Use only tensors whose name matches GLOB (repeatable).",
+        "Use only tensors whose name matches GLOB, such as 'encoder.*' (repeatable).",
         "GLOB",
         Group.TENSORS,
     ),
 ]
 Exclude = Annotated[
     tuple[str, ...],
-    Option(("--exclude", "-x"), "Ignore tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
+    Option(("--exclude", "-x"), "Leave out tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
 ]
 Kinds = Annotated[
     tuple[Kind, ...],
@@ -122,7 +122,7 @@ InitDevice = Annotated[
     str | None,
     Option(
         ("--init-device",),
-        "Build the model on DEVICE; use meta for models that do not fit in memory. "
+        "Build the model on DEVICE. Use meta for a model that does not fit in memory. "
         "[default: cpu; meta for a model that is built from a config.json]",
         "DEVICE",
         Group.PROCESS,
@@ -133,7 +133,8 @@ AsClass = Annotated[
     bool,
     Option(
         ("--class",),
-        "Build the model class that the config.json of a folder or repository names, even if there are weights.",
+        "Build the model class that config.json names, and do not read the weights. Use this for a folder or "
+        "repository that has both.",
         argument="as_class",
         group=Group.PROCESS,
     ),
@@ -142,7 +143,8 @@ ConfigJson = Annotated[
     str | None,
     Option(
         ("--config-json",),
-        "Give the constructor a config object (a dataclass or a config class) with the fields in FILE.",
+        "Build the model with the settings in FILE (JSON). Use this for a class whose constructor takes a config "
+        "object: a dataclass or a config class.",
         "FILE",
         Group.PROCESS,
     ),
@@ -151,20 +153,22 @@ TrustRemoteCode = Annotated[
     bool,
     Option(
         ("--trust-remote-code",),
-        "Run the Python files that the auto_map of a config.json names. Without this option, code that comes with a "
-        "checkpoint never runs.",
+        "Run the Python files that come with a checkpoint (auto_map in its config.json). Use this only if you trust "
+        "the author; without this option, such files never run.",
         group=Group.PROCESS,
     ),
 ]
 All = Annotated[
     bool,
     Option(
-        ("--all",), "List each tensor and finding on its own line instead of grouping similar ones.", group=Group.ROWS
+        ("--all",),
+        "Show each tensor and each finding on its own line. By default, similar ones share a line.",
+        group=Group.ROWS,
     ),
 ]
 Tree = Annotated[
     bool,
-    Option(("--tree",), "Show a tree of modules with the number of tensors and the size of each.", group=Group.ROWS),
+    Option(("--tree",), "Show a tree of modules, each with its number of tensors and its size.", group=Group.ROWS),
 ]
 Unchanged = Annotated[bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)]
 NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
@@ -172,7 +176,7 @@ NameStatus = Annotated[
     bool,
     Option(
         ("--name-status",),
-        "Print only the letter (A added, D deleted, M modified, R renamed) and name of each changed tensor.",
+        "Print only the name of each changed tensor, after a letter: A added, D deleted, M modified, R renamed.",
         group=Group.ROWS,
     ),
 ]
@@ -185,17 +189,21 @@ Lines = Annotated[
 Top = Annotated[
     int | None,
     Option(
-        ("--top",), "Show only the N largest tensors (in diff: the N largest changes), in one list.", "N", Group.ROWS
+        ("--top",), "Show only the N largest tensors, in one list; in diff, the N largest changes.", "N", Group.ROWS
     ),
 ]
 Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only what makes the command fail, and what was not checked. Does not shorten json, jsonl, csv, sarif, "
-        "junit and gitlab.",
+        "Print only the reasons for a failure, and what was not checked. The formats json, jsonl, csv, sarif, junit "
+        "and gitlab are always complete.",
         group=Group.ROWS,
     ),
+]
+AllNotes = Annotated[
+    bool,
+    Option(("--verbose", "-v"), "Show all notes, even if there are many of the same kind.", group=Group.ROWS),
 ]
 Verbose = Annotated[
     bool,
@@ -237,8 +245,8 @@ def _set_format_of_suffix(options: "OutputOptions | RulesOptions | ConfigOptions
 
 _OUTPUT_FORMAT = Option(
     ("--output-format", "-f"),
-    "Write the result in this format. Default: the suffix of -o FILE names it (html, json, jsonl, csv, md, sarif); "
-    "else a table on a terminal, and plain rows in a pipe.",
+    "Write the result in this format. By default, the suffix of -o FILE decides (html, json, jsonl, csv, md, sarif); "
+    "otherwise a terminal gets a table, and a pipe gets plain rows.",
     "FORMAT",
     Group.OUTPUT,
 )
@@ -267,14 +275,14 @@ NoProgress = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    Option(("--timeout",), "Exit with status 2 if the command takes longer than SECONDS.", "SECONDS", Group.PROCESS),
+    Option(("--timeout",), "Stop the command after SECONDS, with exit status 2.", "SECONDS", Group.PROCESS),
 ]
 Debug = Annotated[bool, Option(("--debug",), "Show the Python traceback of an error.", group=Group.PROCESS)]
 Jobs = Annotated[
     int,
     Option(
         ("--jobs", "-j"),
-        "Number of processes (threads for URLs) that read tensor values; 0 means one per core.",
+        "Read tensor values with N processes (threads for URLs); 0 means one per core.",
         "N",
         Group.VALUES,
     ),
@@ -283,7 +291,8 @@ Executor = Annotated[
     Any,
     Option(
         ("--executor",),
-        "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray.",
+        "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray. Use dask, mpi or ray "
+        "to read on several machines.",
         "ENGINE",
         Group.DISTRIBUTION,
         type=str,
@@ -294,7 +303,8 @@ Shard = Annotated[
     str | None,
     Option(
         ("--shard",),
-        "Read only part I of N of the tensor values, and write a part file for statecli merge.",
+        "Read only part I of N of the tensor values, and write a part file. Run the N parts as separate jobs, then "
+        "join the files with statecli merge.",
         "I/N",
         Group.DISTRIBUTION,
     ),
@@ -309,7 +319,10 @@ NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration fi
 Plugins = Annotated[
     tuple[str, ...],
     Option(
-        ("--plugin",), "Add the rules of MODULE, a module or a Python file (repeatable).", "MODULE", argument="plugins"
+        ("--plugin",),
+        "Also use your own rules in MODULE, a Python module or file (repeatable).",
+        "MODULE",
+        argument="plugins",
     ),
 ]
 Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
@@ -323,12 +336,17 @@ IgnoredRules = Annotated[
     tuple[str, ...],
     Option(("--ignore",), "Do not report findings of this rule or rule group (repeatable).", "RULE", Group.TASK),
 ]
-BaselineFile = Annotated[str | None, Option(("--baseline",), "Accept the findings listed in FILE.", "FILE", Group.TASK)]
+BaselineFile = Annotated[
+    str | None,
+    Option(
+        ("--baseline",), "Accept the findings listed in FILE: they do not make the command fail.", "FILE", Group.TASK
+    ),
+]
 WriteBaseline = Annotated[
     str | None,
     Option(
         ("--write-baseline",),
-        "Write all findings of this run to FILE as accepted; requires --reason.",
+        "Write all findings of this run to FILE (requires --reason). Give later runs --baseline FILE to accept them.",
         "FILE",
         Group.TASK,
     ),
@@ -337,8 +355,8 @@ ForwardInputs = Annotated[
     tuple[str, ...],
     Option(
         ("--input",),
-        "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), or "
-        "name=2x3 for the argument name (repeatable: one per argument).",
+        "Call forward with a tensor of SHAPE, such as 2x3x224x224 (repeatable: one per argument). Write "
+        "'int64:2x16<30522' for integers below 30522, and name=2x3 for the argument called name.",
         "SHAPE",
         argument="inputs",
     ),
@@ -347,7 +365,8 @@ ForwardInputsFrom = Annotated[
     str | None,
     Option(
         ("--input-from",),
-        "Call forward with the arguments that the function MAKE of FILE.PY returns.",
+        "Call forward with the arguments that the function MAKE in FILE.PY returns. Use this if --input cannot "
+        "describe the arguments.",
         "FILE.PY:MAKE",
         argument="inputs",
         aliases=("--inputs",),
@@ -360,8 +379,8 @@ InspectedTarget = Annotated[
     str,
     Target(
         "TARGET",
-        "A checkpoint, a folder with one, - for standard input, or a model: file.py:Class, "
-        "package.module:Class(arg=1), file.py:make, a function that builds the model, timm:resnet50, or a folder "
+        "A checkpoint, a folder with a checkpoint, or - for standard input. Or a model: file.py:Class, "
+        "package.module:Class(arg=1), file.py:make (a function that builds the model), timm:resnet50, or a folder "
         "or config.json that names the class.",
     ),
 ]
@@ -369,7 +388,8 @@ KindsFromModel = Annotated[
     str | None,
     Option(
         ("--model",),
-        "Use this model class to tell parameters from buffers. auto: the class named in config.json.",
+        "Compare the checkpoint with this model class, which also shows which tensors are parameters and which are "
+        "buffers. auto: the class named in config.json.",
         "SPEC",
         suggestions=("auto",),
     ),
@@ -385,7 +405,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     report: Reports = ()
     color: Colors = Color.AUTO
     quiet: Quiet = False
-    verbose: Verbose = False
+    verbose: AllNotes = False
     no_progress: NoProgress = False
     debug: Debug = False
     timeout: Timeout = None
@@ -434,7 +454,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--to",),
-            "Move the tensors to DEVICE and report those that do not follow.",
+            "Move the tensors to DEVICE, and report each tensor that does not move. Use meta to check without a GPU.",
             "DEVICE",
             suggestions=("cuda", "cpu", "meta"),
         ),
@@ -444,34 +464,38 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     model: KindsFromModel = None
     stats: Annotated[
         bool,
-        Option(("--stats",), "Read the values and show min, max, mean, std, and the numbers of zeros, NaN and Inf."),
+        Option(("--stats",), "Read the values, and show min, max, mean, std and the number of zeros, NaN and Inf."),
     ] = False
     distributions: Annotated[
         bool,
         Option(
             ("--distributions",),
-            "Read the values twice, and write the histogram, the quantiles and the first values of each tensor to JSON "
-            "and HTML (includes --stats).",
+            "Add a histogram, quantiles and the first values of each tensor to JSON and HTML. Reads the values twice, "
+            "and includes --stats.",
         ),
     ] = False
     spectra: Annotated[
         bool,
         Option(
             ("--spectra",),
-            "Compute singular values of the model's matrices for about a minute at most, the smallest matrices first. "
-            "Write them to JSON and HTML (includes --stats).",
+            "Add the singular values of the model's matrices to JSON and HTML. Takes about a minute at most, with the "
+            "smallest matrices first, and includes --stats.",
         ),
     ] = False
     parts: Annotated[
         bool,
-        Option(("--parts",), "List the tensors of each quantized weight below the weight.", group=Group.ROWS),
+        Option(
+            ("--parts",),
+            "Below each quantized weight, list its tensors: codes, scales, zero points and others.",
+            group=Group.ROWS,
+        ),
     ] = False
     input: Annotated[
         tuple[str, ...],
         Option(
             ("--input",),
-            "List the tensors that forward creates, too: call forward once, with a tensor of this shape: 2x3, or "
-            "'int64:2x16<30522' for integers below 30522 (repeatable: one per argument).",
+            "Call forward with a tensor of SHAPE, such as 2x3, and also list the tensors that forward creates "
+            "(repeatable: one per argument). Write 'int64:2x16<30522' for integers below 30522.",
             "SHAPE",
             argument="inputs",
         ),
@@ -480,8 +504,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--input-from",),
-            "List the tensors that forward creates, too: call forward once, with the arguments that the function MAKE "
-            "of FILE.PY returns.",
+            "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the tensors that "
+            "forward creates. Use this if --input cannot describe the arguments.",
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),
@@ -496,12 +520,13 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     shard: Shard = None
     sort: Annotated[
         TensorOrder | None,
-        Option(("--sort",), "Sort tensors by name or, largest first, by size.", group=Group.ROWS),
+        Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=Group.ROWS),
     ] = None
+    verbose: Verbose = False
 
 
 class ReportOptions(SharedOptions, frozen=True, kw_only=True):
-    """Write a page to browse a checkpoint or model. -o FILE.html saves it; --stats adds the values."""
+    """Write an HTML page to browse a checkpoint or model. -o FILE.html names the page; --stats adds the values."""
 
     target: InspectedTarget
     model: KindsFromModel = None
@@ -509,30 +534,34 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--stats",),
-            "Read the values, and show a histogram, quantiles and the first values of each tensor, and how large the "
-            "values are from layer to layer.",
+            "Read the values, and show a histogram, quantiles and the first values of each tensor. The page also "
+            "compares the size of the values from layer to layer.",
         ),
     ] = False
     spectra: Annotated[
         bool,
         Option(
             ("--spectra",),
-            "Compute singular values of the matrices for about a minute at most, the smallest matrices first, and show "
-            "them (includes --stats).",
+            "Show the singular values of the matrices. Takes about a minute at most, with the smallest matrices first, "
+            "and includes --stats.",
         ),
     ] = False
+    verbose: Verbose = False
 
 
 class DiffOptions(ListOptions, frozen=True, kw_only=True):
     """Compare two checkpoints: names, dtypes, shapes and values. Exit with status 1 if they differ."""
 
-    before: Annotated[str, Target("BEFORE", "A checkpoint, a folder with one, or a model class: file.py:Class.")]
+    before: Annotated[
+        str, Target("BEFORE", "A checkpoint, a folder with a checkpoint, or a model class: file.py:Class.")
+    ]
     after: Annotated[str, Target("AFTER", "The checkpoint or class to compare with, in any format.")]
     map: Annotated[
         tuple[str, ...],
         Option(
             ("--map",),
-            "Replace REGEX by REPLACEMENT in the tensor names of BEFORE, then compare (repeatable).",
+            "Replace REGEX by REPLACEMENT in the tensor names of BEFORE (repeatable). Use this if tensors have other "
+            "names in AFTER.",
             "REGEX=REPLACEMENT",
         ),
     ] = ()
@@ -540,7 +569,11 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).", "FIELD")
     ] = ()
     bitwise: Annotated[
-        bool, Option(("--bitwise",), "Compare bits: -0.0 differs from 0.0, and a NaN from a NaN with other bits.")
+        bool,
+        Option(
+            ("--bitwise",),
+            "Compare the bits of values: -0.0 differs from 0.0, and NaN differs from a NaN with other bits.",
+        ),
     ] = False
     atol: Annotated[
         float,
@@ -548,37 +581,48 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     ] = 0.0
     rtol: Annotated[float, Option(("--rtol",), "Relative tolerance; see --atol.")] = 0.0
     metadata_only: Annotated[
-        bool, Option(("--metadata-only",), "Read no values; compare only names, dtypes, shapes and other metadata.")
+        bool, Option(("--metadata-only",), "Compare only names, dtypes, shapes and other metadata; do not read values.")
     ] = False
-    no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
+    no_renames: Annotated[
+        bool, Option(("--no-renames",), "Do not detect renamed tensors; show them as deleted and added.")
+    ] = False
     only: Annotated[
         tuple[str, ...],
-        Option(("--only",), "Fail if a tensor outside GLOB changed (repeatable).", "GLOB"),
+        Option(
+            ("--only",),
+            "Allow changes of tensors that match GLOB, and fail if another tensor changed (repeatable).",
+            "GLOB",
+        ),
     ] = ()
     frozen: Annotated[
         tuple[str, ...],
-        Option(("--frozen",), "Fail if a tensor whose name matches GLOB changed (repeatable).", "GLOB"),
+        Option(
+            ("--frozen",), "Fail if a tensor that matches GLOB changed, and allow other changes (repeatable).", "GLOB"
+        ),
     ] = ()
     changed: Annotated[
         tuple[str, ...],
         Option(
-            ("--changed",), "Fail if no tensor that matches GLOB changed (repeatable: each GLOB is checked).", "GLOB"
+            ("--changed",),
+            "Fail if no tensor that matches GLOB changed, and allow all changes (repeatable: each GLOB is checked).",
+            "GLOB",
         ),
     ] = ()
     cast: Annotated[
-        bool, Option(("--cast",), "Fail if a tensor that differs is more than an exactly rounded cast of the old one.")
+        bool,
+        Option(("--cast",), "Allow casts, and fail if a tensor differs by more than the rounding to the new dtype."),
     ] = False
     adapter: Annotated[
         str | None,
         Option(
             ("--adapter",),
-            "Fail if AFTER is not BEFORE with this LoRA adapter merged into it, up to rounding.",
+            "Check a merge: fail if AFTER is not BEFORE with this LoRA adapter merged, up to rounding.",
             "ADAPTER",
         ),
     ] = None
     sort: Annotated[
         ChangeOrder | None,
-        Option(("--sort",), "Sort tensors by name or, largest first, by size or change.", group=Group.ROWS),
+        Option(("--sort",), "Sort tensors by name, or by size or change with the largest first.", group=Group.ROWS),
     ] = None
     unchanged: Unchanged = False
     name_only: NameOnly = False
@@ -587,7 +631,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--verbose", "-v"),
-            "Also show of each change: the first index that differs, the mean difference, L2 norm, cosine and rank.",
+            "Also show for each change the first index that differs, the mean difference, L2 norm, cosine and rank.",
             group=Group.ROWS,
         ),
     ] = False
@@ -607,13 +651,13 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that tensors are moved, saved and trained with the model. An error sets exit status 1."""
+    """Test that tensors are moved, saved and trained with the model. Exit with status 1 if a test finds an error."""
 
     target: Annotated[
         str,
         Target(
             "MODEL",
-            "A model: file.py:Class, package.module:Class(arg=1), file.py:make, a function that builds it, "
+            "A model: file.py:Class, package.module:Class(arg=1), file.py:make (a function that builds the model), "
             "timm:resnet50, or a folder or config.json that names the class.",
         ),
     ]
@@ -663,12 +707,12 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     write_baseline: WriteBaseline = None
     reason: Reason = None
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also show what each proof compared, and all notes.", group=Group.ROWS)
+        bool, Option(("--verbose", "-v"), "Also show the comparisons of each proof, and all notes.", group=Group.ROWS)
     ] = False
 
 
 class FixOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find and fix bugs in the source of a model class. Each edit passes verify; --write writes the edits."""
+    """Find and fix bugs in the source of a model class. Shows edits that pass verify; --write writes the edits."""
 
     target: Annotated[
         str, Target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
@@ -714,17 +758,20 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     no_values: Annotated[bool, Option(("--no-values",), "Do not read the values of tensors.", group=Group.VALUES)] = (
         False
     )
-    lock: Annotated[str | None, Option(("--lock",), "Check the targets against this lock file.", "FILE")] = None
+    lock: Annotated[
+        str | None,
+        Option(("--lock",), "Check that the targets match this lock file, written by statecli lock.", "FILE"),
+    ] = None
     frozen_only: Annotated[
         bool,
         Option(
             ("--frozen-only",),
-            "Compare only frozen tensors with the lock file: parameters with requires_grad=False, and those that the "
-            "key policy.frozen of the configuration names.",
+            "Compare only frozen tensors with the lock file. These are parameters with requires_grad=False, and "
+            "tensors that match policy.frozen in the configuration.",
         ),
     ] = False
     weights_only: Annotated[
-        bool, Option(("--weights-only",), "Check only tensors against the lock file, not settings and other files.")
+        bool, Option(("--weights-only",), "Compare only tensors with the lock file, not settings and other files.")
     ] = False
     against: Annotated[
         str | None,
@@ -764,7 +811,8 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
         str,
         Target(
             "MODEL",
-            "Model class: file.py:Class. Without it, an error message of load_state_dict is read from standard input.",
+            "Model class: file.py:Class. Without MODEL, statecli reads an error message of load_state_dict from "
+            "standard input.",
         ),
     ] = "-"
     checkpoint: Annotated[str | None, Target("CHECKPOINT", "Checkpoint to load into the class.")] = None
@@ -804,7 +852,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 NoCache = Annotated[
     bool,
-    Option(("--no-cache",), "Read all values; do not use or update the cache of statistics.", group=Group.VALUES),
+    Option(("--no-cache",), "Read all values again; do not use or update the cache of statistics.", group=Group.VALUES),
 ]
 RunTargets = Annotated[
     tuple[str, ...], Target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
@@ -812,7 +860,7 @@ RunTargets = Annotated[
 
 
 class LogOptions(OutputOptions, frozen=True, kw_only=True):
-    """Print a line for each checkpoint of a training run. It has the norm, what changed, and new NaN."""
+    """Print a line for each checkpoint of a training run. Each line has the norm, the relative change and new NaN."""
 
     targets: RunTargets
     fail_on: FailOn = Severity.ERROR
@@ -830,15 +878,15 @@ class LogOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class BisectOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find the first checkpoint of a run where a condition holds. Assumes that it then stays true, and reads few."""
+    """Find the first checkpoint of a run where a condition holds. Uses binary search: the condition must stay true."""
 
     targets: RunTargets
     first: Annotated[
         str | None,
         Option(
             ("--first",),
-            "Condition: nan, inf, 'changed GLOB' (a tensor differs from the first checkpoint), or 'cosine<0.9' (the "
-            "cosine of all weights with those of the first checkpoint is smaller). Required.",
+            "Condition to find (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. The last two compare with the "
+            "first checkpoint: a tensor differs, or the cosine of all weights is smaller.",
             "CONDITION",
             suggestions=("nan", "inf", "changed *", "cosine<0.9"),
         ),
@@ -847,21 +895,21 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
-    """Check that a resumed training equals an uninterrupted one. Names the state that the script loses."""
+    """Check that a resumed training equals an uninterrupted one. Reports state that the script does not restore."""
 
     target: Annotated[
         str,
         Target(
             "SCRIPT::FUNCTION",
-            "Function of a training script, called as main(steps=4, save_every=2, save_to=FOLDER, checkpoint=FILE or "
-            "None).",
+            "Training function of a script. statecli calls this function as main(steps=4, save_every=2, "
+            "save_to=FOLDER, checkpoint=FILE or None).",
         ),
     ]
     steps: Annotated[
         int,
         Option(
             ("--steps",),
-            "Train N optimizer steps, and again from the checkpoint of step N/2 (N is even).",
+            "Train N optimizer steps, then resume from the checkpoint of step N/2 and compare (N is even).",
             "N",
             Group.TASK,
         ),
@@ -887,7 +935,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             ("--history",),
-            "Also print the checkpoints that exist already, not only the last of them.",
+            "First print all checkpoints that exist already, not only the last one.",
             group=Group.TASK,
         ),
     ] = False
@@ -895,7 +943,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             ("--fail-on-nan",),
-            "Exit with status 1 as soon as a tensor has NaN or an infinity that it did not have before.",
+            "Exit with status 1 as soon as a tensor gets NaN or infinite values for the first time.",
             group=Group.TASK,
         ),
     ] = False
@@ -907,7 +955,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Look at the tensors of a checkpoint or model in the terminal. Writes nothing."""
+    """Browse the tensors of a checkpoint or model in the terminal. Does not change any file."""
 
     target: Annotated[str, Target("TARGET", "A file, a folder, a URL or a model class.")]
     other: Annotated[str | None, Target("[OTHER]", "A second target, to compare TARGET with.")] = None
@@ -923,7 +971,8 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--code",),
-            "Allow merge to run this model class or plugin, which the parts name (repeatable).",
+            "Allow merge to import and run this model class or plugin (repeatable). Give this if the command with "
+            "--shard used a class or plugin.",
             "SPEC",
             Group.DISTRIBUTION,
         ),
@@ -932,7 +981,8 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Full URL of a checkpoint that the parts read (repeatable). Parts do not store passwords and signatures.",
+            "Give the full URL of a checkpoint (repeatable). Use this for URLs with a password or signature, which "
+            "parts do not store.",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -941,12 +991,13 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--copies",),
-            "Accept parts made from separate copies of the files; compare only their sizes and some of their bytes.",
+            "Accept parts that were made from separate copies of the files. Compares only the sizes and some bytes of "
+            "the copies.",
             group=Group.DISTRIBUTION,
         ),
     ] = False
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also show what -v of the merged command shows.", group=Group.ROWS)
+        bool, Option(("--verbose", "-v"), "Show the same details as -v of the command with --shard.", group=Group.ROWS)
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -960,7 +1011,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
-    name: Annotated[str | None, Target("RULE", "A rule to explain, or a group such as pickles to list.")] = None
+    name: Annotated[str | None, Target("RULE", "A rule to explain, or a group to list, such as pickles.")] = None
     plugin: Plugins = ()
     output_format: ListFormat = None
     output: OutputFile = None
@@ -973,7 +1024,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the configuration of audit, and which file sets each key."""
+    """Print the configuration of audit, with the file of each key."""
 
     config: Config = None
     no_config: NoConfig = False
@@ -1011,7 +1062,7 @@ class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Write the sample models of the tutorial into a folder."""
 
-    folder: Annotated[str, Target("DIR", "Folder to write to. It is made if it does not exist.")]
+    folder: Annotated[str, Target("DIR", "Folder to write to. statecli creates the folder if it does not exist.")]
     debug: Debug = False
 
 
@@ -1019,7 +1070,7 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
     everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
-    remove: Annotated[bool, Option(("--remove",), "Remove what the setup wrote.")] = False
+    remove: Annotated[bool, Option(("--remove",), "Remove the settings that git setup wrote.")] = False
     debug: Debug = False
 
 
@@ -1042,7 +1093,9 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     arguments: Annotated[
         tuple[str, ...],
-        Target("ARGUMENT", "Path, then file, hash and mode of the old version and of the new version, as git gives."),
+        Target(
+            "ARGUMENT", "Path, then file, hash and mode of the old version and of the new version, as passed by git."
+        ),
     ]
 
 

@@ -34,7 +34,7 @@ def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
         if checks and value is not None and not checks & proofs:
             useless = option(flag, value if isinstance(value, str) else value.__name__)
             left_out = f"{option('--check')} leaves out {' and '.join(sorted(proofs))}"
-            raise UsageError(f"{useless}: has no effect, because {left_out}; leave out one of them")
+            raise UsageError(f"{useless}: has no effect, because {left_out}; leave one of the two options out")
 
 
 def reads_values(options: VerifyOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above

@@ -59,14 +59,17 @@ def test_an_empty_one(statecli):
         (("diff", "a.pt", "a.pt", "--metadata-only"), "--metadata-only and --executor mpi contradict each other"),
         (("diff", "a.pt", "a.pt", "--ignore", "values"), "--ignore values and --executor mpi contradict each other"),
         (("diff", "a.pt", "net.py:Net"), "--executor mpi: values are not compared with the class net.py:Net"),
-        (("inspect", "a.pt"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
-        (("inspect", "net.py:Net", "--stats"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
+        (("inspect", "a.pt"), "--executor mpi: inspect reads values only with --stats and a checkpoint"),
+        (
+            ("inspect", "net.py:Net", "--stats"),
+            "--executor mpi: inspect reads values only with --stats and a checkpoint",
+        ),
         (
             ("audit", "a.pt"),
             "--executor mpi: splits the reading of tensor values into parts, but this "
             "command reads no values; add --values or --lock FILE",
         ),
-        (("lock", "net.py:Net"), "--executor mpi: only values of checkpoints are locked"),
+        (("lock", "net.py:Net"), "--executor mpi: the targets are model classes"),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
 )
@@ -90,7 +93,7 @@ def test_mpi_without_ranks(statecli):
     """The line says how a job of several is started."""
     line = told(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
     assert line.startswith(
-        "--executor mpi: this process has no other ranks: start it with mpiexec -n 3 python -m mpi4py"
+        "--executor mpi: there are no other MPI ranks; start statecli with: mpiexec -n 3 python -m mpi4py"
     )
 
 
@@ -132,7 +135,7 @@ def test_from_python_in_the_words_of_its_arguments():
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):
         package.diff("a.pt", "a.pt", executor="threads", jobs=2)
-    with pytest.raises(UsageError, match="executor='threads': inspect reads values only for stats of a checkpoint"):
+    with pytest.raises(UsageError, match="executor='threads': inspect reads values only with stats and a checkpoint"):
         package.inspect("a.pt", executor="threads")
     closed = ThreadPoolExecutor(1)
     closed.shutdown()

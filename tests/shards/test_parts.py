@@ -88,11 +88,11 @@ def test_a_part_that_is_there_twice_is_named(parts, refusal):
     shutil.copy(parts[0], "copy.jsonl")
     assert (
         refusal(*parts, "copy.jsonl")
-        == f"copy.jsonl: part 1 of 2 is given twice; {parts[0]} is the same part: leave one out"
+        == f"copy.jsonl: is part 1 of 2, and so is {parts[0]}; leave one of the two files out"
     )
     assert (
         refusal(parts[1], "parts/*.jsonl")
-        == f"{parts[1]}: part 2 of 2 is given twice; {parts[1]} is the same part: leave one out"
+        == f"{parts[1]}: is part 2 of 2, and so is {parts[1]}; leave one of the two files out"
     )
 
 
@@ -109,9 +109,9 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
         ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
     ):
         other, _ = shares(2, *line, folder=folder)
-        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}: merge parts of one run"
+        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}; merge only parts of the same run"
     other, _ = shares(3, *LINE)
-    why = "was made with 3 shards, but parts/1-of-2.jsonl with 2: merge parts of one run"
+    why = "is one of 3 parts, but parts/1-of-2.jsonl is one of 2; merge only parts of the same run"
     assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
 
 
@@ -133,7 +133,8 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.kernel_name()}"
     assert (
         refusal(*parts)
-        == f"{parts[1]}: was made by statecli {made}, but this is {here}: install the same version on all machines"
+        == f"{parts[1]}: was written by statecli {made}, but this machine has {here}; install the same version on all "
+        "machines"
     )
 
 
@@ -155,13 +156,13 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
 def test_a_target_that_has_changed_is_named(parts, refusal):
     """Of another size, and of the same size with other bytes."""
     Path("b.pt").write_bytes(Path("b.pt").read_bytes() + b"\0")
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: run all shards again"
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
     torch.save({f"w{i}": torch.full((30, 20), float(i + (i % 2))) for i in range(6)}, "b.pt")
     raw = bytearray(Path("b.pt").read_bytes())
     raw[len(raw) // 7 * 3] ^= 1
     raw[0:0] = b""
     Path("b.pt").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: run all shards again"
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
 
 
 def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatch):
@@ -171,7 +172,7 @@ def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatc
     above = [os.path.join("..", path) for path in parts]
     assert (
         refusal(*above)
-        == f"a.pt: cannot be opened, but {above[0]} was made from it: merge in the folder where --shard ran"
+        == f"a.pt: cannot be opened, but {above[0]} was made from this file; merge in the folder where --shard ran"
     )
 
 
@@ -181,7 +182,7 @@ def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal)
     one, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
     two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
-    said = f"{two[1]}: was made from other files than {one[0]}, for example a.pt: run all shards again"
+    said = f"{two[1]}: was made from different files than {one[0]}, for example a.pt; run all shards again"
     assert refusal(one[0], two[1]) == said
 
 
@@ -199,8 +200,7 @@ def test_a_copy_of_a_target_is_the_same(parts, statecli):
 
 
 UNSURE = "run all shards again, or give --copies if each job read a separate copy of the files"
-DIFFERENT = f"so it may be a different file: {UNSURE}"
-OF_DIFFERENT_FILES = f"so the parts may describe different files: {UNSURE}"
+DIFFERENT = f"so the file may have changed; {UNSURE}"
 BIG = "big.safetensors"
 
 
@@ -219,7 +219,7 @@ def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
     assert refusal(*parts) == f"{BIG}: has another modification time than in {parts[0]}, {DIFFERENT}"
     others, _ = shares(2, "inspect", BIG, "--stats", folder="others")
-    said = f"{others[1]}: {BIG}: has another modification time than in {parts[0]}, {OF_DIFFERENT_FILES}"
+    said = f"{others[1]}: {BIG} has another modification time than in {parts[0]}, {DIFFERENT}"
     assert refusal(parts[0], others[1]) == said
     assert statecli("merge", *others).out == statecli("inspect", BIG, "--stats").out
     with pytest.raises(UsageError, match="or give copies if each job read a separate copy of the files"):
@@ -229,10 +229,10 @@ def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
 def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
     """--copies takes nothing for a copy that has another size or other samples."""
     torch.save({f"w{i}": torch.full((30, 20), float(i)) for i in range(6)}, "b.pt")
-    said = f"b.pt: has changed since {parts[0]} was made: run all shards again"
+    said = f"b.pt: has changed since {parts[0]} was made; run all shards again"
     assert refusal(*parts, "--copies") == said
     others, _ = shares(2, *LINE, folder="others")
-    said = f"{others[1]}: was made from other files than {parts[0]}, for example b.pt: run all shards again"
+    said = f"{others[1]}: was made from different files than {parts[0]}, for example b.pt; run all shards again"
     assert refusal(parts[0], others[1], "--copies") == said
 
 
@@ -244,7 +244,7 @@ def test_a_lock_is_of_no_two_states(shares, refusal):
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
     two, _ = shares(2, "lock", BIG, folder="two")
-    said = f"{two[1]}: {BIG}: has another modification time than in {one[0]}, {OF_DIFFERENT_FILES}"
+    said = f"{two[1]}: {BIG} has another modification time than in {one[0]}, {DIFFERENT}"
     assert refusal(one[0], two[1]) == said
 
 
@@ -425,7 +425,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     at = at_a_run(documents)
     documents[at] = {**documents[at], "result": result}
     forged(parts[0], documents)
-    why = f"is not a possible result for {documents[at]['name']} (field {field}): run this shard again"
+    why = f"has an impossible result for {documents[at]['name']} (field {field}); run this shard again"
     assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
@@ -461,7 +461,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
     forged(path, documents)
     field = next(iter(change)) if isinstance(change, dict) else "result"
-    why = f"is not a possible result for w (field {'min' if field == 'max' else field}): run this shard again"
+    why = f"has an impossible result for w (field {'min' if field == 'max' else field}); run this shard again"
     result = statecli("merge", path)
     assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1} {why}\n")
     assert result.out == "" or f"failed: a.pt: {path}: line {at + 1} {why}\n" in result.out
@@ -478,7 +478,7 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
     tasks = documents[0]["tasks"]
-    why = f"all parts together have {tasks - 1} results, expected {tasks}: run all shards again"
+    why = f"expected {tasks} results in all parts together, found {tasks - 1}; run all shards again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
 
 
@@ -492,11 +492,12 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     why = f"has {own + 1} results, but its shard has {own}; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "no part has the result for this file or tensor, but a part has one for an unknown one: run all shards again"
+    why = "the parts do not have a result for this file or tensor; run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
-    said = f"statecli: {parts[0]}: line 2 is a result that does not belong to this command: run all shards again\n"
+    why = "line 2 has a result of a file or tensor that this command does not read; run all shards again"
+    said = f"statecli: {parts[0]}: {why}\n"
     assert (result.code, result.err) == (2, said)
 
 
@@ -598,9 +599,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = (
-        "line 2: this result differs from the result of another part for the same file or tensor: run all shards again"
-    )
+    why = "line 2: another part has a different result for the same file or tensor; run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 
@@ -619,15 +618,15 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     Path("ran").unlink()
     assert (
         refusal(*paths)
-        == "net.py:Net: merging these parts would import and run this code; to allow this, give --code 'net.py:Net'"
+        == "net.py:Net: merging these parts imports and runs this code; if you trust the code, give --code 'net.py:Net'"
     )
     assert not Path("ran").exists()
     assert refusal(*paths, "--code", "net.py:Other").startswith(
-        "net.py:Net: merging these parts would import and run this code"
+        "net.py:Net: merging these parts imports and runs this code"
     )
     assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
     said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
-    assert said == "--code x.py:Y: the parts name neither a class nor a plugin of this name; leave the option out"
+    assert said == "--code x.py:Y: the parts do not use a class or plugin of this name; leave the option out"
 
 
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------

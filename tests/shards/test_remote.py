@@ -50,7 +50,7 @@ def test_a_remote_target_that_changed_is_named(server, statecli, shares):
     paths, _ = shares(2, "inspect", url, "--stats")
     save_file({"w0": torch.ones(3)}, server.folder / "a.safetensors")
     result = statecli("merge", *paths)
-    said = f"statecli: {url}: has changed since {paths[0]} was made: run all shards again\n"
+    said = f"statecli: {url}: has changed since {paths[0]} was made; run all shards again\n"
     assert (result.code, result.out, result.err) == (2, "", said)
 
 
@@ -95,4 +95,4 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
     merged = statecli("merge", *paths, "--url", url, "-f", "json")
     assert (merged.code, merged.out) == (whole.code, whole.out)
     other = statecli("merge", *paths, "--url", "https://elsewhere/x")
-    assert other.err == f"statecli: --url https://elsewhere/x: the parts do not name this URL; they name {shown}\n"
+    assert other.err == f"statecli: --url https://elsewhere/x: the parts do not have this URL; give one of {shown}\n"

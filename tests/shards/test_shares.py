@@ -197,14 +197,14 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
         ("diff a.safetensors net.py:Net", "--shard 1/2: values are not compared with the class net.py:Net"),
         ("diff a.safetensors b.safetensors --device cuda", "--device cuda and --shard 1/2 contradict each other"),
-        ("inspect a.safetensors", "--shard 1/2: inspect reads values only for --stats of a checkpoint"),
+        ("inspect a.safetensors", "--shard 1/2: inspect reads values only with --stats and a checkpoint"),
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
         (
             "audit a.safetensors",
             "--shard 1/2: splits the reading of tensor values into parts, but this "
             "command reads no values; add --values or --lock FILE",
         ),
-        ("lock net.py:Net", "--shard 1/2: only values of checkpoints are locked, and these are classes"),
+        ("lock net.py:Net", "--shard 1/2: the targets are model classes, whose values are not locked"),
         ("diff a.safetensors b.safetensors -f json", "--output-format: parts have a fixed format; give this option"),
         ("diff a.safetensors b.safetensors --report json=x", "--report: parts have a fixed format"),
         ("diff a.safetensors b.safetensors --name-only", "--name-only: parts have a fixed format"),
@@ -212,7 +212,7 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ("audit a.safetensors --values --write-baseline x --reason y", "--write-baseline and --shard 1/2 contradict"),
         (
             "diff a.safetensors b.safetensors -o a.safetensors",
-            "-o a.safetensors: the command reads a.safetensors from this file",
+            "-o a.safetensors: the command also reads this file",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     result = statecli("merge", *paths, "-o", paths[1])
     assert (result.code, result.err) == (
         2,
-        f"statecli: -o {paths[1]}: the command reads {paths[1]} from this file; write to another file\n",
+        f"statecli: -o {paths[1]}: the command also reads this file; write to another file\n",
     )
     assert statecli("merge", *paths, "-o", "a.safetensors").code == 2
 
