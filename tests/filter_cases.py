@@ -98,7 +98,7 @@ PROBLEMS = [
     ("steps elements>many", 1, "elements>many: write a number after >, such as elements>1000"),
     ("nan:", 84, "nan:: write a number after >, such as nan>0"),
     ("dtype:", 84, "dtype:: write a value after :"),
-    ("dtype>3", 84, "dtype>3: dtype is a text; write dtype:VALUE"),
+    ("dtype>3", 84, "dtype>3: dtype is not a number; write dtype:VALUE"),
     (
         "foo:3",
         84,

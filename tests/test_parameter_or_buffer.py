@@ -66,7 +66,7 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     monkeypatch.setattr(parameter_or_buffer, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
     (oddity,) = parameter_or_buffer.classify_tensors(state).oddities
     assert oddity.message == (
-        f"1 optimizer(s) with {len(groups)} groups are too many, so statecli does "
+        f"too many optimizers (1 with {len(groups)} groups), so statecli does "
         "not determine which tensors each optimizer trains"
     )
 
@@ -352,7 +352,7 @@ def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
     """--model: what the class registers, and nothing to find. A tied name that safetensors dropped is told."""
     result = inspected(statecli, tmp_path, spec, entries())
     assert result.code == 0, result
-    assert "has no tied.weight, which is tied to fc.weight" in result.json["notes"][0]["message"]
+    assert "does not have tied.weight, which is tied to fc.weight" in result.json["notes"][0]["message"]
     assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
     assert result.rows()["scale"]["kind"] == "buffer"
 

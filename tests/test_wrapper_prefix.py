@@ -67,7 +67,7 @@ def test_one_prefixed_name_next_to_another_mistake_is_the_same_in_all_commands(n
         assert set(found) == {"wrapper-prefix", "shape-mismatch"}, arguments
         assert found["wrapper-prefix"]["message"] == (
             "1 of 9 names has the prefix 'module.' of a wrapper, which nets.py:Net does not have: "
-            "load_state_dict does not match it"
+            "load_state_dict cannot match this name"
         ), arguments
         assert "strict=False" not in found["wrapper-prefix"]["help"], arguments
 
@@ -112,7 +112,7 @@ def test_the_fix_without_a_class_loads_too(nets, statecli, case):
     state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
     torch.save(state, "net.pt")
     found = findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]
-    assert "of a wrapper, which the plain model does not have: load_state_dict does not match" in found["message"]
+    assert "of a wrapper, which the plain model does not have: load_state_dict cannot match" in found["message"]
     model = nets.Net()
     model.load_state_dict(run(found["help"], state, model))
 

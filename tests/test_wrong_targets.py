@@ -100,8 +100,8 @@ MISTAKES = {
     "then write \"no_package:create_model('x')\"",
     ("inspect", "no_package:create_model('x')"): "no module is called no_package; install the package of no_package, "
     "or correct the name",
-    ("inspect", "Tiny()"): "Tiny(...) is the name of a class or function without its file; write 'net.py:Tiny()'",
-    ("inspect", "Small(3)"): "write 'file.py:Small(3)' with its file or module before the colon",
+    ("inspect", "Tiny()"): "the file or module of Tiny(...) is missing; write 'net.py:Tiny()'",
+    ("inspect", "Small(3)"): "write 'file.py:Small(3)' or 'package.module:Small(3)'",
     ("inspect", "model.bin"): "cannot be opened: no such file or directory",
     ("inspect", "ten.py"): "cannot be opened: no such file or directory",
     ("inspect", "syntax.py"): "syntax.py: is a Python file with a syntax error in line 2: invalid syntax; correct the "
@@ -343,7 +343,7 @@ def test_help_is_a_command(statecli):
         (("compare", "a.pt", "b.pt"), "No such command 'compare'; did you mean 'diff'?"),
         (
             ("inspect", "a.pt", "b.pt"),
-            "inspect takes only TARGET; to check several checkpoints: statecli audit TARGET...",
+            "inspect takes only TARGET; to check several checkpoints, run: statecli audit TARGET...",
         ),
         (
             ("inspect", "a.lock"),

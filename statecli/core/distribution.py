@@ -24,6 +24,6 @@ def describe_mixed_packages() -> str | None:
     if not os.path.exists(os.path.join(folder, _FOREIGN_MODULE)):
         return None
     return (
-        f"{folder}: another project's package statecli is installed here too, with files of the same names: "
-        f"pip uninstall statecli {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+        f"{folder}: the package statecli of another project is also installed, and has overwritten files; run: "
+        f"pip uninstall statecli {DISTRIBUTION}, then: pip install {DISTRIBUTION}"
     )

@@ -55,11 +55,11 @@ LANGUAGE = FilterLanguage(
     | {f"{prefix}{suffix}": 1000.0**n for n, prefix in enumerate("kmgt", 1) for suffix in ("", "b")}
     | {f"{prefix}ib": 1024.0**n for n, prefix in enumerate("kmgt", 1)},
     answers={
-        "field": "{word}: no field {field}; fields are {fields}",
+        "field": "{word}: unknown field {field}; the fields are {fields}",
         "number": "{word}: write a number after {sign}, such as {field}{sign}{example}",
         "value": "{word}: write a value after {sign}",
-        "text": "{word}: {field} is a text; write {field}:VALUE",
-        "choice": "{word}: no tensor has this {field}; there are {values}",
+        "text": "{word}: {field} is not a number; write {field}:VALUE",
+        "choice": "{word}: no tensor has this {field}; the tensors have {values}",
         "word": "{word}: no tensor matches",
         "all": "no tensor matches all words",
     },

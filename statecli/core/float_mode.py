@@ -42,8 +42,8 @@ def keep_denormals() -> Iterator[None]:
     try:
         if flushes_denormals():
             raise StateError(
-                "this thread treats very small (denormal) numbers as zero, and statecli cannot turn this off, so "
-                "values cannot be compared; call torch.set_flush_denormal(False) first"
+                "cannot compare values, because this thread treats denormal (very small) numbers as zero; "
+                "call torch.set_flush_denormal(False) first"
             )
         yield
     finally:

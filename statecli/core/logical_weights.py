@@ -236,7 +236,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
         return facts._replace(defect="" if state is None else "quant_state cannot be read")
     shape, block = source.stored
     if math.prod(shape) not in (held, held - 1):
-        return facts._replace(defect=f"quant_state says {format_shape(shape)}, but weight has {held:,} codes")
+        return facts._replace(defect=f"quant_state records shape {format_shape(shape)}, but weight has {held:,} codes")
     scales = weight.parts.get(Part.SCALES)
     count = -(-math.prod(shape) // block) if block else None
     if scales is None or count is None or math.prod(scales.shape or ()) == count:
@@ -339,7 +339,8 @@ def _describe_experts(source: _Source) -> _Facts:
     defect = ""
     if size * _CODES_PER_BYTE != _MXFP4_GROUP:
         codes = format_shape(weight.codes.shape)
-        return _Facts("mxfp4", 4, defect=f"blocks {codes} do not end in {_MXFP4_GROUP // _CODES_PER_BYTE} bytes")
+        expected = _MXFP4_GROUP // _CODES_PER_BYTE
+        return _Facts("mxfp4", 4, defect=f"blocks have shape {codes}, but the last size must be {expected}")
     if scales is not None and scales.shape != (*leading, groups):
         defect = _format_misfit(scales, weight.codes)
     if weight.codes.fqn.endswith("_blocks") and len(shape) > 2:
@@ -376,4 +377,4 @@ def _format_misfit(part: TensorInfo, codes: TensorInfo, shape: Shape | None = No
 
 def _format_stored(shape: Shape, codes: TensorInfo) -> str:
     name = codes.fqn.rpartition(".")[2]
-    return f"weight_shape says {format_shape(shape)}, which {name} {format_shape(codes.shape)} cannot hold"
+    return f"weight_shape {format_shape(shape)} does not fit {name} {format_shape(codes.shape)}"

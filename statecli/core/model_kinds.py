@@ -69,7 +69,7 @@ def _is_out_of_state_dict(tensor: TensorInfo, state: ModelState) -> bool:
 def _note_renames(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:
     for name, targets in renamed.items():
         example = f"{name} as {' and '.join(targets[:3])}"
-        message = f"{model.target} loads {len(renamed)} entries under other names, for example {example}"
+        message = f"{model.target} renames {len(renamed)} entries when it loads them, for example {example}"
         return [Oddity("renamed-on-loading", message)]
     return []
 
@@ -127,7 +127,8 @@ def _compare_entry(
     findings = []
     if registration.persistent is False:
         message = (
-            f"{tensor.fqn}: unexpected: {model.target} registers it as non-persistent, so a strict load refuses it"
+            f"{tensor.fqn}: unexpected: {model.target} registers this buffer with persistent=False, so a strict load "
+            "fails"
         )
         rule = load_rules.UNEXPECTED_ENTRY
         findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
@@ -173,7 +174,8 @@ def _note_ties_left_out(present: set[str], registered: dict[str, TensorInfo], se
         kept_name = next((name for name in tensor.tied_to if name in present), None)
         if fqn not in present and _is_in_state_dict(tensor) and kept_name:
             message = (
-                f"{section} has no {fqn}, which is tied to {kept_name}: a strict load_state_dict reports it as missing"
+                f"{section} does not have {fqn}, which is tied to {kept_name}; a strict load_state_dict reports a "
+                "missing key"
             )
             notes.append(Oddity("tied-entry-left-out", message, fqn))
     return notes

@@ -68,8 +68,8 @@ def classify_tensors(state: ModelState) -> ModelState:
     ):
         of_groups = f" with {group_count} groups" if group_count > len(state.optimizers) else ""
         message = (
-            f"{len(state.optimizers)} optimizer(s){of_groups} are too many, so statecli does not determine which "
-            "tensors each optimizer trains"
+            f"too many optimizers ({len(state.optimizers)}{of_groups}), so statecli does not determine which tensors "
+            "each optimizer trains"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
     trained = _find_all_trained(state, unclassified, by_convention, tensors)

@@ -86,7 +86,7 @@ def suggest_repository(path: str) -> str:
         return ""
     if os.path.isdir(os.path.dirname(path)):
         return ""
-    return f"for a repository of the Hugging Face hub write hf://{'' if '/' in path else 'ORGANIZATION/'}{path}"
+    return f"for a repository of the Hugging Face hub, write hf://{'' if '/' in path else 'ORGANIZATION/'}{path}"
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
@@ -212,10 +212,11 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         in_library = None if defined else _suggest_transformers(name, call)
         if in_library is not None:
             return in_library
-        what = f"{name}{call and '(...)'} is the name of a class or function without its file; write"
+        what = f"the file or module of {name}{call and '(...)'} is missing; write"
         if defined:
             return Suggestion(what, tuple(map(quote_for_shell, defined)))
-        return Suggestion(f"{what} {quote_for_shell(f'file.py:{name}{call}')} with its file or module before the colon")
+        specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
+        return Suggestion(f"{what} {' or '.join(specs)}")
     if module and not call and not attribute[:1].isupper():
         return Suggestion()  # a file's name with an extension
     missing = f"no Python module is called {top}" if not module else f"the Python module {top} is not installed"

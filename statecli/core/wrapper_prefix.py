@@ -72,7 +72,7 @@ def _describe(
     is_one = count == 1
     if not extra:
         lack = "lacks" if is_one else "lack"
-        differ = f"{lack} the prefix {_quote(lacking)} of a wrapper, which {owner} has"
+        differ = f"{lack} the wrapper prefix {_quote(lacking)} of {owner}"
     else:
         at_start = all(name.startswith(tuple(extra)) for name in affected)
         has = "has the prefix" if is_one else "have the prefix"
@@ -80,7 +80,7 @@ def _describe(
         other = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
         differ = f"{verb} {_quote(extra)} of a wrapper, {other}"
     share = _format_share(count, len(names))
-    return f"{share}{where}{differ}: load_state_dict does not match {'it' if is_one else 'them'}"
+    return f"{share}{where}{differ}: load_state_dict cannot match {'this name' if is_one else 'these names'}"
 
 
 def _format_share(count: int, total: int) -> str:

@@ -253,7 +253,7 @@ def test_other_calls_of_a_library_are_the_users_own(real, statecli):
 def test_what_is_not_there_is_one_line(real, statecli):
     """With what to type."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
-    hub = "for a repository of the Hugging Face hub write hf://ORGANIZATION/bert-base-uncased"
+    hub = "for a repository of the Hugging Face hub, write hf://ORGANIZATION/bert-base-uncased"
     assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}\n"
     Path("empty").mkdir()
     assert (
@@ -512,10 +512,10 @@ def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
 
 def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     """With the fields that have no default; the line works once they are filled in."""
-    line = "write 'net.py:Net(cfg=Config(size=...))' with a value for each ..., or give --config-json FILE"
+    line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each ...; or give --config-json FILE"
     assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
     more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
-    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))' with a value for each ..." in more
+    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each ..." in more
     listed = statecli("inspect", "net.py").err.splitlines()
     assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
     assert listed[3].startswith("Other needs thing; to use net.py:make, add this function with a value for each ...")
