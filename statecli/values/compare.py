@@ -237,7 +237,7 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"all {values} values of each differing block count as changed: {explanation}"
+    reason = f"each block that differs counts as {values} changed values: {explanation}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -246,7 +246,7 @@ def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
         return total.to_delta(shape, _explain_not_numeric(pair.after.data))
     parts = dict(pair.after.parts)
     names = [*(("its own values",) if pair.after.data is not None else ()), *parts]
-    reason_for_parts = f"computed over all its parts together: {', '.join(names)}"
+    reason_for_parts = f"computed over all parts of the tensor together: {', '.join(names)}"
     reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
     delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
@@ -477,7 +477,7 @@ def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotC
 
 
 _RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
-_REORDERED = NotCompared("the values of its inner tensors are stored in another order than before")
+_REORDERED = NotCompared("its inner tensors are stored in another order than before")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 #: Reason of a change without a relative change.
-ZERO_BEFORE = "all values before are zero"
+ZERO_BEFORE = "all old values are zero"
 #: Largest estimated rank: 128 means 128 or more.
 MAX_RANK = 128
 

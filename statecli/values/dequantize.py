@@ -91,11 +91,13 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         table = _read(parts[Part.NESTED_VALUES], name, (256,))
         nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
         if nested.size < scales.size:
-            raise MalformedError(f"{name}: {nested.size} nested scales for {scales.size} scales")
+            raise MalformedError(f"{name}: has {nested.size} nested scales, but {scales.size} scales need one each")
         scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
-        raise MalformedError(f"{name}: {scales.size} scales of {state.blocksize} values for {total} values")
+        raise MalformedError(
+            f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for {total} values"
+        )
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -122,12 +124,12 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
     words = _read_words(parts[Part.CODES], name)
     scales = _read(parts[Part.SCALES], name)
     if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or words.shape[0] * 32 % width:
-        raise MalformedError(f"{name}: codes of {list(words.shape)} are not those of {list(rule.shape)}")
+        raise MalformedError(f"{name}: codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}")
     bits = words.shape[0] * 32 // width
     zeros = _unpack(_read_words(parts[Part.ZEROS], name), bits, height)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[0], width)
     if zeros.shape != scales.shape:
-        raise MalformedError(f"{name}: zero points of {list(zeros.shape)} for scales of {list(scales.shape)}")
+        raise MalformedError(f"{name}: zero points have shape {list(zeros.shape)}, but scales {list(scales.shape)}")
     zeros = zeros.astype(np.float64) + rule.zero_offset
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -157,7 +159,7 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     count = parts[Part.CODES].shape[1]
     bits = count * 32 // width
     if not 1 <= bits <= 8 or -(-width * bits // 32) != count:
-        raise MalformedError(f"{name}: codes of {list(parts[Part.CODES].shape)} are not those of {list(rule.shape)}")
+        raise MalformedError(f"{name}: codes of shape {[height, count]} do not fit a weight of {list(rule.shape)}")
     scales = _read(parts[Part.SCALES], name).reshape(height, -1)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[1], width)
     zeros = np.full(scales.shape, 1 << (bits - 1))
@@ -218,14 +220,14 @@ def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> 
     """Return all values of a part as float64, in its shape. Raises MalformedError if it has another number of them."""
     values = np.asarray(read_all_values(data, name)).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
-        raise MalformedError(f"{name}: {values.size} values where the layout has {math.prod(shape)}")
+        raise MalformedError(f"{name}: has {values.size} values, but the layout needs {math.prod(shape)}")
     return values.reshape(data.shape if shape is None else shape)
 
 
 def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return the words of packed codes as uint32, in the shape of the part."""
     if shape is not None and data.shape != shape:
-        raise MalformedError(f"{name}: codes of {list(data.shape)} where the layout has {list(shape)}")
+        raise MalformedError(f"{name}: codes have shape {list(data.shape)}, but the layout needs {list(shape)}")
     values = np.asarray(read_all_values(data, name))
     return values.astype(np.int64).astype(np.uint32).reshape(data.shape)
 
@@ -234,7 +236,7 @@ def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
     """Return the codes as rows, with strides. Raises MalformedError if they are not of this size."""
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
-        raise MalformedError(f"{name}: codes of {list(data.shape)} where the layout has {list(shape)}")
+        raise MalformedError(f"{name}: codes have shape {list(data.shape)}, but the layout needs {list(shape)}")
     if data.shape != shape and data.strides not in (None, contiguous_strides(data.shape)):
         raise MalformedError(f"{name}: codes with strides {list(data.strides or ())}")
     return replace(
@@ -248,18 +250,20 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     """Return the group of each input channel. Raises MalformedError if a group does not exist."""
     if data is None:
         if count < 1 or width % count:
-            raise MalformedError(f"{name}: {count} groups for {width} input channels")
+            raise MalformedError(f"{name}: has {count} groups, which do not divide {width} input channels equally")
         return np.arange(width) // (width // count)
     groups = _read(data, name, (width,)).astype(np.intp)
     if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
-        raise MalformedError(f"{name}: groups {groups.min()} to {groups.max()}, but {count} groups have scales")
+        raise MalformedError(
+            f"{name}: names groups {groups.min()} to {groups.max()}, but has scales of {count} groups only"
+        )
     return groups
 
 
 def _unpack(words: Array, bits: int, count: int) -> Array:
     """Return the first `count` codes of each row of words: one bit stream, lowest bits first."""
     if not 1 <= bits <= 8 or words.shape[-1] * 32 < count * bits:
-        raise MalformedError(f"{words.shape[-1]} words do not hold {count} codes of {bits} bits")
+        raise MalformedError(f"{words.shape[-1]} packed words are too few for {count} codes of {bits} bits")
     wide = words.astype(np.uint64)
     following = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
     pairs = wide | following << np.uint64(32)

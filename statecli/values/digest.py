@@ -194,7 +194,7 @@ def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> st
         reason = (
             explain_overlap(view)
             if find_element(view.dtype)
-            else f"this version of statecli does not know {view.dtype} elements"
+            else f"this version of statecli does not support {view.dtype} elements"
         )
         if reason:
             raise UnreadableError(f"{data.storage.path}: {name}: {reason}; exclude the tensor with -x")

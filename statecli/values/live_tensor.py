@@ -66,7 +66,7 @@ def _storage_bytes(tensor: Any) -> Array:
 
     storage = tensor.untyped_storage()
     if is_freed(tensor):
-        raise UnreadableError(f"its storage was freed: {storage.nbytes():,} bytes are left")
+        raise UnreadableError(f"its storage was freed and has only {storage.nbytes():,} bytes")
     if storage.device.type != "cpu" or not has_memory(storage):
         raise UnreadableError(f"a {type(tensor).__name__} has no data in memory")
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

@@ -361,7 +361,7 @@ class Assembled(Range):
             filled += self._copy_piece(n, into, start)
             n += 1
         if filled != into.size:
-            raise MalformedError(f"{self._where.path}: {self._what}: its chunks overlap or leave out elements")
+            raise MalformedError(f"{self._where.path}: {self._what}: its chunks overlap or leave gaps")
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
         """Copy the box's bytes of a piece from `start` on; return how many."""
@@ -430,7 +430,10 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
     Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` if unpacking fails.
     """
     if where.length < 0 or where.offset < 0:
-        raise MalformedError(f"{where.path}: {what}: impossible position: {where.length} bytes at byte {where.offset}")
+        raise MalformedError(
+            f"{where.path}: {what}: offset {where.offset} or length {where.length} is negative; the file is damaged: "
+            "copy the file again"
+        )
     with ExitStack() as stack:
         if where.boxes is not None:
             yield Assembled(where, what, stack)
@@ -456,7 +459,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
     tensor = _read_archive(data.storage, name)
     if (tensor.dtype, tensor.shape) != (data.dtype, data.shape):
         raise MalformedError(
-            f"{data.storage.path}: {name}: the index says {data.dtype} {list(data.shape)}, but the array at byte "
+            f"{data.storage.path}: {name}: the index records {data.dtype} {list(data.shape)}, but the array at byte "
             f"{data.storage.offset} holds {tensor.dtype} {list(tensor.shape)}"
         )
     return tensor

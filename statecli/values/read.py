@@ -119,7 +119,7 @@ def explain_out_of_bounds(view: Strided) -> str | None:
     if len(view.shape) != len(view.strides):
         return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
-        return f"impossible shape {list(view.shape)}, strides {list(view.strides)} or offset {view.offset}"
+        return f"shape {list(view.shape)}, strides {list(view.strides)} or offset {view.offset} is negative"
     element = find_element(view.dtype)
     if element is None or 0 in view.shape:
         return None
@@ -127,7 +127,7 @@ def explain_out_of_bounds(view: Strided) -> str | None:
     size = element.size
     end = (view.offset + count_span(view) + packed - 1) // packed * size
     if end > view.memory.size:
-        return f"needs {end} bytes of its storage, but the storage has {view.memory.size}"
+        return f"needs {end} bytes of its storage, but the storage has only {view.memory.size}"
     return None
 
 
@@ -158,7 +158,7 @@ def explain_overlap(view: Strided) -> str | None:
     count, stored = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
         return None
-    return f"{count} elements overlap in {stored} stored elements, too many for statecli to read"
+    return f"{count} elements overlap in only {stored} stored elements, which is too many for statecli to read"
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -393,12 +393,12 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
     if affine.axis is None:
         return dequantize(chunk, affine.zero_points, affine.scales, decoder)
     if not 0 <= affine.axis < len(view.shape):
-        raise UnreadableError(f"quantized along axis {affine.axis}, but the tensor has {len(view.shape)} axes")
+        raise UnreadableError(f"quantized along axis {affine.axis}, but the tensor has {len(view.shape)} dimensions")
     channels, inner = view.shape[affine.axis], prod(view.shape[affine.axis + 1 :])
     if affine.scales.size != channels or affine.zero_points.size not in (1, channels):
         raise UnreadableError(
-            f"{channels} channels need as many scales and 1 or {channels} zero points, but the file has "
-            f"{affine.scales.size} and {affine.zero_points.size}"
+            f"{channels} channels need {channels} scales and 1 or {channels} zero points, but the file has "
+            f"{affine.scales.size} scales and {affine.zero_points.size} zero points"
         )
     index = np.arange(start, start + chunk.size) // inner % channels
     zero_points = affine.zero_points[index] if affine.zero_points.size > 1 else affine.zero_points

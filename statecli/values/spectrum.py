@@ -45,7 +45,9 @@ def compute_spectra(
         elif tensor.data in computed:
             spectrum = computed[tensor.data]
         elif (operations := _count_operations(tensor)) > left:
-            spectrum = Spectrum(reason="too large for the time of one run, about a minute; select it with -i")
+            spectrum = Spectrum(
+                reason="too large for the limit of about a minute a run; select only this matrix with -i"
+            )
         else:
             left -= operations
             spectrum = computed[tensor.data] = _compute(tensor, tensor.data)

@@ -126,7 +126,7 @@ class Tally(NamedTuple):
         elements = math.prod(shape)
         largest = mean = l2 = relative = cosine = None
         if not self.finite:
-            reason = reason or ("no position is finite on both sides" if elements else None)
+            reason = reason or ("at each position, the old or the new value is NaN or Inf" if elements else None)
         elif self.lost and not self.squares.mantissa:
             reason = reason or "changed elements are NaN or Inf"
         else:
@@ -172,7 +172,7 @@ class Tally(NamedTuple):
             return "the relative change is too large for float64"
         if self.squares.mantissa and not all((relative, *others)):
             return "some numbers are too small for float64"
-        return None if self.after.mantissa else "all values after are zero"
+        return None if self.after.mantissa else "all new values are zero"
 
     def _relative_l2(self) -> float | None:
         if not self.before.mantissa:

@@ -71,7 +71,8 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
     if target.type == "meta":
         oddities += (
             Oddity(
-                "not-compared", "a meta tensor has no data, so the bytes were read and checksummed, but not compared"
+                "not-compared",
+                "the bytes were read and their checksums verified, but not compared: a meta tensor has no data",
             ),
         )
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
@@ -101,7 +102,7 @@ def resolve_device(device: str) -> Device:
         allocated: Device = torch.empty(1, dtype=torch.uint8, device=requested).device
     except Exception as error:  # each backend has an exception of its own for not being there
         reason = format_first_line(error)
-        advice = f"{option('--to', 'meta')} makes the same check on any machine"
+        advice = f"use {option('--to', 'meta')}, which works on any machine"
         raise UsageError(f"{option('--to', device)}: not available here ({reason}): {advice}") from error
     return allocated
 
@@ -223,7 +224,8 @@ def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Devi
         changed = int(np.count_nonzero(back != chunk))
         if changed:
             return Arrival(
-                False, f"{changed} bytes came back changed, the first of them at or after byte {start} of its storage"
+                False,
+                f"{changed} bytes differ after the load to {device}, the first at or after byte {start} of the storage",
             )
     return Arrival(True)
 

@@ -271,7 +271,7 @@ def test_a_bit_stream_is_read_as_struct_reads_it(bits):
 
 
 def test_too_few_words_are_an_error():
-    with pytest.raises(MalformedError, match="do not hold"):
+    with pytest.raises(MalformedError, match="too few for 17 codes"):
         dequantize._unpack(np.zeros(2, np.uint32), 4, 17)
 
 

@@ -173,7 +173,7 @@ def test_all_workers_die(workers, statecli, monkeypatch):
     engine = f"dask:{cluster.scheduler_address}"
     found = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
     assert found.code == 2
-    assert found.err == f"statecli: --executor {engine}: all workers are gone\n"
+    assert found.err == f"statecli: --executor {engine}: all workers have stopped\n"
     values = [change["values"] for change in found.json["changes"]]
     assert 0 < len([one for one in values if one]) < 40
 
@@ -243,7 +243,7 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
     with use_executor(Dying()):
         found = compare_pairs(pairs, CompareOptions())
     assert {type(one) for one in found} == {Delta, UnreadableError}
-    assert {str(one) for one in found[1::2]} == {"--executor Dying: a worker was lost (OSError)"}
+    assert {str(one) for one in found[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
 
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------
@@ -256,13 +256,13 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (OLDER, "a worker refuses the task: it runs statecli 0.0.9 with its kernel in "),
+        (OLDER, "a worker refused the task: the worker runs statecli 0.0.9 with its kernel in "),
         pytest.param(
             NUMPY,
             "with its kernel in numpy, but this command runs ",
             marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
-        (NONE, "a worker has no statecli, or an older one: install statecli"),
+        (NONE, "a worker has no statecli or an old version; install statecli"),
     ],
     ids=["older", "numpy", "none"],
 )
@@ -428,7 +428,7 @@ def test_a_refusal_ends_the_others():
 
     pairs = [Pair(*both) for both in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
     refusal = pytest.raises(
-        EngineError, match=r"--executor Refusing: a worker refuses the task: it runs statecli 0\.0\.9"
+        EngineError, match=r"--executor Refusing: a worker refused the task: the worker runs statecli 0\.0\.9"
     )
     with refusal, use_executor(Refusing()):
         compare_pairs(pairs, CompareOptions())

@@ -127,7 +127,7 @@ def of_other_bytes(path):
     ("do_to", "said"),
     [
         (Path.unlink, "is missing on "),
-        (shortened, ": 5 bytes there and "),
+        (shortened, ": 5 bytes instead of "),
         (written_later, "its modification time differs: "),
         (of_other_bytes, "its bytes differ: "),
     ],
@@ -218,7 +218,7 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     answer = run_packed_batch(sent(packed))
     monkeypatch.undo()
     with pytest.raises(
-        EngineError, match=rf"it runs statecli {made[0]} with its kernel in {made[1]}, but this command runs"
+        EngineError, match=rf"the worker runs statecli {made[0]} with its kernel in {made[1]}, but this command runs"
     ):
         unpack(sent(answer))
 

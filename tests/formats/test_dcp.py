@@ -604,7 +604,7 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, where)))
     assert statecli("inspect", str(tmp_path)).code == 0
     result = statecli("inspect", str(tmp_path), "--stats")
-    assert "the index says float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
+    assert "the index records float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
 
 
 # What would be executed.

@@ -251,7 +251,7 @@ def test_ordered_differences_have_a_row_each(view):
 
 def test_a_tensor_of_zeros_before_has_no_remark():
     """A bias that was zero is ordinary: its column says it."""
-    zeros = [nudged(f"{name}.b", None, reason="all values before are zero") for name in "xy"]
+    zeros = [nudged(f"{name}.b", None, reason="all old values are zero") for name in "xy"]
     assert rows(diff(*zeros))["parameters"] == [((f"M {n}.b", "3/16", "0.5", "from zero", ""), "") for n in "xy"]
 
 

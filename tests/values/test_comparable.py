@@ -138,7 +138,7 @@ def test_parts_are_compared_together(store):
     assert (found.changed, found.max_abs, found.elements, found.first) == (2, 3.0, 3, None)
     assert found.l2 == pytest.approx(13**0.5)
     assert found.mean_abs == pytest.approx(1.0)
-    assert found.reason in (None, "computed over all its parts together: a, b")
+    assert found.reason in (None, "computed over all parts of the tensor together: a, b")
     assert outcome(before, before) == Delta(elements=3)
 
 
@@ -148,7 +148,7 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
     after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
     found = outcome(before, after)
     assert (found.changed, found.left_out) == (2, 1)
-    assert found.reason == "computed over all its parts together: a, b"
+    assert found.reason == "computed over all parts of the tensor together: a, b"
 
 
 def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
@@ -161,7 +161,7 @@ def test_a_tensor_with_attributes_is_compared_with_them(store):
     ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
     found = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
     assert (found.elements, found.changed, found.left_out) == (3, 1, 1)
-    assert found.reason == "computed over all its parts together: its own values, scale"
+    assert found.reason == "computed over all parts of the tensor together: its own values, scale"
     assert outcome(*[with_attributes(ones, scale=before)] * 2) == Delta(elements=3)
 
 

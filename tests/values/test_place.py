@@ -57,7 +57,7 @@ def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
     monkeypatch.setattr(module, "_copy_back", broken)
     placed = place_on_device(state_of(store(torch.randn(9))), "cpu").tensors[0]
     assert placed.after == After("cpu", False)
-    assert "1 bytes came back changed" in placed.note
+    assert "1 bytes differ after the load to" in placed.note
 
 
 def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):

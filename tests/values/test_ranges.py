@@ -113,7 +113,7 @@ def test_a_missing_box_is_no_values(tmp_path, left_out):
     boxes = data.storage.boxes
     kept = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
     holed = ByteRange("x", 0, data.storage.length, boxes=Boxes(boxes.shape, 4, kept))
-    with pytest.raises(MalformedError, match="overlap or leave out elements"):
+    with pytest.raises(MalformedError, match="overlap or leave gaps"):
         values_of(TensorData(holed, "float32", (8,)))
 
 
@@ -191,7 +191,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
     """What was said of it beforehand and what it holds must agree."""
     data = archived(torch.zeros(4), tmp_path / "x")
     with pytest.raises(
-        MalformedError, match=r"the index says float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
+        MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
     ):
         values_of(TensorData(data.storage, "float32", (2, 2)))
 

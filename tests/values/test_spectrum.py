@@ -74,7 +74,7 @@ def test_large_matrices_are_left_out_with_a_reason(compute, monkeypatch):
     found = compute(large=torch.randn(20, 20), **{f"small{n}": torch.eye(10) for n in range(4)})
     assert [name for name, entry in found.items() if entry.reason is None] == ["small0", "small1", "small2"]
     assert found["large"].reason == found["small3"].reason
-    assert "select it with -i" in found["large"].reason
+    assert "select only this matrix with -i" in found["large"].reason
     assert [*found] == ["large", "small0", "small1", "small2", "small3"]
     monkeypatch.setattr(spectrum, "MAX_ELEMENTS", 99)
     assert "more than 99 elements" in compute(w=torch.eye(10))["w"].reason

@@ -196,8 +196,8 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
     ("before", "after", "missing", "reason"),
     [
         ([1e-320, 0.0], [1e300, 0.0], "relative_l2", "the relative change is too large for float64"),
-        ([0.0, 0.0], [1.0, 0.0], "relative_l2", "all values before are zero"),
-        ([1.0, 0.0], [0.0, 0.0], "cosine", "all values after are zero"),
+        ([0.0, 0.0], [1.0, 0.0], "relative_l2", "all old values are zero"),
+        ([1.0, 0.0], [0.0, 0.0], "cosine", "all new values are zero"),
         ([-1.7e308, 0.0], [1.7e308, 0.0], "max_abs", "some differences are too large for float64"),
         ([1e300, 0.0], [1e300, 1e-200], "relative_l2", "some numbers are too small for float64"),
         ([1.0, 0.0], [1.0, 5e-324], "mean_abs", "some numbers are too small for float64"),

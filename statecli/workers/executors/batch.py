@@ -162,7 +162,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
     in the worker.
     """
     if isinstance(answer, str):
-        raise EngineError(f"a worker refuses the task: it runs {answer}")
+        raise EngineError(f"a worker refused the task: the worker runs {answer}")
     try:
         unpickled = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
     except Exception as error:  # arbitrary bytes may raise any exception
@@ -241,9 +241,9 @@ def _describe_difference(worker: LocalVersion | None, command: LocalVersion | No
     if worker == command:
         return None
     if worker is None or command is None:
-        return "is missing {there}" if worker is None else "exists {there} but not here"
+        return "is missing {there}" if worker is None else "exists {there}, but not on this machine"
     if worker.bytes != command.bytes:
-        return f"is a different file {{there}}: {worker.bytes} bytes there and {command.bytes} here"
+        return f"is a different file {{there}}: {worker.bytes} bytes instead of {command.bytes}"
     if worker.written != command.written:
         return "is a different file {there}: its modification time differs"
     return "is a different file {there}: its bytes differ"

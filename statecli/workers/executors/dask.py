@@ -121,7 +121,7 @@ class _Watch:
             self._last_seen = now
         if now - self._last_seen < TIMEOUT_S:
             return None
-        return "the scheduler is gone, or does not answer" if workers is None else "all workers are gone"
+        return "the scheduler has stopped or does not answer" if workers is None else "all workers have stopped"
 
     def _count_workers(self) -> int | None:
         """Return 1 if there are workers, else 0; None if the scheduler does not answer."""

@@ -88,9 +88,9 @@ class ExecutorEngine:
             )
         except Exception as error:
             if _lacks_statecli(error):
-                reason = f"a worker has no statecli, or an older one: install statecli {__version__} where workers run"
+                reason = f"a worker has no statecli or an old version; install statecli {__version__} on all workers"
                 raise EngineError(f"--executor {self._name}: {reason}") from error
-            return UnreadableError(f"--executor {self._name}: a worker was lost ({type(error).__name__})")
+            return UnreadableError(f"--executor {self._name}: a worker stopped during a task ({type(error).__name__})")
         try:
             return unpack(answer)
         except EngineError as refusal:

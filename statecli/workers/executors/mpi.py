@@ -23,11 +23,11 @@ def use_mpi() -> Iterator[Engine]:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor, _core
     except (ImportError, RuntimeError) as error:  # RuntimeError if there is no MPI library
-        raise MissingDependency(f"--executor mpi needs mpi4py and an MPI: {install_extra('mpi')}") from error
+        raise MissingDependency(f"--executor mpi needs mpi4py and an MPI library: {install_extra('mpi')}") from error
     # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
         raise UsageError(
-            f"{option('--executor', 'mpi')}: this process has no other ranks: start it with {START_COMMAND}"
+            f"{option('--executor', 'mpi')}: there are no other MPI ranks; start statecli with: {START_COMMAND}"
         )
     # mpi4py aborts for every exit code but 0. Status 1 of statecli is not an abort: the other ranks are ended in order.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
