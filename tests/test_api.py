@@ -519,12 +519,12 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.diff(nn.Linear(2, 2), nn.Linear(2, 2), executor="processes:2"),
             UsageError,
-            "Linear is a live object in the memory of this machine; leave executor out",
+            "workers cannot read Linear, which is a live object in this process; leave executor out",
         ),
         (lambda: statecli.lock(nn.ReLU()), NothingMatched, "ReLU: contains no tensor"),
         (lambda: statecli.lock(nn.Linear(2, 2), digest="md5"), UsageError, "'md5' is not one of"),
         (lambda: statecli.audit(nn.Linear(2, 2), select="nann"), UsageError, "nann"),
-        (lambda: statecli.Snapshot("a.pt"), UsageError, "a snapshot is of an nn.Module, an optimizer or a state_dict"),
+        (lambda: statecli.Snapshot("a.pt"), UsageError, "a snapshot needs an nn.Module, an optimizer or a state_dict"),
         (
             lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), nn.Linear(2, 2), atol=1),
             UsageError,
@@ -535,7 +535,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), "a.pt", executor="threads:2"),
             UsageError,
-            "executor: a snapshot is in the memory of this machine; leave executor out",
+            "executor: workers cannot read a snapshot, which is in this process; leave executor out",
         ),
         (lambda: statecli.diff((1, 2), nn.Linear(2, 2)), UsageError, "an optimizer or a state_dict, not tuple"),
         (lambda: statecli.audit(3), UsageError, "not int"),
@@ -555,7 +555,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.verify(nn.Linear(2, 2), checks=["move"], dtype="f12"),
             UsageError,
-            "dtype='f12': has no effect, because checks leaves out cast; leave out one of them",
+            "dtype='f12': has no effect, because checks leaves out cast; leave one of the two options out",
         ),
         (
             lambda: statecli.verify(nn.Linear(2, 2), optimizer="a"),
@@ -629,7 +629,7 @@ def test_without_inputs_it_is_said_how_python_gives_them():
     """Not in options of the command line."""
     checks = statecli.verify(nn.Linear(2, 2)).checks
     assert {check.reason for check in checks if check.verdict is Verdict.SKIPPED} == {
-        "no input given: inputs='2x3', tensors, or a function that makes them"
+        "no input given: pass inputs='2x3', tensors, or a function that returns tensors"
     }
 
 

@@ -482,7 +482,7 @@ def test_no_files_name_makes_the_hook_pass(repository, own):
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     done = hooked(repository, **own)
     assert done.returncode != 0
-    assert ("unsafe-global" if "--" in own.get("args", ["--"]) else "with the name of an option") in done.stdout
+    assert ("unsafe-global" if "--" in own.get("args", ["--"]) else "a file has the name of this option") in done.stdout
     assert not Path(".pt").exists()
 
 

@@ -133,7 +133,10 @@ class TestSamples:
             make(tmp_path / "net.py")
             result = statecli("samples", tmp_path)
             assert (result.code, result.out) == (2, "")
-            assert result.err == f"statecli: {tmp_path}/net.py: exists and is not this sample: name another folder\n"
+            assert (
+                result.err
+                == f"statecli: {tmp_path}/net.py: exists already and differs from the sample; name another folder\n"
+            )
             assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
     def test_an_installation_without_samples_says_so(self, statecli, tmp_path, monkeypatch):

@@ -186,7 +186,7 @@ def test_a_file_that_reads_as_an_option_is_refused(tmp_path, monkeypatch, statec
         torch.save({"w": torch.ones(1)}, path)
     result = statecli("audit", name, "a.pt")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"statecli: {name}: is a file with the name of an option")
+    assert result.err.startswith(f"statecli: {name}: a file has the name of this option")
     result = statecli("audit", "-f", "json", "--", name, "a.pt")
     assert [one["target"] for one in result.json["targets"]] == [name, "a.pt"]
     assert set(os.listdir()) == {"a.pt", name}

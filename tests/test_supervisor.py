@@ -140,7 +140,10 @@ WITHOUT_A_VERDICT = {
     "closed-pipe": ("os.closerange(3, 100); posix._exit(0)", "ended the process with status 0"),
     "interrupts-itself": ("os.kill(os.getpid(), signal.SIGINT)", "(SIGINT)"),
     "exec": ("os.execv('/bin/true', ['true'])", "ended the process with status 0"),
-    "pipe-overwritten": ("overwrite(); time.sleep(60)", "wrote to the pipe that carries statecli's result"),
+    "pipe-overwritten": (
+        "overwrite(); time.sleep(60)",
+        "wrote to a file descriptor of statecli and destroyed the result",
+    ),
     "daemon": ("subprocess.Popen(['sleep', '600']); posix._exit(0)", "ended the process with status 0"),
 }
 
@@ -197,7 +200,7 @@ def test_each_command_heeds_the_timeout(statecli, command):
     """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
     result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("statecli: --timeout 5: works only in the command statecli ")
+    assert result.err.startswith("statecli: --timeout 5: needs the command statecli on Linux or macOS")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])

@@ -162,8 +162,7 @@ def test_names_are_removed():
 def test_names_of_posix_are_in_one_module():
     """No other module names what Windows lacks, except the supervisor, which is imported only if os.fork exists."""
     names = re.search(r"OS = '''(.*?)'''", REMOVE, re.DOTALL).group(1).split()
-    # "with os.fork (not on Windows)" is a message.
-    use = rf"\bos\.(?:{'|'.join(names)})\b(?! \()"
+    use = rf"\bos\.(?:{'|'.join(names)})\b"
     pattern = re.compile(rf"{use}|^\s*(?:import|from) (?:fcntl|grp|pty|pwd|resource|termios)\b", re.MULTILINE)
     found = {
         path.relative_to(ROOT).as_posix()

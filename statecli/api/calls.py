@@ -199,7 +199,7 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
     if arguments.get("executor") is not None and (isinstance(before, Snapshot) or isinstance(after, Snapshot)):
-        raise UsageError("executor: a snapshot is in the memory of this machine; leave executor out")
+        raise UsageError("executor: workers cannot read a snapshot, which is in this process; leave executor out")
     with use_saved_objects() as saved:
         snapshots: dict[str, StateDigests] = {}
         sides = {
@@ -274,7 +274,10 @@ class _ForPython(Caller):
 
     def check_command(self, options: Options) -> None:
         if not isinstance(options, (DiffOptions, InspectOptions)):
-            raise UsageError(f"{self._part}: Python merges only parts of diff and inspect; run statecli merge")
+            raise UsageError(
+                f"{self._part}: the Python function merges only parts of diff and inspect; run the command statecli "
+                "merge"
+            )
 
 
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:
@@ -290,7 +293,7 @@ def _use_python_words(verification: Verification) -> Verification:
     """Return the verification with advice about inputs for Python in place of that for the command line."""
     from statecli.commands.verify.inputs import NO_INPUT
 
-    advice = "no input given: inputs='2x3', tensors, or a function that makes them"
+    advice = "no input given: pass inputs='2x3', tensors, or a function that returns tensors"
     checks = [
         replace(check, reason=check.reason and check.reason.replace(NO_INPUT, advice)) for check in verification.checks
     ]

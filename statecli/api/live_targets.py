@@ -118,7 +118,7 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency("a state_dict is saved with torch: pip install torch") from error
+        raise MissingDependency("saving a state_dict needs torch, which is not installed: pip install torch") from error
     return torch
 
 
@@ -186,6 +186,6 @@ def refuse_executor(executor: object, targets: Sequence[object]) -> None:
     live = next((target for target in targets if is_live(target)), None)
     if executor is not None and live is not None:
         raise UsageError(
-            f"executor: {name_object(live)} is a live object in the memory of this machine; leave executor out, "
-            "or save the object and pass the path"
+            f"executor: workers cannot read {name_object(live)}, which is a live object in this process; leave "
+            "executor out, or save the object and pass its path"
         )

@@ -32,21 +32,20 @@ def assert_state_follows() -> Callable[..., Verification]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of statecli."""
-    group = parser.getgroup("statecli", "state of PyTorch models")
+    group = parser.getgroup("statecli", "tests of the state of PyTorch models")
     group.addoption(
         "--statecli",
         action="append",
         default=[],
         metavar="MODEL",
-        help="also test that the state of a model class follows the model: file.py:Class or package.module:Class "
-        "(repeatable)",
+        help="also run statecli verify on a model class: file.py:Class or package.module:Class (repeatable)",
     )
     group.addoption(
         "--statecli-input",
         metavar="SHAPE",
         help="call forward of each model of --statecli with a tensor of this shape, such as 2x3",
     )
-    parser.addini("statecli_models", "model classes to test as with --statecli, a line each", type="linelist")
+    parser.addini("statecli_models", "model classes to test, one a line, as with --statecli", type="linelist")
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -38,8 +38,8 @@ class Snapshot:
         """
         if not is_live(target):
             raise UsageError(
-                f"a snapshot is of an nn.Module, an optimizer or a state_dict, not of {type(target).__name__}; "
-                "diff takes a path as it is"
+                f"a snapshot needs an nn.Module, an optimizer or a state_dict, not {type(target).__name__}; "
+                "pass the path of a checkpoint to diff instead"
             )
         #: Name in results.
         self.name = name_object(target) + " (snapshot)"

@@ -219,7 +219,7 @@ def _list_rules(command: str) -> Iterator[tuple[str, str]]:
         return
     known = [rule for rule in DICTIONARY.values() if command in rule.commands] if command != "audit" else RULES
     yield from ((rule.name, rule.summary) for rule in known)
-    yield from ((rule.group, f"Every rule of the group {rule.group}.") for rule in known)
+    yield from ((rule.group, f"All rules of the group {rule.group}.") for rule in known)
 
 
 def _list_report_formats(_: str) -> Candidates:

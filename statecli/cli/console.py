@@ -140,7 +140,7 @@ def limit_time(seconds: float) -> None:
     parent = _find_parent()
     if parent is None:
         raise UsageError(
-            f"{option('--timeout', seconds)}: works only in the command statecli and with os.fork (not on Windows)"
+            f"{option('--timeout', seconds)}: needs the command statecli on Linux or macOS; leave the option out"
         )
     parent.limit_time(seconds)
 
@@ -150,7 +150,7 @@ def open_stdout() -> Stream:
     if _result_stream is not None:
         return _result_stream
     if sys.stdout is None:
-        raise UnreadableError("standard output is not available; name a file with -o")
+        raise UnreadableError("standard output is closed; write to a file with -o FILE")
     return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
 
 

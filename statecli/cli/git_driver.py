@@ -99,7 +99,9 @@ def _is_fault_of_file(error: BaseException | None) -> bool:
 def describe_failure(error: BaseException) -> str:
     """Return the text for an error outside of the file; unique, because git shows no difference of equal texts."""
     message = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
-    return f"not read at {time.time_ns()}: {escape(message)}; correct this, then run: git update-ref -d {_CACHE}"
+    return (
+        f"cannot be read (time {time.time_ns()}): {escape(message)}; correct this, then run: git update-ref -d {_CACHE}"
+    )
 
 
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
@@ -206,7 +208,7 @@ def compare_for_git(arguments: Sequence[str], compare: Callable[[str, str, str],
         return
     if len(arguments) not in (7, 9):
         raise UsageError(
-            f"git external-diff: git gives 1, 7 or 9 arguments, not {len(arguments)}; run git diff instead"
+            f"git external-diff: expected 1, 7 or 9 arguments from git, but got {len(arguments)}; run git diff instead"
         )
     path, before, after = arguments[0], arguments[1], arguments[4]
     if len(arguments) == 9 and arguments[7] != path:
@@ -243,7 +245,7 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
         except StateError as error:
             yield escape(str(error))
     if others:
-        yield f"not compared, because the names are not names of checkpoints: {', '.join(map(escape, others))}"
+        yield f"not compared, because these files do not have names of checkpoints: {', '.join(map(escape, others))}"
 
 
 def _list_files(folder: str) -> Iterator[str]:

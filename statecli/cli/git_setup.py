@@ -46,12 +46,12 @@ def set_up(*, everywhere: bool = False) -> list[str]:
     where = "your git configuration" if everywhere else ".git/config"
     lines = [f"diff driver and difftool: {where}"]
     lines.append(f"{shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}")
-    above = "in .git/info/attributes or in a folder's own .gitattributes has priority"
+    above = "in .git/info/attributes or in the .gitattributes of a folder overrides this setup"
     still = {} if everywhere else _find_overrides(top)
     lines += [
         f"{pattern}: diff={value} {above}, so git diff does not show these tensors" for pattern, value in still.items()
     ]
-    return [*lines, "git diff shows tables of changed tensors; git log -p shows a line for each tensor"]
+    return [*lines, "git diff now shows tables of changed tensors, and git log -p shows a line for each tensor"]
 
 
 def remove(*, everywhere: bool = False) -> list[str]:

@@ -22,7 +22,7 @@ SUMMARY = "Inspect, verify and audit the state of PyTorch models and checkpoints
 GROUPS = {"git": "Show checkpoints in git diff, git log -p and git difftool."}
 #: Words of the command line that are not in the table of options.
 OTHER_COMMANDS = {"help": "Show the help of statecli, or of a command.", "version": "Print the version."}
-VERSION_OPTION = ("-V, --version", "Print the version and exit; with -v, also the kernel, Python and packages.")
+VERSION_OPTION = ("-V, --version", "Print the version and exit; with -v, also the versions of Python and packages.")
 HELP_OPTION = ("-h, --help", "Show this help and exit.")
 HELP_FLAGS = ("-h", "--help")
 

@@ -70,17 +70,18 @@ MANUALS: dict[str, Manual] = {
             Example(
                 "statecli inspect train.ckpt#optimizer --stats", "List one section, with statistics of its values."
             ),
-            Example("statecli inspect net.py:Net --to meta", "Show which tensors of a model do not follow a move."),
+            Example("statecli inspect net.py:Net --to meta", "Show which tensors do not move with the model."),
             Example(
                 "statecli inspect model.safetensors --model net.py:Net -f json",
-                "Take the kinds of the tensors from a model class, and write JSON.",
+                "Compare with a model class, which names the parameters and buffers; write JSON.",
             ),
             Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
         ),
         {
             0: "The target was listed, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches that severity, such as a parameter that does not follow --to.",
-            2: f"The target or its values could not be read, the model was not built, no tensor matched, {_WRONG_LINE}",
+            1: "A finding reaches the severity of --fail-on, such as a tensor that did not move with --to.",
+            2: "The target or its values could not be read, the model could not be built, no tensor matched, "
+            + _WRONG_LINE,
         },
     ),
     "report": Manual(
@@ -90,9 +91,10 @@ MANUALS: dict[str, Manual] = {
             Example("statecli report net.py:Net -o report.html", "Write a page of a model class."),
         ),
         {
-            0: "The page was written, and there is no finding that is an error.",
+            0: "The page was written, and no finding is an error.",
             1: "A finding is an error, such as a parameter that is not registered.",
-            2: f"The target or its values could not be read, the model was not built, no tensor matched, {_WRONG_LINE}",
+            2: "The target or its values could not be read, the model could not be built, no tensor matched, "
+            + _WRONG_LINE,
         },
     ),
     "diff": Manual(
@@ -100,7 +102,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli diff old.pt new.safetensors", "Compare two checkpoints of any formats."),
             Example(
                 "statecli diff old.pt new.pt --rtol 1e-5 --name-status",
-                "Ignore small differences; print only letters and names.",
+                "Ignore small differences; print only a letter and the name of each changed tensor.",
             ),
             Example("statecli diff old.pt new.pt --top 5", "Show the five tensors that changed most."),
             Example("statecli diff base.pt finetuned.pt --only 'head.*'", "Fail if a tensor outside the head changed."),
@@ -108,7 +110,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "Nothing differs, or the options allow all differences (--ignore, --atol, --only, --frozen, --changed).",
-            1: "Tensors or metadata differ; with --only, --frozen or --changed: an expectation is not met.",
+            1: "Tensors or metadata differ. With --only, --frozen or --changed: the options do not allow a difference, "
+            "or an expected change is missing.",
             2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
         },
     ),
@@ -129,8 +132,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "No finding reaches the severity of --fail-on, and no proof is inconclusive.",
-            1: "A finding reaches that severity, such as a parameter that does not move with the model.",
-            2: "A proof is inconclusive or could not run, and no finding gives status 1; the model could not be built, "
+            1: "A finding reaches the severity of --fail-on, such as a parameter that does not move with the model.",
+            2: "A proof is inconclusive or could not run, and no finding sets status 1; the model could not be built, "
             + _WRONG_LINE,
         },
     ),
@@ -141,8 +144,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli fix net.py:Net --write", "Write the edits to net.py."),
         ),
         {
-            0: "There is nothing to fix, or all defects are repaired and written.",
-            1: "Something is not fixed yet: edits were only shown, or a bug has no edit that passes verify.",
+            0: "There is no bug to fix, or the edits for all bugs were written.",
+            1: "A bug is not fixed yet: its edit was shown but not written, or no edit passes verify.",
             2: "The model could not be built, it is an installed package, libcst is missing (pip install libcst), "
             + _WRONG_LINE,
         },
@@ -159,7 +162,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "All targets were checked, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches that severity.",
+            1: "A finding reaches the severity of --fail-on.",
             2: f"A target could not be read, nothing was audited, a requested rule did not run, {_WRONG_LINE}",
         },
     ),
@@ -174,9 +177,9 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The class loads the checkpoint as it is, by a strict load_state_dict.",
-            1: "The class does not load the checkpoint. The cause is printed, and lines that load it if there are any.",
-            2: "statecli cannot tell: a target cannot be read, the model was not built, the text has no known error, "
-            + _WRONG_LINE,
+            1: "The class does not load the checkpoint. The output has the cause and, if possible, Python lines that "
+            "load the checkpoint.",
+            2: "A target could not be read, the model could not be built, the text has no known error, " + _WRONG_LINE,
         },
     ),
     "lock": Manual(
@@ -199,7 +202,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches that severity, such as a tensor that became NaN.",
+            1: "A finding reaches the severity of --fail-on, such as a tensor that became NaN.",
             2: f"A checkpoint or a tensor could not be read, there is no checkpoint, {_WRONG_LINE}",
         },
     ),
@@ -209,13 +212,13 @@ MANUALS: dict[str, Manual] = {
             Example("statecli bisect checkpoints/ --first 'changed head.*'", "Find when a layer first changed."),
             Example(
                 "statecli bisect checkpoints/ --first 'cosine<0.9' -f json",
-                "Find when the weights had drifted far from the first checkpoint.",
+                "Find the first checkpoint with weights far from the start of the run.",
             ),
         ),
         {
             0: "The first checkpoint where the condition holds was found.",
             1: "Not found: the condition is false at the last checkpoint.",
-            2: f"Unreadable checkpoints prevent an answer, the glob matches no tensor, {_WRONG_LINE}",
+            2: f"Checkpoints that decide the answer could not be read, the glob matches no tensor, {_WRONG_LINE}",
         },
     ),
     "resume-check": Manual(
@@ -226,8 +229,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The resumed training is the same as the one without an interruption.",
-            1: "Some state is not restored. Each finding shows the line that the script lacks.",
-            2: f"The script fails, two equal runs of it differ (it lacks a seed), {_WRONG_LINE}",
+            1: "Some state is not restored. Each finding shows the missing line of the script.",
+            2: f"The script fails, two equal runs of the script differ (add a seed), {_WRONG_LINE}",
         },
     ),
     "watch": Manual(
@@ -237,8 +240,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli watch checkpoints/ --count 1 -f jsonl", "Print a JSON object instead of a line."),
         ),
         {
-            0: "As many lines as --count asks for were written.",
-            1: "With --fail-on-nan: a tensor has NaN or an infinity that it did not have before.",
+            0: "The number of lines in --count was written.",
+            1: "With --fail-on-nan: a tensor has NaN or infinite values for the first time.",
             2: f"A checkpoint could not be read, {_WRONG_LINE}",
         },
     ),
@@ -263,8 +266,8 @@ MANUALS: dict[str, Manual] = {
             ),
         ),
         {
-            0: "The unsharded command would exit with status 0.",
-            1: "The unsharded command would exit with status 1: findings or differences.",
+            0: "The command without --shard would exit with status 0.",
+            1: "The command without --shard would exit with status 1: findings or differences.",
             2: f"A part is missing, unreadable or made from other files, {_WRONG_LINE}",
         },
     ),
@@ -287,13 +290,13 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git textconv net.py", "Print the error of a file that is not a checkpoint."),
         ),
         {
-            0: "The lines or an error line were printed; git would stop at any other status.",
+            0: "The lines, or the error as a line, were printed. (At any other status, git would stop.)",
             2: "The command line is wrong.",
         },
     ),
     "git external-diff": Manual(
         (
-            Example("git diff", "Show the table of each checkpoint that changed; git calls the driver."),
+            Example("git diff", "Show a table for each changed checkpoint; git calls statecli git external-diff."),
             Example(
                 "statecli git external-diff old.pt old.pt 0 100644 new.pt 0 100644",
                 "Show what git diff shows of a file.",
@@ -301,7 +304,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git external-diff old.pt", "Show what git diff shows of a file with a merge conflict."),
         ),
         {
-            0: "The table or an error line was printed; git would stop at any other status.",
+            0: "The table, or the error as a line, was printed. (At any other status, git would stop.)",
             2: "The command line is wrong.",
         },
     ),
@@ -314,7 +317,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git difftool old.pt missing.pt", "Print the error of a version that cannot be read."),
         ),
         {
-            0: "The lines or an error line were printed; at any other status git would ask whether to continue.",
+            0: "The table, or the error as a line, was printed. (At any other status, git would ask whether to "
+            "continue.)",
             2: "The command line is wrong.",
         },
     ),
@@ -348,7 +352,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli samples tutorial/models", "Create the folder tutorial/models, and write them there."),
             Example("statecli samples ~/statecli-samples", "Write them into a folder in your home directory."),
         ),
-        {0: "The samples were written.", 2: f"A file to be written exists already, {_WRONG_LINE}"},
+        {0: "The samples were written.", 2: f"A file exists already and differs from its sample, {_WRONG_LINE}"},
     ),
     "completion": Manual(
         (

@@ -177,7 +177,7 @@ def _describe_extra_words(mistake: Any, name: str, _: Sequence[str]) -> str:
         return ""
     targets = [parameter.metavar or "" for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
     takes = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
-    advice = "to check several checkpoints: statecli audit TARGET..." if name == "inspect" else _see_help(name)
+    advice = "to check several checkpoints, run: statecli audit TARGET..." if name == "inspect" else _see_help(name)
     return f"unexpected argument {rest.rstrip(').')}: {name} {takes}; {advice}"
 
 

@@ -22,7 +22,7 @@ def write_samples(folder: str) -> list[str]:
     for name in names:
         path = os.path.join(folder, name)
         if os.path.lexists(path) and (not os.path.isfile(path) or _read(path) != texts[name]):
-            raise UsageError(f"{path}: exists and is not this sample: name another folder")
+            raise UsageError(f"{path}: exists already and differs from the sample; name another folder")
     os.makedirs(folder, exist_ok=True)
     for name in names:
         path = os.path.join(folder, name)
@@ -31,7 +31,7 @@ def write_samples(folder: str) -> list[str]:
                 file.write(texts[name])
     first = os.path.join(folder, "net.py")
     return [
-        f"{folder}: {len(names)} sample models; the first lines of each say what it shows",
+        f"{folder}: {len(names)} sample models; the first lines of each file describe the model",
         f"begin with: statecli inspect {first}:Net --to meta",
     ]
 
@@ -41,7 +41,7 @@ def _find_samples() -> str:
     for path in (os.path.join(_PACKAGE, "samples"), os.path.join(os.path.dirname(_PACKAGE), "sample_models")):
         if os.path.isdir(path):
             return path
-    raise StateError("the sample models are missing in this installation: install the package again")
+    raise StateError("the sample models are missing in this installation; install the package again")
 
 
 def _read(path: str) -> bytes:

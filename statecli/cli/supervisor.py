@@ -326,7 +326,7 @@ class _Watch:
         if self._code == 130:
             event = "interrupted its own process (SIGINT)"
         elif self._broken:
-            event = "wrote to the pipe that carries statecli's result"
+            event = "wrote to a file descriptor of statecli and destroyed the result"
         elif status is not None and os.WIFSIGNALED(status):
             event = f"crashed ({_name_signal(os.WTERMSIG(status))})"
         else:

@@ -125,7 +125,7 @@ def run() -> int:
     """
     word = parser.find_ambiguous_word(sys.argv[1:])
     if word is not None:
-        raise UsageError(f"{word}: is a file with the name of an option; write ./{word}, or -- before the targets")
+        raise UsageError(f"{word}: a file has the name of this option; write ./{word}, or -- before the targets")
     before = sys.stdout
     try:
         code = build_app()(prog_name="statecli", standalone_mode=False)
