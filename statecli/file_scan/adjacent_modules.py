@@ -68,7 +68,7 @@ class ModuleFinder:
         file = None if mention.misuse else next(filter(None, files_of_modules), None)
         if file is None:
             return mention
-        why = f"Python may import from {quoting.quote(file)}, a file of the same folder or of a folder around it"
+        why = f"Python may import from {quoting.quote(file)}, a file in the same folder or a parent folder"
         return structs.replace(mention, misuse=why)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:

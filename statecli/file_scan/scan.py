@@ -82,16 +82,16 @@ _NUMPY = b"\x93NUMPY"
 _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
 #: Records with constants of a program of torch.export, which may be Python objects that the program uses.
 _PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
-_USED_BY_CODE = "a Python object, of which the code of the program may call any method or read any attribute"
+_USED_BY_CODE = "a Python object; the code of the program may call its methods and read its attributes"
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
-_ATTRIBUTE_OF_TENSOR = "a tensor with a Python object as attribute, which the code of the program may call"
+_ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
 #: Storages over other memory, and what to do about them.
 _MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}: a load in C++ reads other memory of the process"
 _MISFIT_HELP = "do not load the file; ask who published it"
-_OBJECT_HELP = "export the program without Python objects, or ask who published it"
-_UNKNOWN_TEXT = "the program has a text under the key {}, which statecli does not know and a loader may compile"
-_UNKNOWN_TEXT_HELP = "update statecli, or export the program again with a torch that statecli knows"
+_OBJECT_HELP = "export the program again without Python objects, or ask who published the file"
+_UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
+_UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
 _ARRAY_NAME = re.compile(r"[^\0]*\.npy")
 _PICKLE_SUFFIX = re.compile(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
@@ -110,7 +110,7 @@ MAX_CODE_BYTES = 64 * 2**20
 _COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 _LIBRARY = re.compile(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
-_TAR = "is a tar archive, whose members torch.load unpickles"
+_TAR = "torch.load unpickles the members of this tar archive"
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY_PICKLES = 5
 #: Pickles one after another that are read without a sign that the next one is any.
@@ -141,7 +141,9 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
             pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
         pickles.append(
-            ScannedPickle("the file", Place(file, 0, 0), unread=f"statecli cannot find where its archives begin: {why}")
+            ScannedPickle(
+                "the file", Place(file, 0, 0), unread=f"statecli cannot locate the archives in the file: {why}"
+            )
         )
     return tuple(pickles)
 
@@ -166,7 +168,7 @@ def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tupl
         archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
         outside = next((name for name in places if not _is_plain_name(name)), None)
         if outside is not None:
-            others = [*others, (METADATA, f"in {quoting.quote(outside)}, which is outside the folder")]
+            others = [*others, (METADATA, f"an archive is in {quoting.quote(outside)}, which is outside the folder")]
         unread.extend((files.join(path, folder_name, name), why) for name, why in others)
     return archives, unread
 
@@ -225,9 +227,12 @@ def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]
     if unsupported.is_compiled(head):
         yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
     if unsupported.is_flatbuffer(head):
-        yield Hazard("torch.jit.load takes the file for a flatbuffer, and runs its code", help=_FLATBUFFER_HELP)
+        yield Hazard("torch.jit.load reads the file as a flatbuffer and runs the code in it", help=_FLATBUFFER_HELP)
     if has_zip_at_end:
-        yield Hazard("torch.hub and pandas take the file for the zip archive that it ends with", help=_ZIP_HELP)
+        yield Hazard(
+            "the file ends with a zip archive, and torch.hub and pandas read this archive instead of the tensors",
+            help=_ZIP_HELP,
+        )
 
 
 def _is_plain_name(name: str) -> bool:
@@ -273,13 +278,15 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
 _TEXT_HELP = "remove the file unless you trust its author"
-_MSGPACK_USE = "a library that reads msgpack, such as RLlib, takes the file by its name, and statecli reads safetensors"
+_MSGPACK_USE = (
+    "libraries such as RLlib read the file as msgpack because of its name, but statecli checked it as safetensors"
+)
 _MSGPACK_HELP = "rename the file to .safetensors"
-_CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
-_CACHE_HELP = "do not load it as a cache unless you made it"
-_ZIP_HELP = "save the tensors again without the archive, and ask who published the file"
-_UNPACKS = "torch.hub unpacks the file's only record, {}, over any file of this name in its folder"
-_FLATBUFFER_HELP = "do not load it with torch.jit unless you made it"
+_CACHE_USE = "reads the file as a cache of compiled code and unpickles its contents"
+_CACHE_HELP = "do not load the file as a cache unless you created it"
+_ZIP_HELP = "save the tensors again in a new file, and ask who published this file"
+_UNPACKS = "the file is a zip archive of one file, {}, and torch.hub overwrites a file of this name in its cache folder"
+_FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 #: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
@@ -347,8 +354,8 @@ class FileScan:
         if packed:
             self._add_unread(
                 whole,
-                f"{len(packed)} of its items are transformed by {quoting.names(packed[0].transforms)}, so statecli did "
-                "not read them",
+                f"statecli cannot read {len(packed)} of the items, which are stored with the transform "
+                f"{quoting.names(packed[0].transforms)}",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -420,7 +427,7 @@ class FileScan:
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             self._add_unread(
-                piece, f"nests more than {MAX_NESTING} pickles and archives in each other, the limit of statecli"
+                piece, f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
             )
         elif head.startswith(_ZIP):
             self._scan_archive(piece)
@@ -446,7 +453,9 @@ class FileScan:
                 piece = piece._replace(sure=piece.sure and begins)
                 if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
-                        self._add_unread(piece, f"{count} pickles in a row; the rest was not read")
+                        self._add_unread(
+                            piece, f"statecli stopped after {count} pickles in a row; the rest was not read"
+                        )
                     break
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
@@ -470,7 +479,7 @@ class FileScan:
         bombs = scanner.find_bombs(self.whole.size)
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
-        nested += [("the bytes that it computes", data) for data in scanner.flow.computed_data]
+        nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
         misfit = self._find_misfit(piece, scanner.persistent)
         if misfit is not None:
             hazards = (*hazards, misfit)
@@ -543,7 +552,7 @@ class FileScan:
             if not unread and reading.end != scanner.end and start not in self.frame_ends:
                 self.frame_ends.add(start)
                 rest = piece.region.get_part(end, piece.region.size - end)
-                where = f"{piece.where}, what follows the frame at byte {end}"
+                where = f"{piece.where}, the bytes after the frame that ends at byte {end}"
                 self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
         return tuple(uses.values())
 
@@ -572,13 +581,13 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}: {error}; statecli read only the members where torch.save puts them")
+            self._add_unread(piece, f"{_TAR}, but statecli read only the members where torch.save puts them: {error}")
             self._salvage_tar(region)
             return
         if unread is not None:
             self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}, but does not begin like a tar archive of torch.save")
+            self._add_unread(piece, f"{_TAR}, which does not begin like one that torch.save writes")
         for span in spans:
             part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
@@ -622,10 +631,13 @@ class FileScan:
         top = archive.folder or ""
         if "\0" in top:
             cut = quoting.quote(top.partition("\0")[0])
-            self._add_unread(piece, f"the archive's folder has a NUL character: torch reads {cut} for each record")
+            self._add_unread(
+                piece,
+                f"the name of the archive's folder has a NUL character, so torch reads {cut} instead of each record",
+            )
         use_of, unread = classify_records(archive)
         if unread is not None:
-            self._add_unread(piece, f"{unread}; any record may be an object")
+            self._add_unread(piece, f"{unread}; any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
@@ -659,7 +671,7 @@ class FileScan:
         compressed = [record for record in archive.records.values() if record.method != STORED]
         packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
         if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * packed:
-            bomb = Bomb(f"unpacks {packed:,} bytes of compressed data to {size:,}, which may fill the memory", 0)
+            bomb = Bomb(f"unpacks {packed:,} bytes of compressed data to {size:,} bytes, which may fill the memory", 0)
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
@@ -719,15 +731,13 @@ class FileScan:
             if region.size > MAX_CODE_BYTES:
                 self._add_unread(
                     _Piece(region, where, 0, hidden=False),
-                    f"its code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
+                    f"the code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
                 )
                 continue
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)
             if script_nesting.has_deep_statement(code, self.steps):
-                why = (
-                    f"a statement of more than {script_nesting.MAX_LINKS:,} operators, at which torch.jit.load crashes"
-                )
+                why = f"a statement has more than {script_nesting.MAX_LINKS:,} operators, which crashes torch.jit.load"
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             readable.append((region, where, code))
         codes = [code for *_, code in readable]
@@ -743,20 +753,21 @@ class FileScan:
         """Scan code of the lite interpreter."""
         if region.size > MAX_CODE_BYTES:
             self._add_unread(
-                _Piece(region, where, 0, hidden=False), f"its bytecode has more than {MAX_CODE_BYTES:,} bytes"
+                _Piece(region, where, 0, hidden=False),
+                f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
             )
         else:
             data = region.read(0, region.size)
             self.steps.take(Budget.BYTES, len(data))
             if script_nesting.has_deep_type(data.decode("latin-1")):
-                why = f"a type of more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, at which torch crashes"
+                why = f"a type has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which crashes torch"
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
 
     def _report_old_script(self, region: Region, where: str) -> None:
         """Report a record of torch 1.0, whose code may be in any record."""
         self._add_unread(
-            _Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code statecli does not read"
+            _Piece(region, where, 0, hidden=False), "statecli cannot read the code of TorchScript files from torch 1.0"
         )
 
     def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
@@ -765,8 +776,8 @@ class FileScan:
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
         main = (escaping or libraries or sources or pieces)[0]
-        why = None if libraries else "AOTInductor's loader compiles with commands from the archive"
-        why = "AOTInductor's loader writes outside its temporary folder" if escaping else why
+        why = None if libraries else "the AOTInductor loader compiles with commands from the file"
+        why = "the AOTInductor loader writes outside its temporary folder" if escaping else why
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
@@ -857,7 +868,7 @@ class FileScan:
         piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied, records)
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
-            self._add_unread(piece, "does not begin as an archive, but ends as one: its readers disagree about it")
+            self._add_unread(piece, "the record ends with a zip archive, so loaders disagree on its content")
             self._scan_archive(piece._replace(hidden=True, depth=depth + 1))
         if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
@@ -1028,11 +1039,11 @@ def _inflate(region: Region, steps: Steps) -> tuple[Region, str | None]:
         try:
             parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED_BYTES - size + 1))
         except zlib.error as error:
-            why = f"cannot be unpacked to its end: {error}"
+            why = f"the compressed data is damaged: {error}"
             break
         at, size = at + step, size + len(parts[-1])
         if size > MAX_INFLATED_BYTES:
-            why = f"is compressed and unpacks to more than {MAX_INFLATED_BYTES:,} bytes, the limit of statecli"
+            why = f"the compressed data unpacks to more than {MAX_INFLATED_BYTES:,} bytes, the limit of statecli"
     if why is None and not inflater.eof:
-        why = "is compressed and ends too early"
+        why = "the compressed data ends too early"
     return region.with_data(b"".join(parts)), why

@@ -125,11 +125,11 @@ class Allocations:
             large = [(self._bytes_by_name.total(), self._bytes_by_name.most_common(1)[0][0])]
         for size, key in large:
             name = self._names_by_id[key]
-            yield Bomb(f"allocates {_format_bytes(size)} by {name.qualified}", name.position)
+            yield Bomb(f"allocates {_format_bytes(size)} in calls of {name.qualified}", name.position)
         if highest_memo * _MEMO_ENTRY_BYTES > limit:
             yield Bomb(
-                f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} of memory, because the pickle gives an "
-                f"object the number {highest_memo:,}",
+                f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} of memory, because the pickle "
+                f"stores an object at memo index {highest_memo:,}",
                 0,
             )
         if self._pattern_steps > _MAX_PATTERN_STEPS:
@@ -138,7 +138,10 @@ class Allocations:
         yield from self._find_hash_bombs()
         deep = _find_too_deep_call(calls, self._tensors.get_name, self._steps) if len(calls) > _MAX_NESTING else None
         if deep is not None:
-            why = f"nests more than {_MAX_NESTING:,} objects, which overflows the stack when they are freed"
+            why = (
+                f"creates objects nested more than {_MAX_NESTING:,} levels deep; freeing these objects overflows "
+                "the stack"
+            )
             yield Bomb(why, deep.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
@@ -172,7 +175,7 @@ class Allocations:
                 )
                 return
             if again > _ALLOWED_BYTES:
-                why = f"reads the record {record} again for another storage, so that a small file can fill the memory"
+                why = f"reads the record {record} for more than one storage, so a small file can fill the memory"
                 yield Bomb(why, pid[1].position)
                 return
 
@@ -377,16 +380,17 @@ class Allocations:
             size, depth = self._measure_expansion(key) if self._hashes.reads_contents(key) else (1, 0)
             steps += size
             if depth > _MAX_NESTING:
-                yield Bomb(f"hashes a key that nests more than {_MAX_NESTING:,} tuples, which overflows the stack", 0)
+                yield Bomb(f"hashes a key with more than {_MAX_NESTING:,} nested tuples, which overflows the stack", 0)
                 return
             if steps > _MAX_HASH_STEPS:
-                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash its keys; loading may hang", 0)
+                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash keys; loading may hang", 0)
                 return
             hashes[holder, self._hashes.compute_hash(key)] += 1
         for (_, _), count in hashes.most_common(1):
             if count > _MAX_COLLISIONS:
                 why = (
-                    f"compares each of {count:,} keys with all others, because all have the same hash; loading may hang"
+                    f"compares each of {count:,} keys with all others, because all keys have the same hash; "
+                    "loading may hang"
                 )
                 yield Bomb(why, 0)
 

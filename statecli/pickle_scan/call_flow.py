@@ -82,7 +82,10 @@ class Flow:
         root = self._roots[id(call)] = self.get_root(call.args[0] if expected_calls.is_copyreg_call(call) else call.cls)
         for unbuilt in self._uninitialized.values():
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
-                self.note_misuse(unbuilt, f"{expected_calls.UNINITIALIZED} when the pickle makes its next call")
+                self.note_misuse(
+                    unbuilt,
+                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call, which may read random memory",
+                )
         if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
             self._uninitialized[id(call)] = call
 
@@ -93,7 +96,10 @@ class Flow:
         """
         if self._uninitialized and any(type(key) in expected_calls.COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
-                self.note_misuse(unbuilt, f"{expected_calls.UNINITIALIZED} when the pickle hashes objects")
+                self.note_misuse(
+                    unbuilt,
+                    f"{expected_calls.UNINITIALIZED} when the pickle hashes objects, which may read random memory",
+                )
 
     def get_root(self, value: Value) -> Global | None:
         """Return the name whose call built an object, through calls of calls; a name itself."""
@@ -107,22 +113,22 @@ class Flow:
         Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
-            self.note_misuse(target, "the pickle changes for the whole process")
+            self.note_misuse(target, "the pickle changes for the whole Python process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
                 self._dtype_by_fields[id(target)],
-                "has its fields changed after it was built, which numpy never writes: numpy may read other memory",
+                "has its fields changed after its creation, which numpy never writes; numpy may read other memory",
             )
         elif type(target) is Persistent:
             self.note_misuse(
                 target,
-                "is the type of a storage that the pickle modifies; torch.save never writes this, so the values may "
-                "differ from those shown",
+                "is the type of a storage that the pickle modifies, which torch.save never writes; the "
+                "loaded values may differ from the shown values",
             )
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "gets contents a second time, which runs one of its own methods")
+                self.note_misuse(root, "has its state set a second time, which runs one of its own methods")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (
@@ -145,19 +151,20 @@ class Flow:
             type(target) is Obj and name == "numpy.dtype" and self._array_types.is_sound(target, state)
         ):
             self.note_misuse(
-                root, "gets contents that numpy never writes: bytes of the file may become memory addresses"
+                root,
+                "is restored from a state that numpy never writes; numpy may use bytes of the file as memory addresses",
             )
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(expected_calls.ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
             self.note_misuse(
                 root,
-                "gets contents that are not those of an array, or have a wrong number of elements: numpy may read "
-                "other memory",
+                "is restored from a state that is not an array's, or has a wrong number of elements; numpy "
+                "may read other memory",
             )
         elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
-                self.note_misuse(root, "gets data that a call computes, so that the data cannot be checked")
+                self.note_misuse(root, "has data that a call computes, so statecli cannot check the data")
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
@@ -217,7 +224,11 @@ class Flow:
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, self.steps)
         for root, state in self._packed:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
-                self.note_misuse(root, "gets numbers by which packing its weights crashes or accesses other memory")
+                self.note_misuse(
+                    root,
+                    "is restored from numbers that make torch crash or access other memory when torch packs "
+                    "the weights",
+                )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
             if id(call) in excused:
@@ -245,8 +256,8 @@ class Flow:
                 if type(part) is Obj:
                     self.note_misuse(
                         part,
-                        "computes the key of a storage; torch.save writes text there, so statecli cannot tell which "
-                        "data is loaded",
+                        "computes the key of a storage, where torch.save writes text: statecli cannot tell "
+                        "which data is loaded",
                     )
 
     def _keep_computed(self, data: bytes | None) -> None:
@@ -260,29 +271,33 @@ class Flow:
         """Check arguments trusted by C code to be as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(
-                call.cls, "gets a position outside its text, so that printing this error can show other memory"
+                call.cls, "has an error position outside its text, so printing this exception may show other memory"
             )
         if not dates.has_valid_value(name, call):
             self.note_misuse(
-                call.cls, "is built from bytes that are not a valid date or time, which datetime does not check"
+                call.cls,
+                "is built from bytes that are not a valid date or time; datetime does not check them and may "
+                "read other memory",
             )
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(
                 call.cls,
-                "gets values that numpy never writes for a string dtype: statecli cannot tell what they do",
+                "is given values that numpy never writes for a string dtype: statecli cannot tell what the call does",
             )
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
             self.note_misuse(
-                call.cls, "is called without a dtype code such as 'f4', which numpy always writes: its dtype is unknown"
+                call.cls, "is called without a dtype code such as 'f4', so statecli does not know the dtype"
             )
         if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
             self.note_misuse(
-                call.cls, "is called with an argument that is not a dtype code such as 'f4': its dtype is unknown"
+                call.cls,
+                "is called with an argument that is not a dtype code such as 'f4', so statecli does not know the dtype",
             )
         elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
-                "gets a value that is not of the dtype that it names: bytes of the file may become memory addresses",
+                "is given a value of another dtype than the stated one; numpy may use bytes of the file as "
+                "memory addresses",
             )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
@@ -290,8 +305,8 @@ class Flow:
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
-                f"is called through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} functions, too long to "
-                "check",
+                f"is called through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} functions, too "
+                "long for statecli to check",
             )
             return
         if type(call.cls) is not Global:
@@ -306,8 +321,8 @@ class Flow:
         if call.kwargs and is_clean(name):
             self.note_misuse(
                 call.cls,
-                "is called with keyword arguments, which torch.save never writes for it: they may change "
-                "what the call does",
+                "is called with keyword arguments, which torch.save never writes here; these arguments may "
+                "change what the call does",
             )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in expected_calls.ARRAY_CLASSES:
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
@@ -348,7 +363,9 @@ class Flow:
         """Report or keep what the call computes, a text, a number or a mapping, which the scan reads as it stands."""
         if expected_calls.fills_mapping(name, call):
             self.note_misuse(
-                call.cls, "is called with contents, which no pickler does: statecli cannot tell what names it holds"
+                call.cls,
+                "is created from a collection of items, which pickle never writes; statecli cannot check the "
+                "names in these items",
             )
         self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
@@ -358,16 +375,14 @@ class Flow:
     def _check_missing_contents(self, call: Obj, name: str) -> None:
         """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
-            self.note_misuse(call.cls, "is created without its contents, which crashes the process that uses it")
+            self.note_misuse(call.cls, "is created without a state; using this object crashes the process")
         if name == expected_calls.SCRIPT_OBJECT and type(call.state) is not tuple:
             self.note_misuse(
                 call.cls,
-                "is created without contents, so that it holds a null pointer, and its use crashes the process",
+                "is created without a state and holds a null pointer; using this object crashes the process",
             )
         if self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict:
-            self.note_misuse(
-                call, "is created without the contents that torch writes, so that its memory stays uninitialized"
-            )
+            self.note_misuse(call, "is created without the state that torch writes, so its memory stays uninitialized")
 
     def _check_arguments(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
@@ -384,7 +399,9 @@ class Flow:
                     or root in expected_calls.ENUMERATIONS
                 ):
                     if is_clean(called):
-                        self.note_misuse(name, "gets an object that the pickle chose, and calls methods of that object")
+                        self.note_misuse(
+                            name, "is given an object instead of plain data, and calls methods of this object"
+                        )
                     return
                 within: Sequence[Value] = ()
                 if root in expected_calls.GONE_THROUGH:
@@ -411,9 +428,7 @@ class Flow:
             if type(arg) is Obj and (
                 root is None or not get_plain_name(root).startswith(expected_calls.LITERAL_PREFIXES)
             ):
-                self.note_misuse(
-                    name, "gets an object where torch.save writes plain values, and calls methods of that object"
-                )
+                self.note_misuse(name, "is given an object instead of plain data, and calls methods of this object")
 
     def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
         """Check the attributes of a tensor: a dict, or a tuple of those of its class with and without slots."""
@@ -424,7 +439,7 @@ class Flow:
                 self._check_attributes(name, called, part)
 
     def _note_object(self, name: Global) -> None:
-        self.note_misuse(name, "gets an object in place of its arguments or contents, and calls methods of that object")
+        self.note_misuse(name, "is given an object instead of plain data, and calls methods of this object")
 
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
@@ -449,11 +464,13 @@ class Flow:
                     and self._get_root_name(part) == "collections.OrderedDict"
                     and not self._is_empty(part)
                 ):
-                    self.note_misuse(name, "gets hooks, which torch calls later and never saves with a tensor")
+                    self.note_misuse(
+                        name, "is given hooks, which torch calls later; torch.save never writes hooks with a tensor"
+                    )
         if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.get_root(args[0])
             if root is None or not expected_calls.is_tensor_data(get_plain_name(root)):
-                self.note_misuse(name, "gets an object in place of a tensor's data, and calls methods of that object")
+                self.note_misuse(name, "is given an object instead of tensor data, and calls methods of this object")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -477,16 +494,19 @@ class Flow:
             return
         name = get_plain_name(root)
         if name not in expected_calls.ITEM_CONTAINERS and is_clean(name):
-            self.note_misuse(root, "is not a container, but gets items, which calls one of its methods")
+            self.note_misuse(
+                root, "is not a container, but the pickle adds items to this object, which calls one of its methods"
+            )
         elif call.items and name in expected_calls.HOLD_ELEMENTS:
             self.note_misuse(
                 root,
-                "is a sequence, but gets items by key, which torch.save never writes: its final items are unknown",
+                "is a sequence whose items the pickle sets by key, which torch.save never writes; the final "
+                "items are unknown",
             )
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
-            self.note_misuse(root, "gets an attribute whose name a call computes, so that the name cannot be checked")
+            self.note_misuse(root, "has an attribute whose name a call computes, so statecli cannot check the name")
 
     def _check_build(self, target: Obj, state: Value) -> None:
         root = self.get_root(target)
@@ -496,13 +516,12 @@ class Flow:
         if is_clean(name) and not expected_calls.is_state(name, state):
             self.note_misuse(
                 root,
-                "gets contents that are not a dict of attributes: statecli cannot tell what loading does with them",
+                "is restored from a state that is not a dict of attributes: statecli cannot tell what loading does",
             )
         if name == "types.GenericAlias":
             self.note_misuse(
                 root,
-                "passes contents from the pickle to the class that it wraps, and statecli cannot check what that class "
-                "does with them",
+                "passes its state to the class that it wraps: statecli cannot tell what this class does with the state",
             )
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
@@ -510,17 +529,19 @@ class Flow:
         self._check_state_of_class(root, name, state)
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
-                root, "gets contents that overwrite attributes of its class, such as a position in its text"
+                root,
+                "is restored from a state that overwrites attributes of the exception, such as the position "
+                "in its text",
             )
         if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
-            self.note_misuse(root, "gets contents that a call computes, so that the contents cannot be checked")
+            self.note_misuse(root, "is restored from a state that a call computes, so statecli cannot check the state")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == expected_calls.ORDERED_DICT and any(
             type(part) is dict and part.keys() & expected_calls.METHODS_OF_DICT for part in parts
         ):
             self.note_misuse(
                 root,
-                "gets an attribute with the name of one of its methods, so that loaders may not see its real items",
+                "has an attribute with the name of one of its methods, so loaders may not see its real items",
             )
         if (
             type(parts[-1]) is dict
@@ -528,7 +549,7 @@ class Flow:
             and is_clean(name)
             and not name.startswith(expected_calls.SLOTTED_PREFIXES)
         ):
-            self.note_misuse(root, "gets contents that set attributes, which runs the setters of its properties")
+            self.note_misuse(root, "is restored by setting attributes, which runs the property setters of its class")
         for part in parts:
             self._check_attributes(root, name, part)
 
@@ -540,33 +561,37 @@ class Flow:
             and type(state) is dict
             and not expected_calls.is_layer_count(state.get("num_layers"))
         ):
-            self.note_misuse(root, "gets more layers than memory can hold")
+            self.note_misuse(root, "has an invalid num_layers or more layers than memory can hold")
         if (
             kept_functions.is_module_class(name)
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
-            self.note_misuse(root, "gets contents that no module has: statecli cannot tell what loading does with them")
+            self.note_misuse(
+                root, "is restored from a state that no module has: statecli cannot tell what loading does"
+            )
         if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
-                root, "gets contents that are not those of a hook, and changes the numbers of all later hooks"
+                root, "is restored from a state that no hook has, which changes the ids of all hooks registered later"
             )
         if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(
-                root, "gets an object where numpy writes arrays and text, and calls methods of that object"
-            )
+            self.note_misuse(root, "is given an object instead of arrays and text, and calls methods of this object")
         if name in expected_calls.GENERATORS and not self._is_generator_state(state):
             self.note_misuse(
-                root, "gets contents that torch never writes: bytes of the file may become memory addresses"
+                root,
+                "is restored from a state that torch never writes; torch may use bytes of the file as memory addresses",
             )
         if name.startswith(expected_calls.NUMPY_RANDOM) and not random_states.is_numpy_state(
             name, state, self._get_root_name
         ):
-            self.note_misuse(root, "gets contents that numpy never writes: a random draw may read other memory")
+            self.note_misuse(
+                root, "is restored from a state that numpy never writes; the next random draw may read other memory"
+            )
         if name == "random.Random" and not random_states.is_python_state(state):
             self.note_misuse(
                 root,
-                "gets contents that Python never writes, and computes with them, which may run code or fill the memory",
+                "is restored from a state that Python never writes; computing with these values may run code "
+                "or fill the memory",
             )
 
     def _is_handle_state(self, state: Value) -> bool:
@@ -611,19 +636,17 @@ class Flow:
         is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and is_clean(name):
-                self.note_misuse(
-                    root, "gets an attribute whose name a call computes, so that the name cannot be checked"
-                )
+                self.note_misuse(root, "has an attribute whose name a call computes, so statecli cannot check the name")
             elif key in expected_calls.CLASS_ATTRIBUTES:
                 self.note_misuse(
-                    root, f"has its attribute {key} replaced by the pickle, which changes what its methods do"
+                    root, f"has its attribute {key} replaced by the pickle, so its methods may do something else"
                 )
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
                 self.note_misuse(
                     root,
-                    f"gets {quoting.name(key)}, an attribute by which other code mistakes the object for another type",
+                    f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type",
                 )
             elif is_of_torch and type(key) is str:
                 if why := self._attributes_of_torch.misuse(name, key, value):
@@ -633,9 +656,9 @@ class Flow:
                     and key in _OPTIMIZER_ATTRIBUTES
                     and not _OPTIMIZER_ATTRIBUTES[key](self, value)
                 ):
-                    self.note_misuse(root, f"gets an object as its {key}, and calls methods of that object")
+                    self.note_misuse(root, f"is given an object as its {key}, and calls methods of this object")
             elif self._hides_function(name, key, value) and is_clean(name):
-                self.note_misuse(root, f"gets a function as its {quoting.name(str(key))}, which other code may call")
+                self.note_misuse(root, f"has a function as its {quoting.name(str(key))}, which other code may call")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if code finds the stored function as a method, or calls the function with other functions."""
@@ -707,9 +730,9 @@ class Flow:
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
         root = self.get_root(value)
         if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
-            self.note_misuse(root, "is stored where torch does not keep hooks, so that other code may call it")
+            self.note_misuse(root, "is a hook stored where torch keeps no hooks, so other code may call this hook")
         if id(value) in self._excused and not compiled_modules.is_module(value):
-            self.note_misuse(root, "is stored where a compiled module never keeps it, so that other code may call it")
+            self.note_misuse(root, "is stored where torch.compile never stores it, so other code may call this object")
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container; note pairs whose key is an attribute called by Python."""
@@ -730,9 +753,9 @@ class Flow:
             return
         text = self._text_of(key.value if type(key) is Key else key)
         if text is expected_calls.COMPUTED:
-            self.note_misuse(value, "is stored under a name that a call computes, so that the name cannot be checked")
+            self.note_misuse(value, "is stored under a name that a call computes, so statecli cannot check the name")
         elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
-            self.note_misuse(value, f"is stored as {quoting.name(text)}, which Python may call")
+            self.note_misuse(value, f"is stored under the name {quoting.name(text)}, which Python may call")
 
     def _text_of(self, key: Value) -> str | None:
         """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""

@@ -52,9 +52,9 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
     protocol = _PROTOCOL.match(text)
     name = protocol[1].lower() if protocol else ""
     if name in ("http", "https"):
-        why = 'for ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
+        why = 'with ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
     elif _PARENT.search(text):
-        why = "Lightning deletes this path after the next save, although its `..` may leave the user's folder"
+        why = "Lightning deletes this path after the next save, and `..` in the path may lead outside the user's folder"
     elif name in _STORES and "::" not in text:
         yield Hazard(
             f"{where} is a remote path ({name}); Lightning deletes the file at this path after the next save",
@@ -62,11 +62,11 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
         )
         return
     elif protocol:
-        why = "Lightning deletes a path with a protocol after the next save, even a folder with all its files"
+        why = "Lightning deletes the file or the folder at this URL after the next save"
     elif text.startswith(_HOME) or _PREFIX.match(text):
         why = (
-            "Lightning deletes another path after the next save, because fsspec replaces `~` and `file:`; Lightning "
-            "checks only that this path is in the user's folder"
+            "Lightning checks this path, but Lightning deletes another path after the next save, because "
+            "fsspec replaces `~` and `file:`"
         )
     else:
         return
@@ -87,14 +87,14 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
     if not text:
         return
     protocol = _PROTOCOL.match(text)
-    what = f"{where} is {_show_url(text, protocol)}; {library} deletes this path after it has saved a better checkpoint"
+    what = f"{where} is {_show_url(text, protocol)}; {library} deletes this path after saving a better checkpoint"
     if _PARENT.search(text):
-        yield Hazard(f"{what}, although its `..` may leave the user's folder")
+        yield Hazard(f"{what}, and `..` in the path may lead outside the user's folder")
     elif _BEST_NAME.fullmatch(text):
         yield Hazard(what, is_error=False)
     else:
         extent = "even a folder with all its files" if library == "MMEngine" else "even a file of the user"
-        why = f"{extent}; {library} itself writes the name best_*.pth"
+        why = f"{extent}; the usual name is best_*.pth"
         help = "check the path before you resume from the file"
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
 
@@ -132,7 +132,7 @@ def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
         return _Path(None, Hazard(f"{where} is neither a text nor a path, but {use} the value as a path"))
     steps.take(Budget.TEXT, len(text))
     if len(text) > _MAX_PATH_CHARACTERS:
-        why = f"has {len(text):,} characters, more than a path can have, so statecli does not check it"
+        why = f"has {len(text):,} characters, more than any path, so statecli does not check the text"
         return _Path(None, Hazard(f"{where} {why}; {use} the value as a path"))
     return _Path(text)
 

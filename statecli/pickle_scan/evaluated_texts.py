@@ -48,7 +48,7 @@ _ARGUMENT_CALL = "Time"
 _MAX_CHARACTERS = 8192
 #: Elements of the longest value that a text may compute; the models have tens of layers.
 _MAX_ELEMENTS = 10_000
-_HELP = "do not give the file to the library unless you trust its author"
+_HELP = "do not load the file with this library unless you trust its author"
 
 
 def is_own_key(key: str) -> bool:
@@ -69,12 +69,14 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
     if tree is None:
         why = "is not an expression that statecli can parse"
     elif not all(isinstance(node, _LITERAL_NODES) for node in ast.walk(tree)):
-        why, is_error = "is more than numbers, texts, lists and dicts", True
+        why, is_error = "has code other than numbers, texts, lists and dicts", True
     elif not _computes_small_value(tree):
         why, is_error = f"computes more than {_MAX_ELEMENTS:,} elements", True
     else:
         return None
-    return Hazard(f"{where} {why}; fairseq evaluates it as Python", is_error=is_error, needs_review=True, help=_HELP)
+    return Hazard(
+        f"{where} {why}; fairseq evaluates the text as Python code", is_error=is_error, needs_review=True, help=_HELP
+    )
 
 
 def is_plain_activation(text: str) -> bool:
@@ -107,8 +109,8 @@ def check_representation(where: str, text: str) -> Hazard | None:
     tree = parse(text)
     if tree is not None and _is_plain_call(tree.body) and _computes_small_value(tree):
         return None
-    why = f"{quoting.quote(text[:80])} is not one call of an algorithm with plain arguments"
-    return Hazard(f"{where} {why}; Composer evaluates it as Python", help=_HELP)
+    why = f"is {quoting.quote(text[:80])}, not a single call of an algorithm with plain arguments"
+    return Hazard(f"{where} {why}; Composer evaluates the text as Python code", help=_HELP)
 
 
 def parse(text: str) -> ast.Expression | None:

@@ -239,10 +239,11 @@ PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
-UNINITIALIZED = "is uninitialized memory"
+UNINITIALIZED = "is still uninitialized"
 CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
 UNCHECKED_INDICES = (
-    "makes a sparse tensor whose indices torch and statecli cannot check, so that its use may overwrite other memory"
+    "makes a sparse tensor with indices that torch and statecli cannot check; using this tensor may "
+    "overwrite other memory"
 )
 #: Keys and elements whose hash is computed of other values.
 COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])

@@ -110,13 +110,16 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             continue
         value = place.value
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
-            yield "gets a text or an object in place of a number"
+            yield "is given a text or an object instead of a number"
             return
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
-            yield "gets an object of the file where it calls a graph"
+            yield "is given an object from the file instead of a graph, and calls this object"
             return
         if "as_custom_obj" in value and _get_object_name(value) not in given:
-            yield "gets an object of the file that is not an input of the graph; torch compiles the object's repr()"
+            yield (
+                "is given an object from the file that is not an input of the graph; torch compiles the object's "
+                "repr() as code"
+            )
             return
         operator = value.get("as_operator")
         if type(operator) is str and not _is_custom_operator(operator):
@@ -180,7 +183,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     name = target.removeprefix(_CALLERS)
     given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
     if any(entry.get("name") and _is_positional(entry) for entry in given):
-        yield "gets an argument by place that has a name, which torch does not write"
+        yield "is given a positional argument that has a name, which torch never writes"
     positional = [entry.get("arg") for entry in given if _is_positional(entry)]
     for place in _GRAPH_PLACES.get(name, ()):
         if not _is_kind(positional[place : place + 1], "as_graph"):
@@ -191,12 +194,12 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
         is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
         if is_text and _TEXT_PLACES.get(name) != place:
-            yield "gets a text, of which a graph can compute another text"
+            yield "is given a text as an input of its graph, and the graph can compute source code from the text"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
-        yield "gets an operator where torch does not write one"
+        yield "is given an operator as an argument, where torch never writes an operator"
     for entry in given:
         if not _is_positional(entry) and not _is_keyword(name, entry):
-            yield f"gets the argument {entry.get('name')} by name, which torch does not write"
+            yield f"is given the keyword argument {entry.get('name')}, which torch never writes"
 
 
 #: Operators with a message that inductor writes into source.
@@ -209,7 +212,7 @@ def _check_messages(target: str, inputs: Any) -> Iterator[str]:
     for place, entry in enumerate(given if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
-            yield "gets a message that is not a text of the file; torch's compiler writes it into source"
+            yield "has a message that is not a constant text; torch's compiler writes the message into source code"
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:
@@ -238,19 +241,28 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
     for place in iter_values(document, steps):
         value = place.value
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
-            yield Misuse("torch.export.load", "gets a text or an object in place of a number, which it may evaluate")
+            yield Misuse(
+                "torch.export.load", "finds a text or an object instead of a number, and may evaluate it as code"
+            )
             return
         if type(value) is not dict or isinstance(place.kind, DictOf):
             continue
         graph = value.get("as_graph")
         graph_name = graph.get("name") if type(graph) is dict else None
         if type(graph_name) is str and find_module_attribute(graph_name):
-            yield Misuse("torch.export.load", f"gets a graph called {graph_name}, which is a method of modules")
+            yield Misuse(
+                "torch.export.load",
+                f"finds a graph named {graph_name}, and the compiled code may call the module method of this "
+                "name instead",
+            )
             return
         # An argument of a node has the name of a parameter, which may be `self`.
         for name in (value.get("name") if place.kind != "NamedArgument" else None, value.get("as_name")):
             if type(name) is str and name in TAKEN_NAMES:
-                yield Misuse("torch.export.load", f"gets a value called {name}, which hides what the code means by it")
+                yield Misuse(
+                    "torch.export.load",
+                    f"finds a value named {name}, which changes the meaning of {name} in the compiled code",
+                )
                 return
 
 
@@ -270,7 +282,7 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
         steps.take(Budget.TEXT)
         may_be_object = place.may_be("Argument", "InputArgument") and "as_custom_obj" in value
         if names is not None and may_be_object and _get_object_name(value) not in names:
-            yield Misuse("torch.export.unflatten", "compiles the repr() of an object of the file as an argument")
+            yield Misuse("torch.export.unflatten", "compiles the repr() of an object from the file as code")
             return
         if kind == "Graph" and type(value) is dict:
             names = _list_given_objects(value)
@@ -399,12 +411,12 @@ def _check_weight_norm(node: _Node) -> str | None:
         expected = tuple(size if at == dim else 1 for at, size in enumerate(direction))
         if _have_sizes(length, expected):
             return None
-    return "has a norm that does not fit its weight"
+    return "has a norm whose size does not fit its weight"
 
 
 def _check_embedding_bag(node: _Node) -> str | None:
     if node.get_name("offsets") not in node.user_inputs:
-        return "takes offsets that are not an input of the program, and that torch does not check"
+        return "takes offsets that are not a program input and that torch does not check"
     return None
 
 
@@ -418,7 +430,7 @@ def _check_factory(node: _Node) -> str | None:
     sizes = tuple(size.get("as_int") if type(size) is dict else size for size in made)
     if _have_sizes(stated, sizes):
         return None
-    return "creates a tensor whose sizes differ from those in the graph"
+    return "creates a tensor with other sizes than the graph states"
 
 
 def _check_fourier(node: _Node) -> str | None:
@@ -433,7 +445,7 @@ def _check_group_norm(node: _Node) -> str | None:
     numbers = [node.get_number(name) for name in ("N", "C", "HxW", "group")]
     if all(number is None or 0 <= number < _MAX_NUMBER for number in numbers) and numbers[-1]:
         return None
-    return "divides channels by a number of groups that torch does not check"
+    return "has a number of groups or a size that torch does not check"
 
 
 #: Operators of `aten` -> why their arguments are not what torch writes; None if they are.

@@ -160,7 +160,7 @@ _LONG_EXPONENT = re.compile(r"[\d.][eE][-+]?[\d_]{4}")
 
 
 #: What follows from an expression that costs too much.
-_SLOW = ", which may hang or fill the memory"
+_SLOW = "; this may hang or fill the memory"
 
 
 class _Unmeasurable(Exception):
@@ -188,7 +188,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     A guard has none: Python computes it of the sizes of the inputs.
     """
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
-        return f"computes an expression of {len(text):,} characters{_SLOW}"
+        return f"evaluates an expression of {len(text):,} characters{_SLOW}"
     try:
         cost = _measure_node(_parse_expression(text).body)
     except SyntaxError:
@@ -196,11 +196,11 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        return f"computes an expression that is nested too deeply to be checked{_SLOW}"
+        return f"evaluates an expression that is nested too deeply for statecli to check{_SLOW}"
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
         return f"computes a number of more than {_MAX_BITS:,} bits{_SLOW}"
     if has_symbols and cost.terms > _MAX_TERMS:
-        return f"multiplies out an expression to more than {_MAX_TERMS:,} terms{_SLOW}"
+        return f"expands an expression to more than {_MAX_TERMS:,} terms{_SLOW}"
     return cost.algebra if has_symbols else None
 
 
@@ -216,7 +216,7 @@ def _measure_node(node: ast.AST) -> _Cost:
     elif isinstance(node, ast.Call):
         cost = _measure_call(node)
     elif isinstance(node, ast.Starred):
-        raise _Unmeasurable("unpacks the arguments of a function, which torch does not write")
+        raise _Unmeasurable("unpacks the arguments of a function, which torch never writes")
     else:
         cost = _measure_operation("", list(ast.iter_child_nodes(node)))
     if cost.degree > (_MAX_DEGREE_OF_SUM if cost.terms > 1 else _MAX_DEGREE):
@@ -243,7 +243,7 @@ def _measure_keyword(function: str, keyword: ast.keyword) -> float:
     """Return the bits requested by a keyword. Raises _Unmeasurable for keywords not written by sympy."""
     value = keyword.value.value if type(keyword.value) is ast.Constant else None
     if keyword.arg not in _KEYWORDS.get(function, ()) or type(value) not in (bool, int):
-        raise _Unmeasurable(f"calls {function} with an argument {keyword.arg or '**'}, which torch does not write")
+        raise _Unmeasurable(f"calls {function} with the argument {keyword.arg or '**'}, which torch never writes")
     return float(str(value)) if keyword.arg == "precision" and type(value) is int else 0.0
 
 
@@ -261,7 +261,7 @@ def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> _Cost
         return _Cost(bits, prod(terms), sum(degrees), denominator + degrees[1], algebra)
     limit = _MAX_PAIRS_OF_SYMPY if operation in _DIVISIONS_OF_SYMPY else _MAX_PAIRS_OF_TERMS
     if _DIVISIONS.fullmatch(operation) and prod(terms) > limit:
-        algebra = f"computes the common divisor of polynomials of too many terms{_SLOW}"
+        algebra = f"computes the common divisor of polynomials with too many terms{_SLOW}"
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
     total = times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
@@ -293,7 +293,7 @@ def _find_literal(node: ast.AST | ast.expr) -> float | None:
 def _count_bits(value: object) -> float:
     """Return the bits of a number. Raises _Unmeasurable for a text: sympy evaluates texts."""
     if isinstance(value, (str, bytes)):
-        raise _Unmeasurable(f"evaluates the text {quoting.quote(str(value))}, which torch does not write")
+        raise _Unmeasurable(f"evaluates the text {quoting.quote(str(value))}, which torch never writes")
     if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
         return 2.0**64 if isinf(value) else max(2.0, log2(abs(value) + 1))
     return max(2.0, log2(abs(value) + 1)) if type(value) is int else 2.0
@@ -303,7 +303,7 @@ def _count_digit_bits(digits: str) -> float:
     """Return the bits of a number in a text. Raises _Unmeasurable for other texts, because sympy evaluates them."""
     match = _NUMBER.fullmatch(digits)
     if match is None:
-        raise _Unmeasurable(f"evaluates the text {quoting.quote(digits)}, which torch does not write")
+        raise _Unmeasurable(f"evaluates the text {quoting.quote(digits)}, which torch never writes")
     exponent = (match[1] or "0").replace("_", "")
     return 4.0 * (len(digits) + (int(exponent or 0) if len(exponent) <= _MAX_BITS else 2**64))
 
@@ -329,6 +329,10 @@ class UnknownText(NamedTuple):
     text: str
 
 
+#: Functions of torch with misuses of their own, and who calls them; the graph calls all other targets.
+_DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "unflattening the program"}
+
+
 def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
     """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
     for text in dict.fromkeys(iter_expressions(document)):
@@ -339,7 +343,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
             yield ProgramCall(text, "sympy", "sympify", costs)
     for misuse in find_misuses(document, steps):
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
-        yield ProgramCall(misuse.target, module, name, misuse.why, doer="the graph")
+        yield ProgramCall(misuse.target, module, name, misuse.why, doer=_DOERS.get(misuse.target, "the graph"))
     texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts, steps), steps)
     if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
@@ -380,12 +384,12 @@ def _list_modules(texts: list[ProgramText], steps: Steps) -> list[str]:
 
 def _report_name(text: str, judgement: Judgement) -> ProgramCall:
     place = "a number" if judgement in (Judgement.NUMBER, Judgement.FLOAT) else "a name"
-    why = f"compiles the graph with {quoting.quote(text)} in place of {place}"
+    why = f"compiles the graph with {quoting.quote(text)} instead of {place}"
     return ProgramCall(text, "builtins", "exec", why, doer="loading the file")
 
 
 def _report_source(text: str) -> ProgramCall:
-    why = f"takes {quoting.quote(text)} for source code or for options, which torch does not write"
+    why = f"treats {quoting.quote(text)} as source code or as compiler options, which torch never writes"
     return ProgramCall(text, "torch._inductor", "compile", why, doer="compiling the program")
 
 
@@ -435,22 +439,29 @@ def _check_operator(text: str) -> ProgramCall | None:
         is_known = arithmetic and arithmetic["function"] in (None, *_EXPRESSION_FUNCTIONS)
         why = None if is_known else "is not an operator of torch"
         if _TRANSFORM.fullmatch(text):
-            why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
+            why = "takes levels and sizes that torch does not check; run_decompositions() removes this operator"
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     # An operator on graphs has no overloads: what follows its name is an attribute.
     is_attribute = match[1] == "higher_order" if match[3] else False
     if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
-        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator", doer="the graph")
+        return ProgramCall(
+            text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator, not an operator", doer="the graph"
+        )
     if match[1] == "aten" and match[3] and match[2] in (*operator_names.ATEN_OF_EXPORT, *_BITWISE):
         return None
     if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
-        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace", doer="the graph")
+        return ProgramCall(
+            text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace, not an operator", doer="the graph"
+        )
     why = program_operators.describe_harm(operator)
     if program_operators.is_about_texts(operator, match[3] or ""):
-        why = why or "computes a text or a list, which no exported program does; torch's compiler writes it into source"
+        why = why or (
+            "computes a text or a list, which no exported program does; torch's compiler writes the result into "
+            "source code"
+        )
     if not match[3] and match[1] != "higher_order":
-        why = why or "has no overload, so that torch does not take its arguments by name"
+        why = why or "has no overload name such as .default, so torch does not match its arguments by name"
     if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")
     return None
@@ -479,7 +490,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
         number = int(text.lstrip(string.ascii_letters))
     except ValueError:
         return None
-    why = f"counts one by one up to the value of the symbol {quoting.quote(text)}"
+    why = f"counts one by one up to the number in the symbol {quoting.quote(text)}, which may hang"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 
@@ -495,7 +506,7 @@ def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps
     for name, parts, reach in reaches:
         steps.take(Budget.TEXT, 1 + reach * len(name) // 1024)
         if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in known for end in range(1, reach)):
-            why = f"takes the attribute {quoting.quote(name)} of an object of the file for a constant"
+            why = f"treats the attribute {quoting.quote(name)} of an object from the file as a constant"
             yield ProgramCall(name, "builtins", "getattr", why, doer="loading the file")
             return
 
@@ -509,7 +520,7 @@ def _check_attribute(text: str) -> ProgramCall | None:
     attribute = find_module_attribute(program_texts.strip_call_numbers(text))
     if attribute is None:
         return None
-    why = f"replaces the attribute {quoting.quote(attribute)} of the module by an object of the file"
+    why = f"replaces the attribute {quoting.quote(attribute)} of the module with an object from the file"
     return ProgramCall(text, "builtins", "setattr", why, doer="loading the file")
 
 
@@ -518,7 +529,7 @@ def _check_module(text: str) -> ProgramCall | None:
     attribute = program_texts.find_module_call(text)
     if attribute is None:
         return None
-    why = f"takes the attribute {quoting.quote(attribute)} of a module for a module"
+    why = f"treats the attribute {quoting.quote(attribute)} of a module as a submodule"
     return ProgramCall(text, "builtins", "getattr", why, doer="torch.export.unflatten")
 
 

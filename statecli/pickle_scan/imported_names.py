@@ -49,8 +49,8 @@ _NUMBERED_GLOBAL = "Unpickler.load_reduce"
 _CHANGED_BYTES = "Unpickler.load_appends"
 #: The unpickler in C refuses such a call.
 _OTHER_ARGUMENTS = (
-    "is given its arguments in another object than a tuple, as no pickler does; the unpickler in Python calls it with "
-    "the elements of the object, which statecli did not check"
+    "is called with an object instead of a tuple of arguments, which pickle never writes; statecli cannot "
+    "check the arguments"
 )
 #: Tensors, and objects of C++, which only torch's own unpickler makes.
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLASS_PREFIX)
@@ -285,7 +285,7 @@ class Scanner(Machine):
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         found = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
-            why = "is a name of Python 2 in a later protocol: Python imports a file of that name"
+            why = "is a name of Python 2 in a pickle of Python 3, so Python imports a file of this name"
             self.flow.note_misuse(found, why)
         return found
 
@@ -360,7 +360,7 @@ class Scanner(Machine):
             if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
                 digits = line.strip().lstrip(b"+-0_")
                 return int(digits) if len(digits) <= _MAX_DIGITS and digits.isdigit() else _TOO_LARGE
-            return _parse_integer(line, self.make_error(pos, "a number is written as a text that is not a number"))
+            return _parse_integer(line, self.make_error(pos, "an integer literal is not a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
         """Do the same as the machine; `strtol` accepts a line without digits as 0."""
@@ -375,7 +375,7 @@ class Scanner(Machine):
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "the text of a number is not a number") from error
+            raise self.make_error(pos, "a float literal is not a number") from error
 
     # What may be a pickle itself.
 

@@ -130,7 +130,7 @@ class Attributes:
         else:
             is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
         if not is_named and any(map(self._may_be_called, values)):
-            return f"gets a function as its {quoting.name(key)}, which other code may call"
+            return f"has a function as its {quoting.name(key)}, which other code may call"
         return None
 
     def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
@@ -138,13 +138,16 @@ class Attributes:
             return None
         pairs = pairs_of(value, self._root)
         if pairs is None:
-            return f"gets a value that is not a dict as its {key}, and may call methods of that value"
+            return f"has a {key} that is not a dict, and may call methods of this value"
         self._steps.take(Budget.FLOW, len(pairs))
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
-                return f"gets a {noun} in its {key} under a name that Python looks up"
+                return (
+                    f"has a {noun} in its {key} with a computed or special name such as __len__, so Python may "
+                    f"call this {noun}"
+                )
             if not fits(held):
-                return f"gets an object in its {key} that is not a {noun}, and may call methods of that object"
+                return f"has an object in its {key} that is not a {noun}, and may call methods of this object"
         self._sound.add((key, id(value)))
         return None
 

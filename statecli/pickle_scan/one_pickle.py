@@ -114,7 +114,7 @@ class PickleReader:
                 return scanner, error
             if len(scanner.data) == MAX_PICKLE_BYTES:
                 return scanner, OverBudget(
-                    f"{where} has more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli for a pickle"
+                    f"{where}: the pickle has more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli"
                 )
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 

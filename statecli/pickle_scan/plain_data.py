@@ -281,11 +281,13 @@ class _Walk:
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
             if not self._is_no_iterable_of_numbers(value):
-                yield Hazard(f"{where} is not the name of a dtype, nor a tensor; HQQ evaluates its letters as Python")
+                yield Hazard(
+                    f"{where} is neither the name of a dtype nor a tensor; HQQ evaluates the value as Python code"
+                )
         elif not all(type(number) is int and 0 <= number < 128 for number in numbers) or not texts_as_code.is_dtype(
             "".join(map(chr, numbers))
         ):
-            yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates its letters as Python")
+            yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates the value as Python code")
 
     def _is_no_iterable_of_numbers(self, value: Value) -> bool:
         """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
@@ -306,7 +308,9 @@ class _Walk:
         elif text is COMPUTED_TEXT:
             hazard = describe_computed_text(where)
         elif (evaluated_texts.is_own_key(key) or _is_raw_text(value)) and _is_bytes(value):
-            hazard = Hazard(f"{where} is bytes or an array instead of a text; fairseq evaluates it as Python")
+            hazard = Hazard(
+                f"{where} is bytes or an array instead of a text; fairseq evaluates the value as Python code"
+            )
         if hazard:
             yield hazard
 
@@ -353,7 +357,7 @@ class _Walk:
             pair for files in self.find_mappings(saved.get(composer_model.TOKENIZER)) for pair in files.items()
         ):
             if type(name) is not str:
-                yield Hazard(f"{where} has a file whose name is not a text; Composer writes the file to any path")
+                yield Hazard(f"{where} has a file whose name is not a text; Composer may write the file to any path")
                 continue
             extensions = [read_text(content.get(composer_model.EXTENSION)) for content in self.find_mappings(file)]
             if hazard := composer_model.check_file(where, name, extensions[0] if extensions else None):
@@ -407,9 +411,7 @@ class _Walk:
             what = f"{where} is not a list of numbers"
         else:
             return
-        yield Hazard(
-            f"{what}; MMEngine deletes the path that it makes of each element, even a folder with all its files"
-        )
+        yield Hazard(f"{what}; MMEngine makes a path from each element and deletes the file or the folder at this path")
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
         """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
@@ -465,8 +467,8 @@ class _Walk:
             else:
                 continue
             yield Hazard(
-                f"{self.describe_path(node) or 'the root'}{what}; torch writes the key into Python code that it "
-                "compiles, so that the key can run code"
+                f"{self.describe_path(node) or 'the root'}{what}; torch compiles Python code that contains "
+                "the key, so the key can run code"
             )
             return
 
@@ -476,7 +478,10 @@ class _Walk:
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
             if type(number) is int and abs(number) > limit:
-                text = f"integer beyond {limit}; the next step of the optimizer may compute a power of it for hours"
+                text = (
+                    f"integer with an absolute value above {limit}; the next optimizer step may compute a power "
+                    "of this number for hours"
+                )
                 yield Hazard(f"{self.describe_path(node)}[{name!r}]: {text}")
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -484,9 +489,7 @@ class _Walk:
         counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
-            text = (
-                f"count above {_MAX_POWER} with an integer gamma; the scheduler computes gamma to this power for hours"
-            )
+            text = f"count above {_MAX_POWER} with an integer gamma; computing gamma to this power may take hours"
             yield Hazard(f"{self.describe_path(node)}['milestones']: {text}")
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -537,8 +540,9 @@ class _Walk:
             unknown += [key for key in values if key not in (_VERSION, _SPECTRAL_NORM, _ASSIGN)]
         if assigned:
             yield Hazard(
-                f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}, so load_state_dict "
-                "replaces the parameters with the file's tensors; an optimizer made before no longer trains the model",
+                f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}, so "
+                "load_state_dict replaces the parameters with the file's tensors; an optimizer created "
+                "before loading no longer trains the model",
                 help=f"for local in state_dict._metadata.values(): local.pop({_ASSIGN!r}, None)",
             )
         if unknown:

@@ -32,21 +32,21 @@ _INTERNAL_NAMESPACES = frozenset(
         """,
     )
 )
-_INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
-_UNCHECKED_HARM = "reads or writes memory by sizes or indices that torch does not check"
+_INTERNAL_HARM = "is internal to torch, and may read or overwrite memory outside of tensors"
+_UNCHECKED_HARM = "uses sizes or indices that torch does not check, and may read or overwrite other memory"
 #: Operators that do more than compute.
 _HARMS = {
-    "aten::from_file": "maps a file into memory, and can make it and write to it",
+    "aten::from_file": "maps a file into memory, and can create or overwrite this file",
     "aten::save": "writes a file",
-    "prim::PythonOp": "calls Python",
-    "prim::IgnoredPythonOp": "calls Python",
+    "prim::PythonOp": "calls Python code",
+    "prim::IgnoredPythonOp": "calls Python code",
     "debugprims::load_tensor": "reads a file",
-    "higher_order::print": "formats a text of the file, which can read any attribute of any object",
-    "higher_order::wrap": "calls what its arguments name",
-    "higher_order::flex_attention": "gets arguments that torch writes into source code, and compiles",
-    "higher_order::flex_attention_backward": "gets arguments that torch writes into source code, and compiles",
-    "higher_order::inline_asm_elementwise": "compiles and runs machine code of the file",
-    "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
+    "higher_order::print": "formats a text from the file, which can read any attribute of any object",
+    "higher_order::wrap": "calls functions named in its arguments",
+    "higher_order::flex_attention": "has arguments that torch writes into source code and compiles",
+    "higher_order::flex_attention_backward": "has arguments that torch writes into source code and compiles",
+    "higher_order::inline_asm_elementwise": "compiles and runs machine code from the file",
+    "aten::_reshape_alias": "makes a view whose strides torch does not check, and may read or overwrite other memory",
 }
 #: Operators that crashed the process for arguments which a program can make, and that torch writes into no program.
 _UNCHECKED = frozenset(
@@ -118,7 +118,9 @@ def describe_harm(operator: str) -> str | None:
     if namespace in _INTERNAL_NAMESPACES:
         return _INTERNAL_HARM
     if _UNSAFE_SPARSE.fullmatch(operator):
-        return "makes a sparse tensor whose indices torch does not check, so that its use may overwrite other memory"
+        return (
+            "makes a sparse tensor with indices that torch does not check; using this tensor may overwrite other memory"
+        )
     if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
         return _UNCHECKED_HARM
     if _GRADIENT.fullmatch(operator) and not is_listed(operator):

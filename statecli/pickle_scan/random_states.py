@@ -71,7 +71,7 @@ def explain_unsafe_dict(
     inner = state.get("state")
     parts = get_items(inner) if type(inner) in (dict, Obj) else {}
     if parts is None:
-        return "state of a numpy generator is an object, not a dict; numpy asks the object for the position"
+        return "state of a numpy generator is an object, not a dict; numpy calls methods of this object"
     positions = [(key, part[key]) for part in (state, parts) for key in _TABLE_LENGTHS if key in part]
     return next(filter(None, (_explain_unsafe_position(position, key) for key, position in positions)), None)
 
@@ -81,7 +81,10 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
     if number is not None and 0 <= number <= length:
         return None
     shown = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
-    return f"position of a numpy generator is {shown}, but its table has {length} numbers; a draw reads other memory"
+    return (
+        f"position of a numpy generator is {shown}, but its table has {length} numbers; the next random draw "
+        "reads other memory"
+    )
 
 
 def read_number(value: Value) -> int | float | None:

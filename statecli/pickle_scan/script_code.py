@@ -23,7 +23,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-_RENAMED_HARM = "gets another name in the code, so that calls by this name cannot be checked"
+_RENAMED_HARM = "gets another name in the code, so statecli cannot check calls by that name"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
@@ -45,10 +45,10 @@ _MENTION = re.compile(
     r"|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?P<glued_to_number>(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))?",
     re.ASCII,
 )
-_GLUED_HARM = "has no space before the next word: torch never writes this, and it hides the next word"
+_GLUED_HARM = "has no space before the next word, which torch never writes; scanners may miss the next word"
 #: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
 _ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_ENUMERATION_HARM = "gets a number outside of its enumeration, which torch does not check"
+_ENUMERATION_HARM = "is given a number that is not a member of its enumeration; torch does not check the number"
 #: `torch.to` takes a memory format without its name, as its last argument.
 _TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
 _ARGUMENT = re.compile(r"[(\[]|[)\]]|,")
@@ -135,7 +135,7 @@ _MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
-_OTHER_NUMBERS_HARM = "__setstate__ packs with other numbers than those in the state of a quantized convolution"
+_OTHER_NUMBERS_HARM = "__setstate__ calls with other numbers than the saved state of the quantized convolution has"
 _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
 _ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")
@@ -143,10 +143,10 @@ _BRACKET = re.compile(r"[()]")
 #: A constant of a class, up to its value; what ends the value.
 _CONSTANT = re.compile(r"\bFinal\b(?:(?!\bFinal\b)[^=])*=(?!=)", re.ASCII)
 _END_OF_STATEMENT = re.compile(r"[()\[\]{}\n]")
-_RUNS_HARM = "__setstate__ runs during loading, and which does not pack weights"
-_DEFAULT_HARM = "the default of a parameter computes during loading"
-_CONSTANT_HARM = "the constant of a class computes during loading"
-_UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result cannot be determined"
+_RUNS_HARM = "__setstate__ runs during loading, although __setstate__ should only pack weights"
+_DEFAULT_HARM = "computes the default value of a parameter during loading"
+_CONSTANT_HARM = "computes a constant of a class during loading"
+_UNBOUNDED_HARM = "__setstate__ runs during loading: statecli cannot tell whether this code ends or what it computes"
 
 
 class Call(NamedTuple):
@@ -236,7 +236,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
 
 def _list_other_calls(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_LISTED_CALLS} more" if len(names) > _MAX_LISTED_CALLS else ""
-    return f"; so do {', '.join(names[:_MAX_LISTED_CALLS])}{more}" if names else ""
+    return f"; loading also runs {', '.join(names[:_MAX_LISTED_CALLS])}{more}" if names else ""
 
 
 class _Source:

@@ -22,9 +22,9 @@ class Budget(Enum):
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
-    FLOW = ("values that may contain names", 1_000_000)
+    FLOW = ("values to check", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
-    TEXT = ("tokens of code", 4_000_000)
+    TEXT = ("code tokens", 4_000_000)
     #: Bytes of all pickles and of all code.
     BYTES = ("bytes of pickles and code", 512 * 2**20)
     #: Records, strings and regions that begin like a pickle.
@@ -65,7 +65,7 @@ class Steps:
         self.taken[budget] = taken
         if taken > budget.limit and taken > self.limit(budget):
             self.exceeded = self.exceeded or OutOfSteps(
-                f"has more than {self.limit(budget):,} {budget.noun}, the limit of statecli"
+                f"statecli stopped at its limit of {self.limit(budget):,} {budget.noun}"
             )
             raise self.exceeded
 

@@ -120,11 +120,13 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
     if _COLLECTION.search(text):
         where, names = f"a name in {where}", dict.fromkeys(_BETWEEN.split(text))
         if "\\" in text:
-            why = f"{where} may be spelled with escapes, and LightningCLI imports and calls it"
+            why = f"{where} may be written with backslash escapes; LightningCLI imports and calls this name"
             yield Hazard(why, is_error=False, needs_review=True, help=_CLASS_HELP)
     for name in names:
         if _CONFIG_FILE.fullmatch(name):
-            what = f"{where} is {quoting.quote(name)}, a file in which LightningCLI looks for names that it calls"
+            what = (
+                f"{where} is {quoting.quote(name)}, a configuration file whose names LightningCLI may import and call"
+            )
             help = "check the file before you give the checkpoint to LightningCLI"
             yield Hazard(what, is_error=False, help=help)
         elif _is_class_name(name) and name not in _list_classes():
@@ -143,7 +145,7 @@ def judge_call(what: str, name: str, loader: str, help: str, condition: str = ""
     """Return the hazard of a name that the loader calls: an error for a known harm, else a warning."""
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
-    why = f"it {harm}" if harm else "statecli does not know what it does"
+    why = f"it {harm}" if harm else "statecli does not know this name"
     text = f"{what} {quoting.name(name)}, which {loader} imports and calls{condition}; {why}"
     return Hazard(text, is_error=harm is not None, needs_review=True, help=help)
 
@@ -161,9 +163,9 @@ def _list_classes() -> frozenset[str]:
 def check_text(where: str, text: str) -> Hazard | None:
     """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
     if "class_path" in text:
-        what = "is a text with a class_path, which LightningCLI parses and calls"
+        what = "is a text with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):
-        what = "is a text with escapes, which may spell a class_path that LightningCLI parses and calls"
+        what = "is a text with backslash escapes, which may hide a class_path that LightningCLI imports and calls"
     else:
         return None
     return Hazard(f"{where} {what}", help=_CLASS_HELP)
@@ -183,15 +185,15 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
     """
     why, types, scopes = _read_config(text)
     if why:
-        yield Hazard(f"{where} {why}; MMEngine runs the text as Python", help=_CONFIG_HELP)
+        yield Hazard(f"{where} {why}; MMEngine runs the text as Python code", help=_CONFIG_HELP)
     for name in types:
         if not _is_registered(name):
             yield judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
     for scope in scopes:
         if scope not in _SCOPES | _OWN_SCOPES:
-            why = f"has the scope {quoting.name(scope)}, of which MMEngine imports the module registry"
+            why = f"has the scope {quoting.name(scope)}, so MMEngine imports the registry module of this package"
             help = "check the name before you give the file to MMEngine"
-            text = f"{where} {why}; statecli does not know what the module does"
+            text = f"{where} {why}; statecli does not know this module"
             yield Hazard(text, is_error=False, needs_review=True, help=help)
 
 
@@ -230,13 +232,13 @@ def _read_config(text: str) -> _Config:
     try:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _Config("is not a valid configuration")
+        return _Config("is not valid Python code")
     # `dict` may be given another meaning before it is called.
     if any(isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in nodes):
-        return _Config("gives dict another meaning")
+        return _Config("assigns another value to the name dict")
     loading = next((node.id for node in nodes if isinstance(node, ast.Name) and node.id in _LOADING_NAMES), None)
     if loading:
-        return _Config(f"sets {loading}, by which a configuration loads other files or modules")
+        return _Config(f"sets {loading}, which loads other files or modules")
     if not all(isinstance(node, _CONFIG_NODES) and _has_plain_keys(node) for node in nodes):
         return _Config("has code other than assignments of plain values")
     types = dict.fromkeys(name for node in nodes for name in _iter_texts(node, "type"))

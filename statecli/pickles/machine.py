@@ -96,7 +96,8 @@ class Machine(MachineState):
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.sparse_memo) > MAX_MEMO_ENTRIES * self.budget:
             raise self.make_budget_error(
-                pos, f"the pickle numbers more than {MAX_MEMO_ENTRIES * self.budget} objects, the limit of statecli"
+                pos,
+                f"the pickle memo has more than {MAX_MEMO_ENTRIES * self.budget} objects, the limit of statecli",
             )
         if self.object_count > MAX_OBJECTS * self.budget:
             raise self.make_budget_error(
@@ -104,11 +105,11 @@ class Machine(MachineState):
             )
         if len(self.stack) > MAX_STACK_VALUES:
             raise self.make_budget_error(
-                pos, f"the pickle holds more than {MAX_STACK_VALUES} unfinished values, the limit of statecli"
+                pos, f"the pickle has more than {MAX_STACK_VALUES} values on its stack, the limit of statecli"
             )
         if len(self.metastack) > MAX_OPEN_MARKS:
             raise self.make_budget_error(
-                pos, f"the pickle nests more than {MAX_OPEN_MARKS} unfinished lists or calls, the limit of statecli"
+                pos, f"the pickle nests lists and calls more than {MAX_OPEN_MARKS} levels deep, the limit of statecli"
             )
         if len(self.globals) > MAX_GLOBALS:
             raise self.make_budget_error(
@@ -170,7 +171,7 @@ class Machine(MachineState):
         except IndexError as error:
             if pos >= size and op != _STOP:  # the last byte, if a point, may be an argument
                 raise self.make_truncated_error() from error
-            raise self.make_error(pos, "an instruction uses more values than were stored before it") from error
+            raise self.make_error(pos, "an instruction needs more values than the pickle has stored") from error
         except struct.error as error:
             raise self.make_truncated_error() from error
         return pos

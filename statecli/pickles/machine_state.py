@@ -151,9 +151,7 @@ class MachineState:
     def put_memo(self, index: int, value: Value) -> None:
         """Store `value` as memo entry `index`; entries may come in any order."""
         if index < 0:
-            raise MalformedError(
-                f"{self.label}: the pickle is damaged: it numbers an object {index}, but numbers begin at 0"
-            )
+            raise MalformedError(f"{self.label}: the pickle is damaged: object number {index} is negative")
         if index < len(self.memo):
             self.memo[index] = value
         elif index == len(self.memo) and not self.sparse_memo:
@@ -166,7 +164,7 @@ class MachineState:
         if 0 <= index < len(self.memo):
             return self.memo[index]
         if index not in self.sparse_memo:
-            raise self.make_error(pos, f"it refers to object {index}, which it has not stored before")
+            raise self.make_error(pos, f"the pickle uses object {index} before storing this object")
         return self.sparse_memo[index]
 
     def pop_mark(self) -> list[Value]:
@@ -179,7 +177,10 @@ class MachineState:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
             if not {type(module), type(name)}.isdisjoint((Global, Obj, Persistent)):
-                what = "the name of an import is another import or the result of a call, which may be any text"
+                what = (
+                    "the name of an imported function or class is computed during loading, so statecli cannot "
+                    "check the name"
+                )
                 raise ComputedName(f"{self.label}: {what} (byte {pos - 1})")
             raise self.make_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
@@ -224,8 +225,8 @@ class MachineState:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
             raise self.make_budget_error(
                 pos,
-                f"objects share values that expand to {count:,} values, more than {MAX_HELD_VALUES_PER_OPCODE} for "
-                "each instruction of the pickle; loading may fill the memory",
+                f"shared objects expand to {count:,} values, more than {MAX_HELD_VALUES_PER_OPCODE} for each "
+                "instruction of the pickle; loading may fill the memory",
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
@@ -235,7 +236,7 @@ class MachineState:
                 target.items = {}
             target = target.items
         if type(target) is not dict:
-            raise self.make_error(pos, f"it sets an item of {describe(target)}, which is not a dict")
+            raise self.make_error(pos, f"the pickle sets an item of {describe(target)}, which is not a dict")
         if len(flat) % 2:
             raise self.make_error(pos, "a dictionary key has no value")
         keys = flat[0::2]
@@ -273,7 +274,7 @@ class MachineState:
             target.elems.extend(elements)
         else:
             noun = "list" if opcode == "APPEND" else "set"
-            raise self.make_error(pos, f"it adds elements of a {noun} to {describe(target)}")
+            raise self.make_error(pos, f"the pickle adds elements to {describe(target)}, which is not a {noun}")
 
     def decode_integer(self, data: bytes) -> Value:
         """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
@@ -289,7 +290,7 @@ class MachineState:
                 pos, f"an integer has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
             )
         if not _DECIMAL.fullmatch(line):
-            raise self.make_error(pos, "the text of an integer is not a decimal number")
+            raise self.make_error(pos, "an integer literal is not a decimal number")
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
@@ -305,7 +306,7 @@ class MachineState:
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "the text of a float is not a number") from error
+            raise self.make_error(pos, "a float literal is not a number") from error
 
 
 def _count_values(value: Value) -> int:

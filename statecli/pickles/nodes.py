@@ -130,5 +130,5 @@ _NOUNS: dict[type, str] = {
 def describe(value: Value) -> str:
     """Return the kind of `value` in words, never its repr, because a repr can be exponential."""
     if type(value) is Global:
-        return f"the class {value.qualified[:200]!r}"
+        return f"the function or class {value.qualified[:200]!r}"
     return _NOUNS.get(type(value), "an unknown object")

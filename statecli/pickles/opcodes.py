@@ -39,7 +39,7 @@ def do_stop(m: MachineState, pos: int) -> int:
     m.end = pos
     m.recount_held_values(pos)
     if m.frame_end != NO_FRAME and pos != m.frame_end:
-        raise m.make_misframed_error(pos, f"it ends before the end of its block (frame) at byte {m.frame_end}")
+        raise m.make_misframed_error(pos, f"the pickle ends before the end of its block (frame) at byte {m.frame_end}")
     raise Stopped
 
 
@@ -139,7 +139,7 @@ def do_long1(m: MachineState, pos: int) -> int:
 def do_long4(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"an integer has an impossible length of {length} bytes")
+        raise m.make_error(pos, f"an integer has a negative length ({length} bytes)")
     m.stack.append(m.decode_integer(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -181,7 +181,7 @@ def do_text_unicode(m: MachineState, pos: int) -> int:
 def do_binstring(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"a string has an impossible length of {length} bytes")
+        raise m.make_error(pos, f"a string has a negative length ({length} bytes)")
     m.stack.append(decode_python2_string(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -437,7 +437,7 @@ def do_build(m: MachineState, pos: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
     if type(target) is not Obj:
-        raise m.make_error(pos, f"it sets the contents of {describe(target)}, which is not an object")
+        raise m.make_error(pos, f"the pickle sets the state of {describe(target)}, which is not an object")
     m.count_held_values(state, pos)
     m.set_state(target, state)
     return pos

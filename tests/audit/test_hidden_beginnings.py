@@ -615,7 +615,10 @@ def test_a_zip_at_the_end_of_a_tensor_is_reported(folder, statecli, forked_pytho
     assert (folder / "PWNED").exists()
     result = statecli("audit", str(folder / "model.safetensors"))
     assert result.code == 1
-    assert "torch.hub and pandas take the file for the zip archive that it ends with" in result.out
+    assert (
+        "the file ends with a zip archive, and torch.hub and pandas read this archive instead of the tensors"
+        in result.out
+    )
 
 
 def test_a_zip64_behind_a_program_is_not_passed(folder, statecli):

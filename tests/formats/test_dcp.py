@@ -795,7 +795,7 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 1
-    assert "1 of its items are transformed by zstd" in result.out
+    assert "1 of the items, which are stored with the transform zstd" in result.out
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
@@ -803,7 +803,7 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "where its archives begin: __0.metadata does not contain metadata" in result.out
+    assert "cannot locate the archives in the file: __0.metadata does not contain metadata" in result.out
 
 
 # Which boxes fill another.

@@ -237,11 +237,11 @@ def _state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[di
 
 ATTACKS = {
     "a wider state": ("lstm", _widen_state, "has weights that do not fit its hidden size of 4096"),
-    "a state that lies": ("lstm without biases", _lie_about_the_state, "whose sizes differ from those in the graph"),
+    "a state that lies": ("lstm without biases", _lie_about_the_state, "with other sizes than the graph states"),
     "a state that lies with symbols": (
         "lstm without biases",
         _lie_with_symbols,
-        "whose sizes differ from those in the graph",
+        "with other sizes than the graph states",
     ),
     "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "which do not fit its number of layers"),
     "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not state"),
@@ -250,11 +250,15 @@ ATTACKS = {
         _state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
         "has a running_var whose size is not 8, the number of channels",
     ),
-    "a norm": ("weight norm", _state_sizes("g", sizes(1, 1), "_weight_norm"), "a norm that does not fit its weight"),
+    "a norm": (
+        "weight norm",
+        _state_sizes("g", sizes(1, 1), "_weight_norm"),
+        "a norm whose size does not fit its weight",
+    ),
     "offsets": (
         "embedding bag",
         _give("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),
-        "offsets that are not an input",
+        "offsets that are not a program input",
     ),
     "dimensions": (
         "fourier",
@@ -361,7 +365,7 @@ def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
     found = messages(tmp_path / "vmap.pt2")
     if not found:
         pytest.skip("needs a newer torch")
-    assert all("does not check; run_decompositions() exports a program without it" in message for message in found)
+    assert all("does not check; run_decompositions() removes this operator" in message for message in found)
     torch.export.save(program.run_decompositions(), tmp_path / "plain.pt2")
     assert messages(tmp_path / "plain.pt2") == []
 
@@ -378,9 +382,15 @@ def call(target: str, *arguments: dict[str, Any]) -> dict[str, Any]:
 
 FUNCTION = "torch.utils._sympy.functions.ToFloat"
 FOREIGN = {
-    "a text for a number": (call(FUNCTION, TEXT), "gets a text or an object in place of a number"),
-    "a text to format": (call("_operator.mod", TEXT, {"as_int": 1}), "gets a text or an object in place of a number"),
-    "texts in a list": (call("_operator.add", {"as_strings": ["a"]}), "gets a text or an object in place of a number"),
+    "a text for a number": (call(FUNCTION, TEXT), "is given a text or an object instead of a number"),
+    "a text to format": (
+        call("_operator.mod", TEXT, {"as_int": 1}),
+        "is given a text or an object instead of a number",
+    ),
+    "texts in a list": (
+        call("_operator.add", {"as_strings": ["a"]}),
+        "is given a text or an object instead of a number",
+    ),
     "a class of sympy": (call("torch.utils._sympy.functions.Application"), "is not an operator of torch"),
     "a function through an operator": (
         call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": True}, {"as_operator": FUNCTION}, TEXT),
@@ -403,14 +413,17 @@ FOREIGN = {
         for target in ("quantization.__dict__.update", "mine.__getattr__")
     },
     "an operator that formats a text": (call("torch.ops.higher_order.print", TEXT), "can read any attribute"),
-    "an operator that calls its argument": (call("torch.ops.higher_order.wrap"), "calls what its arguments name"),
+    "an operator that calls its argument": (
+        call("torch.ops.higher_order.wrap"),
+        "calls functions named in its arguments",
+    ),
     "an operator through an operator": (
         call("torch.ops.higher_order.with_effects", {"as_operator": "torch.ops.aten._embedding_bag.default"}),
         "calls torch.ops.aten._embedding_bag.default with arguments that statecli does not check",
     ),
     "an object of the constants": (
         call("torch.ops.aten.mul.Tensor", {"as_custom_obj": {"name": "K", "class_fqn": "x"}}),
-        "an object of the file that is not an input of the graph",
+        "an object from the file that is not an input of the graph",
     ),
 }
 
@@ -445,7 +458,7 @@ def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
             (entry,) = [entry for entry in graph_module["module_call_graph"] if entry["fqn"] == "added"]
             entry["signature"]["inputs"][1] = argument
 
-    assert any("an object of the file" in message for message in messages(change(path, edit, "graph_module")))
+    assert any("an object from the file" in message for message in messages(change(path, edit, "graph_module")))
 
 
 def test_a_key_of_a_dict_is_no_field():
@@ -459,7 +472,7 @@ def test_a_key_of_a_dict_is_no_field():
 def test_a_key_of_a_dict_hides_no_text_from_arithmetic(value):
     node = call("_operator.add", {"as_string_to_argument": {"graph": value}})
     found = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
-    assert [misuse.why for misuse in found] == ["gets a text or an object in place of a number"]
+    assert [misuse.why for misuse in found] == ["is given a text or an object instead of a number"]
 
 
 def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
@@ -471,7 +484,7 @@ def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
         graph["nodes"].insert(0, call("torch.ops.mine.use.default", custom))
 
     found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
-    assert not any("an object of the file" in message for message in found)
+    assert not any("an object from the file" in message for message in found)
 
 
 #: What torch ignores next to the name of an object.
@@ -499,7 +512,7 @@ def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path, ignored
     with zipfile.ZipFile(path, "w") as archive:
         for record, data in records.items():
             archive.writestr(record, data)
-    assert any("an object of the file" in message for message in messages(path))
+    assert any("an object from the file" in message for message in messages(path))
     with contextlib.suppress(Exception):
         torch.export.load(path)
     assert mark.exists()
@@ -546,7 +559,10 @@ def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for record, data in records.items():
             archive.writestr(f"archive/{record}", data)
-    assert any("the repr() of an object of the file" in message for message in messages(path))
+    start = (
+        "unflattening the program calls torch.export.unflatten, which compiles the repr() of an object from the file"
+    )
+    assert any(message.startswith(start) for message in messages(path))
     with contextlib.suppress(Exception):
         torch.export.unflatten(torch.export.load(path))
     assert mark.exists()
@@ -566,7 +582,7 @@ def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
     """torch checks no types, and sympy evaluates texts: in each list of numbers, and as a symbolic number."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, call("torch.ops.mine.use.default", value))))
-    assert any("in place of a number" in message for message in found)
+    assert any("instead of a number" in message for message in found)
 
 
 @pytest.mark.parametrize("name", ["self", "torch", "lambda", "inf"])
@@ -581,7 +597,7 @@ def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     assert messages(path) == []
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, new)))
-    assert any(f"gets a value called {name}, which hides" in message for message in found)
+    assert any(f"finds a value named {name}, which changes" in message for message in found)
 
 
 def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
@@ -590,7 +606,8 @@ def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
     wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, graph)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda whole: whole["nodes"].insert(0, wrap)))
-    assert any("gets a graph called to_folder" in message for message in found)
+    start = "loading the file calls torch.export.load, which finds a graph named to_folder"
+    assert any(message.startswith(start) for message in found)
 
 
 def test_an_object_in_place_of_a_graph_is_found(tmp_path):
@@ -603,7 +620,9 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
         graph["nodes"].insert(0, wrap)
 
     found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
-    assert any("gets an object of the file where it calls a graph" in message for message in found)
+    assert any(
+        "is given an object from the file instead of a graph, and calls this object" in message for message in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -650,7 +669,7 @@ def test_a_message_that_is_no_text_of_the_file_is_found(name, value, tmp_path):
     node["inputs"][0]["name"], node["inputs"][1]["name"] = "self", "assert_msg"
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, node)))
-    assert any("gets a message that is not a text of the file" in message for message in found), found
+    assert any("has a message that is not a constant text" in message for message in found), found
 
 
 @pytest.mark.parametrize("kind", [{"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}}])
@@ -659,7 +678,7 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
     edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("gets a text, of which a graph can compute" in message for message in found), found
+    assert any("is given a text as an input of its graph" in message for message in found), found
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
@@ -679,7 +698,7 @@ def test_a_key_for_a_number_is_found(tmp_path):
     edit = call(target, {"as_string_to_argument": {"print(1)": {"as_int": 1}}}, {"as_int": 2})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("in place of a number" in message for message in found), found
+    assert any("instead of a number" in message for message in found), found
 
 
 def test_each_character_of_a_guard_is_a_step():
@@ -698,7 +717,7 @@ VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("callee", VALUE), ("", GRAPH)], "calls a value"),
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "that has a name"),
         ("while_loop", [("", VALUE)] * 4, "calls a value"),
-        ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "gets an operator"),
+        ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "is given an operator as an argument"),
     ],
 )
 def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tmp_path):
@@ -729,7 +748,7 @@ def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, cou
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
     assert len(found) == count, found
-    assert all(f"gets the argument {keyword} by name" in message for message in found)
+    assert all(f"is given the keyword argument {keyword}" in message for message in found)
 
 
 @pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
@@ -755,13 +774,13 @@ def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
     found = messages(change(path, lambda graph: graph["outputs"].append(custom)))
-    assert any("an object of the file" in message for message in found)
+    assert any("an object from the file" in message for message in found)
     inner = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": [custom]}}}
     branch = call("torch.ops.higher_order.cond", inner)
     found = messages(
         change(export(path, nn.Linear(2, 2), torch.ones(1, 2)), lambda graph: graph["nodes"].append(branch))
     )
-    assert any("an object of the file" in message for message in found)
+    assert any("an object from the file" in message for message in found)
 
 
 def test_each_character_of_an_expression_is_a_step():

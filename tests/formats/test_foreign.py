@@ -123,7 +123,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
         "storages (a pickle at byte 3584): the pickle is damaged: an instruction "
-        "uses more values than were stored before it (byte 0)",
+        "needs more values than the pickle has stored (byte 0)",
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),

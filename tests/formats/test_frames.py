@@ -177,7 +177,7 @@ def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tm
 CROSSING = {
     "an instruction runs past the end of its block": frame(2) + b"J" + bytes(4),
     "begins inside the block": frame(20) + frame(1) + bytes(20),
-    "it ends before the end of its block": frame(3) + b"N.0",
+    "the pickle ends before the end of its block": frame(3) + b"N.0",
     "runs past the end of the pickle": frame(3) + b"N.",
 }
 

@@ -395,7 +395,7 @@ def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
     payload = b"N0" + _returned("posix") + _returned("system") + b"\x93" + b"."
     (tmp_path / "a.bin").write_bytes(payload)
     (found,) = scan_pickles(str(tmp_path / "a.bin"))
-    assert "the name of an import is another import or the result of a call" in (found.unread or "")
+    assert "the name of an imported function or class is computed during loading" in (found.unread or "")
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "features.npy", "weights.msgpack"])
@@ -608,7 +608,7 @@ def test_arguments_in_another_object_than_a_tuple_are_an_error(scanned, opcode, 
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
     (found,) = scanned(b"\x80\x04" + named("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b".")
     misuses = [one.misuse for one in found.names if one.name == "__generator_ctor"]
-    assert "is given its arguments in another object than a tuple" in misuses[0]
+    assert "is called with an object instead of a tuple of arguments" in misuses[0]
 
 
 @pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
@@ -669,7 +669,7 @@ def test_pickles_in_pickles_have_an_end(scanned):
     for _ in range(8):
         data = pickled(b"B" + struct.pack("<I", len(data)) + data)
     found = scanned(data)
-    assert "nests more than 4" in found[-1].unread
+    assert "are nested more than 4" in found[-1].unread
     assert len(found) == 2
 
 
@@ -678,7 +678,7 @@ def test_many_pickles_have_an_end(scanned, monkeypatch):
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
     found = scanned(pickled(strings + b"N"))
-    assert found[-1].unread == "has more than 10 records and strings, the limit of statecli; the rest was not read"
+    assert found[-1].unread == "statecli stopped at its limit of 10 records and strings; the rest was not read"
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
@@ -694,7 +694,7 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
     found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(found) == 3
     assert [one.unread is not None for one in found] == [False, True, True]
-    assert found[-1].unread == "has more than 200,000 pickle instructions, the limit of statecli; the rest was not read"
+    assert found[-1].unread == "statecli stopped at its limit of 200,000 pickle instructions; the rest was not read"
 
 
 #: (what comes first, what is repeated): each takes as long as a call, in three or four opcodes.
@@ -712,7 +712,7 @@ def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scanned, monkey
     """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (found,) = scanned(pickled(begin + unit * 1002))
-    assert found.unread.startswith("has more than 1,000 calls, the limit of statecli")
+    assert found.unread.startswith("statecli stopped at its limit of 1,000 calls")
     assert all(one.unread is None for one in scanned(pickled(begin + unit * 400)))
 
 

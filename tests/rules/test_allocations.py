@@ -102,37 +102,49 @@ TWICE = put(0) + b"0" + called(stacked("_codecs", "encode"), get(0), short("hex"
 
 # Name -> the opcodes of a value, what the finding says.
 BOMBS = {
-    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB by builtins.bytes"),
-    "bytes by NEWOBJ": (stacked("builtins", "bytes") + number(2**36) + b"\x85\x81", "64.0 GiB by builtins.bytes"),
+    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls of builtins.bytes"),
+    "bytes by NEWOBJ": (
+        stacked("builtins", "bytes") + number(2**36) + b"\x85\x81",
+        "64.0 GiB in calls of builtins.bytes",
+    ),
     "bytes by a copy": (
         called(stacked("copyreg", "__newobj__"), stacked("builtins", "bytes"), number(2**36)),
-        "64.0 GiB by builtins.bytes",
+        "64.0 GiB in calls of builtins.bytes",
     ),
     "a partial": (
         called(stacked("functools", "partial"), stacked("builtins", "bytearray"), number(2**36)),
-        "64.0 GiB by builtins.bytearray",
+        "64.0 GiB in calls of builtins.bytearray",
     ),
-    "a list of a range": (builtin("list", RANGE), "TiB by builtins.list"),
+    "a list of a range": (builtin("list", RANGE), "TiB in calls of builtins.list"),
     "a list of every third number": (
         builtin("list", builtin("range", number(2**22), number(2**28), number(3))),
-        "3.3 GiB by builtins.list",
+        "3.3 GiB in calls of builtins.list",
     ),
-    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB by builtins.list"),
-    "a tuple of a range": (builtin("tuple", RANGE), "TiB by builtins.tuple"),
-    "a set of a range": (builtin("set", RANGE), "TiB by builtins.set"),
+    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB in calls of builtins.list"),
+    "a tuple of a range": (builtin("tuple", RANGE), "TiB in calls of builtins.tuple"),
+    "a set of a range": (builtin("set", RANGE), "TiB in calls of builtins.set"),
     "a list's subclass of a range": (
         called(
             stacked("copyreg", "_reconstructor"), stacked("collections", "UserList"), stacked("builtins", "list"), RANGE
         ),
-        "TiB by builtins.list",
+        "TiB in calls of builtins.list",
     ),
-    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB by collections.deque"),
-    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB by array.array"),
-    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB by torch.Size"),
-    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB by torch.Tensor"),
-    "a storage of a size": (called(stacked("torch", "FloatStorage"), number(2**40)), "4.0 TiB by torch.FloatStorage"),
-    "an untyped storage": (called(stacked("torch.storage", "UntypedStorage"), number(2**40)), "1.0 TiB by torch"),
-    "an array of a shape": (called(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")), "1.0 TiB by numpy"),
+    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB in calls of collections.deque"),
+    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB in calls of array.array"),
+    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB in calls of torch.Size"),
+    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB in calls of torch.Tensor"),
+    "a storage of a size": (
+        called(stacked("torch", "FloatStorage"), number(2**40)),
+        "4.0 TiB in calls of torch.FloatStorage",
+    ),
+    "an untyped storage": (
+        called(stacked("torch.storage", "UntypedStorage"), number(2**40)),
+        "1.0 TiB in calls of torch",
+    ),
+    "an array of a shape": (
+        called(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
+        "1.0 TiB in calls of numpy",
+    ),
     "an array of objects that is longer than its list": (
         called(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
         + b"("
@@ -140,7 +152,7 @@ BOMBS = {
         + numbers(2**33)
         + called(stacked("numpy", "dtype"), short("O8"))
         + b"\x89](NNetb",
-        "64.0 GiB by numpy",
+        "64.0 GiB in calls of numpy",
     ),
     "a masked array": (
         called(
@@ -150,79 +162,82 @@ BOMBS = {
             numbers(2**40),
             short("b"),
         ),
-        "2.0 TiB by numpy",
+        "2.0 TiB in calls of numpy",
     ),
     "a scalar without bytes": (
         called(stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short("V2000000000"))),
-        "MiB by numpy",
+        "MiB in calls of numpy",
     ),
-    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB by numpy.void"),
-    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB by numpy.float64"),
-    "a fraction with an exponent": (called(stacked("fractions", "Fraction"), short("1e999999999")), "by fractions"),
+    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB in calls of numpy.void"),
+    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB in calls of numpy.float64"),
+    "a fraction with an exponent": (
+        called(stacked("fractions", "Fraction"), short("1e999999999")),
+        "in calls of fractions",
+    ),
     "a fraction of a decimal": (
         called(stacked("fractions", "Fraction"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction with underscores": (
         called(stacked("fractions", "Fraction"), short("1e1_000_000_000")),
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction with zeros": (
         called(stacked("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction with Arabic digits": (
         called(stacked("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction of a Decimal's tuple": (
         called(
             stacked("fractions", "Fraction"),
             called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"),
         ),
-        "by fractions",
+        "in calls of fractions",
     ),
     "an integer of numpy, of a Decimal": (
         called(stacked("numpy", "int64"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
-        "by numpy.int64",
+        "in calls of numpy.int64",
     ),
     "a fraction of a Decimal's list": (
         called(
             stacked("fractions", "Fraction"),
             called(stacked("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"),
         ),
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction of a Decimal of a Decimal by NEWOBJ": (
         stacked("fractions", "Fraction")
         + called(stacked("decimal", "Decimal"), called(stacked("decimal", "Decimal"), short("1e999999999")))
         + b"\x85\x81",
-        "by fractions",
+        "in calls of fractions",
     ),
     "a fraction of decoded bytes": (
         called(stacked("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
-        "by fractions",
+        "in calls of fractions",
     ),
     "an integer of numpy, of a list": (
         called(stacked("numpy", "uint8"), b"](" + called(stacked("decimal", "Decimal"), short("1e999999999")) + b"e"),
-        "by numpy.uint8",
+        "in calls of numpy.uint8",
     ),
-    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB by numpy.record"),
+    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB in calls of numpy.record"),
     "text of lists that calls make": (
         nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
-        "by builtins.str",
+        "in calls of builtins.str",
     ),
     "a user's text of deques": (
         nested(lambda x: called(stacked("collections", "deque"), b"(" + x + x + b"l"))
         + called(stacked("collections", "UserString"), get(39)),
-        "by collections.UserString",
+        "in calls of collections.UserString",
     ),
-    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "by logging"),
-    "text of a tuple": (LAUGHS + builtin("str", get(99)), "by builtins.str"),
-    "text encoded 40 times": (short("aa") + TWICE * 40, "by _codecs.encode"),
+    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "in calls of logging"),
+    "text of a tuple": (LAUGHS + builtin("str", get(99)), "in calls of builtins.str"),
+    "text encoded 40 times": (short("aa") + TWICE * 40, "in calls of _codecs.encode"),
     "a list copied 3,000 times": (
         b"](" + b"N" * 100_000 + b"e" + put(0) + (builtin("list", get(0)) + b"0") * 3000,
-        "2.2 GiB by builtins.list",
+        "2.2 GiB in calls of builtins.list",
     ),
     "a quantized tensor larger than its storage": (
         called(
@@ -235,7 +250,7 @@ BOMBS = {
             b"\x89",
             called(stacked("collections", "OrderedDict")),
         ),
-        "8.0 TiB by torch._utils._rebuild_qtensor",
+        "8.0 TiB in calls of torch._utils._rebuild_qtensor",
     ),
     "a repeated tensor that is moved to a device": (
         called(
@@ -245,9 +260,12 @@ BOMBS = {
             short("cpu"),
             b"\x89",
         ),
-        "8.0 TiB by torch._utils",
+        "8.0 TiB in calls of torch._utils",
     ),
-    "a repeated parameter that is moved": (moved(parameter(parameter(repeated(2**40)))), "8.0 TiB by torch._utils"),
+    "a repeated parameter that is moved": (
+        moved(parameter(parameter(repeated(2**40)))),
+        "8.0 TiB in calls of torch._utils",
+    ),
     "a repeated sparse tensor that is moved": (
         moved(
             rebuilt(
@@ -256,7 +274,7 @@ BOMBS = {
                 b"(" + repeated(2**40, rows=(1,)) + repeated(2**40) + numbers(2**40) + b"\x88t",
             )
         ),
-        "16.0 TiB by torch._utils",
+        "16.0 TiB in calls of torch._utils",
     ),
     "a repeated tensor of a class that is moved": (
         moved(
@@ -268,11 +286,11 @@ BOMBS = {
                 b"}",
             )
         ),
-        "8.0 TiB by torch._utils",
+        "8.0 TiB in calls of torch._utils",
     ),
     "one storage moved 3,000 times": (
         b"](" + moved(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
-        "by torch._utils",
+        "in calls of torch._utils",
     ),
     "repeated scales of no elements": (
         rebuilt(
@@ -285,31 +303,34 @@ BOMBS = {
             b"\x89",
             called(stacked("collections", "OrderedDict")),
         ),
-        "16.0 TiB by torch._utils._rebuild_qtensor",
+        "16.0 TiB in calls of torch._utils._rebuild_qtensor",
     ),
     "repeated sizes of a nested tensor": (
         rebuilt("nested_tensor", tensor(), *[repeated(2**30, kind="LongStorage")] * 3),
-        "1.9 TiB by torch._utils._rebuild_nested_tensor",
+        "1.9 TiB in calls of torch._utils._rebuild_nested_tensor",
     ),
-    "a tensor of a torch.Size": (called(stacked("torch", "FloatTensor"), SIZE), "4.0 TiB by torch.FloatTensor"),
+    "a tensor of a torch.Size": (
+        called(stacked("torch", "FloatTensor"), SIZE),
+        "4.0 TiB in calls of torch.FloatTensor",
+    ),
     "a tensor of a torch.Size by a copy": (
         called(
             stacked("torch", "FloatTensor"),
             called(stacked("copyreg", "__newobj__"), stacked("torch", "Size"), numbers(2**20, 2**20)),
         ),
-        "4.0 TiB by torch.FloatTensor",
+        "4.0 TiB in calls of torch.FloatTensor",
     ),
     "a tensor of a number that is computed": (
         called(stacked("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
-        "4.0 TiB by torch.FloatTensor",
+        "4.0 TiB in calls of torch.FloatTensor",
     ),
     "bytes of a number in text": (
         builtin("bytearray", builtin("int", short("68719476736"))),
-        "64.0 GiB by builtins.bytearray",
+        "64.0 GiB in calls of builtins.bytearray",
     ),
     "a list of a range to a number that is computed": (
         builtin("list", builtin("range", scalar("u8", struct.pack("<Q", 2**40)))),
-        "TiB by builtins.list",
+        "TiB in calls of builtins.list",
     ),
     "the state of a tensor": (
         built(
@@ -319,7 +340,7 @@ BOMBS = {
             numbers(2**40),
             numbers(1),
         ),
-        "8.0 TiB by torch.FloatTensor",
+        "8.0 TiB in calls of torch.FloatTensor",
     ),
     "the strides of a tensor's state": (
         built(
@@ -329,7 +350,7 @@ BOMBS = {
             numbers(2),
             numbers(2**40),
         ),
-        "8.0 TiB by torch.FloatTensor",
+        "8.0 TiB in calls of torch.FloatTensor",
     ),
     "a tensor over a storage that is made": (
         rebuilt(
@@ -341,12 +362,21 @@ BOMBS = {
             b"\x89",
             b"N",
         ),
-        "8.0 TiB by torch._utils._rebuild_tensor_v2",
+        "8.0 TiB in calls of torch._utils._rebuild_tensor_v2",
     ),
-    "a repeated tensor as a state": (called(stacked("collections", "OrderedDict")) + repeated(2**30) + b"b", "by coll"),
-    "a repeated tensor as a geometry": (called(stacked("torch", "Tensor")) + repeated(2**30) + b"b", "by torch.Tensor"),
+    "a repeated tensor as a state": (
+        called(stacked("collections", "OrderedDict")) + repeated(2**30) + b"b",
+        "in calls of coll",
+    ),
+    "a repeated tensor as a geometry": (
+        called(stacked("torch", "Tensor")) + repeated(2**30) + b"b",
+        "in calls of torch.Tensor",
+    ),
     **{
-        f"a repeated tensor in {name}": (called(stacked(*name.rsplit(".", 1)), *first, repeated(2**30)), f"by {name}")
+        f"a repeated tensor in {name}": (
+            called(stacked(*name.rsplit(".", 1)), *first, repeated(2**30)),
+            f"in calls of {name}",
+        )
         for name, *first in (
             ("builtins.set",),
             ("builtins.bytearray",),
@@ -361,16 +391,19 @@ BOMBS = {
     },
     "repeated tensors in a list": (
         called(stacked("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
-        "GiB by numpy.float64",
+        "GiB in calls of numpy.float64",
     ),
     "a tensor of repeated tensors": (
         called(stacked("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
-        "by torch",
+        "in calls of torch",
     ),
-    "a tensor of a list of a range": (called(stacked("torch", "FloatTensor"), b"](" + RANGE + b"e"), "by torch.Float"),
+    "a tensor of a list of a range": (
+        called(stacked("torch", "FloatTensor"), b"](" + RANGE + b"e"),
+        "in calls of torch.Float",
+    ),
     "a number of numpy, of lists in lists": (
         nested(lambda x: b"(" + x + x + b"l") + called(stacked("numpy", "float64"), get(39)),
-        "by numpy.float64",
+        "in calls of numpy.float64",
     ),
     "a repeated tensor as the fill value of a masked array": (
         built(
@@ -389,16 +422,19 @@ BOMBS = {
             short(b"\0"),
             repeated(2**30),
         ),
-        "GiB by numpy.ma.core._mareconstruct",
+        "GiB in calls of numpy.ma.core._mareconstruct",
     ),
     "a repeated tensor as a random state": (
         built(stacked("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
-        "GiB by random.Random",
+        "GiB in calls of random.Random",
     ),
-    "a memo entry": (b"N" + put(2**28), "4.0 GiB of memory, because the pickle gives an object the number 268,435,456"),
-    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "steps to hash its keys"),
-    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "steps to hash its keys"),
-    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "steps to hash its keys"),
+    "a memo entry": (
+        b"N" + put(2**28),
+        "4.0 GiB of memory, because the pickle stores an object at memo index 268,435,456",
+    ),
+    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "steps to hash keys"),
+    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "steps to hash keys"),
+    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "steps to hash keys"),
     "complex keys with the same hash": (
         b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(600)) + b"u",
         "compares each of 600 keys with all others",
@@ -490,11 +526,11 @@ BOMBS = {
     ),
     "a key of tuples that calls make": (
         nested(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
-        "steps to hash its keys",
+        "steps to hash keys",
     ),
     "a key of aliases": (
         nested(lambda x: called(stacked("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
-        "steps to hash its keys",
+        "steps to hash keys",
     ),
 }
 SPARED = {
@@ -589,7 +625,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
     body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
     found = bombs(tmp_path / "a.pt", valued(body))
-    assert ["needs more than 5,000,000 steps to hash its keys" in message for message in found] == [True] * is_bomb
+    assert ["needs more than 5,000,000 steps to hash keys" in message for message in found] == [True] * is_bomb
 
 
 @pytest.mark.usefixtures("low_limits")
@@ -604,15 +640,15 @@ def test_ordinary_data_is_no_bomb(name, tmp_path):
     [
         (
             hash_bomb(),
-            "loading the file needs more than 50,000,000 steps to hash its keys; loading may hang (archive/data.pkl)",
+            "loading the file needs more than 50,000,000 steps to hash keys; loading may hang (archive/data.pkl)",
         ),
         (
             deep_key(100_000),
-            "loading the file hashes a key that nests more than 10,000 tuples, which overflows the stack",
+            "loading the file hashes a key with more than 10,000 nested tuples, which overflows the stack",
         ),
         (
             colliding_ints(6000),
-            "loading the file compares each of 6,000 keys with all others, because all have the same hash",
+            "loading the file compares each of 6,000 keys with all others, because all keys have the same hash",
         ),
     ],
     ids=["shared", "deep", "colliding"],
@@ -674,7 +710,7 @@ def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
     pickle = held[:2] + GROWING[name] + b"0" + held[2:]
     (message,) = bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
-    assert " by torch._utils._rebuild_" in message
+    assert " in calls of torch._utils._rebuild_" in message
 
 
 @pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])
@@ -704,7 +740,7 @@ def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_pa
     """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
     many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
     (message,) = bombs(tmp_path / "a.pt", build(records(pickled(many + b"N"))))
-    assert "reads the record 0 again" in message or " storages, but the file has only " in message
+    assert "reads the record 0 for more than one" in message or " storages, but the file has only " in message
 
 
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
@@ -745,7 +781,7 @@ FREED_BY_RECURSION = {
 def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
     """Python frees lists, tuples and dicts without recursion, and what they hold with them."""
     (message,) = bombs(tmp_path / "a.pt", valued(deep(1_001, FREED_BY_RECURSION[name])))
-    assert "nests more than 1,000 objects, which overflows the stack when they are freed" in message
+    assert "creates objects nested more than 1,000 levels deep; freeing these objects overflows the stack" in message
     assert bombs(tmp_path / "a.pt", valued(deep(900, FREED_BY_RECURSION[name]))) == []
 
 

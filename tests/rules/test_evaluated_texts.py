@@ -53,7 +53,9 @@ def test_unsafe_data_finds_code_that_fairseq_evaluates(judge, key):
     """At each key whose text fairseq, or a library with a copy of its models, gives to `eval`."""
     ((severity, message),) = judge({"cfg": {key: CODE}, "model": {"w": torch.ones(2)}})
     assert severity is Severity.ERROR
-    assert message.startswith(f"['cfg']['{key}'] is more than numbers, texts, lists and dicts; fairseq evaluates it")
+    assert message.startswith(
+        f"['cfg']['{key}'] has code other than numbers, texts, lists and dicts; fairseq evaluates the text"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_unsafe_data_finds_what_is_no_small_literal(judge, text):
     """Calls, comprehensions, powers, long values and what cannot be parsed; in cost of their length."""
     ((severity, message),) = judge({"cfg": {"conv_feature_layers": text}})
     assert severity is Severity.ERROR
-    assert message.partition(" (archive")[0].endswith("fairseq evaluates it as Python")
+    assert message.partition(" (archive")[0].endswith("fairseq evaluates the text as Python code")
 
 
 @pytest.mark.parametrize(("key", "text"), HONEST.items(), ids=HONEST)
@@ -198,7 +200,7 @@ def test_unsafe_data_finds_files_that_composer_writes_elsewhere(judge, name):
     """Composer joins the name to a folder, and so writes to any path."""
     ((severity, message),) = judge(build_composer({name: {"file_extension": ".json", "content": {}}}))
     assert severity is Severity.ERROR
-    assert "which is not a plain name; Composer writes the file to this path" in message
+    assert "which is not a plain file name; Composer writes to this path" in message
 
 
 @pytest.mark.parametrize("name", [("a", "b"), b"x.json", Path("../x.json")], ids=["tuple", "bytes", "path"])

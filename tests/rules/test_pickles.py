@@ -65,7 +65,7 @@ def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
     for change in (b"N}" + text("update") + named("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
         pickle = state_dict(w=tensor(), x=named("collections", "OrderedDict") + change)
         (finding,) = judged(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
-        assert "collections.OrderedDict, which the pickle changes for the whole process" in finding.message
+        assert "collections.OrderedDict, which the pickle changes for the whole Python process" in finding.message
 
 
 def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
@@ -266,7 +266,7 @@ def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, t
         pickle.dump({"w": Reduced(torch._utils._rebuild_sparse_tensor, arguments)}, file)
     for name in ("class.pt", "plain.pkl"):
         messages = [finding.message for finding in found("unsafe-global", tmp_path / name)]
-        assert any("makes a sparse tensor whose indices torch and" in message for message in messages)
+        assert any("makes a sparse tensor with indices that torch and" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])
@@ -397,7 +397,10 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
     pickle = state_dict(w=tensor(), x=called(named("builtins", "bytearray"), number(2**36)))
     (finding,) = found("allocation-bomb", write(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
-    assert finding.message == f"loading the file allocates 64.0 GiB by builtins.bytearray (archive/data.pkl, byte {at})"
+    assert (
+        finding.message
+        == f"loading the file allocates 64.0 GiB in calls of builtins.bytearray (archive/data.pkl, byte {at})"
+    )
     assert finding.severity is Severity.ERROR
 
 
@@ -484,7 +487,7 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=called(named(module, "len"), text("a"))))
         (finding,) = judged(path, "unsafe-global").findings
         assert finding.message.startswith(
-            "loading the file calls builtins.len, which reaches Python's built-in functions"
+            "loading the file calls builtins.len, which gives access to Python's built-in functions"
         )
 
 

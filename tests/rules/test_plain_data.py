@@ -75,7 +75,7 @@ def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state)
     """numpy accepts the state, and would read memory outside its table with the next draw."""
     (message,) = messages({"w": torch.ones(1), "numpy": state})
     assert message.startswith("['numpy']: position of a numpy generator is ")
-    assert message.endswith("a draw reads other memory (archive/data.pkl)")
+    assert message.endswith("the next random draw reads other memory (archive/data.pkl)")
     np.random.RandomState(0).set_state(state)
 
 
@@ -333,7 +333,7 @@ def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(found, tmp_path):
     for steps in (*texts, *objects):
         ((severity, message),) = judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": steps})
         assert severity is Severity.ERROR
-        assert "MMEngine deletes the path that it makes of each element" in message
+        assert "MMEngine makes a path from each element and deletes" in message
     for steps in ([1, 2], deque([1], 3), [], (1,), [np.int64(1)], None):
         info = {"keep_ckpt_ids": steps, "best_score": 0.5, "best_ckpt": None, "best_ckpt_epoch": 3}
         assert not judge_runtime_info(found, tmp_path, info)
@@ -516,10 +516,10 @@ def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared
     torch.save({"state_dict": {}, "callbacks": states}, tmp_path / "a.ckpt")
     monkeypatch.setattr(Budget.TEXT, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.ckpt"))
-    assert ("tokens of code" in (pickle.unread or "")) is not shared
+    assert ("code tokens" in (pickle.unread or "")) is not shared
     if shared:
         assert len(pickle.hazards) == 3
-        assert "has 10,000 characters, more than a path can have" in pickle.hazards[0].text
+        assert "has 10,000 characters, more than any path" in pickle.hazards[0].text
 
 
 # Archives that torch.hub unpacks.
@@ -576,7 +576,7 @@ def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages
     optimizer.load_state_dict(state)
     found = messages({"optimizer": state})
     assert found[0].startswith("['optimizer']['param_groups'][0]['")
-    assert "may compute a power of it for hours" in found[0]
+    assert "may compute a power of this number for hours" in found[0]
 
 
 def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(messages):
@@ -626,7 +626,7 @@ def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
     torch.save([make() for _ in range(MANY)], tmp_path / "a.pt")
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
-    assert "values that may contain names" in pickle.unread
+    assert "values to check" in pickle.unread
 
 
 def test_messages_hold_no_control_characters_and_end(messages):
@@ -706,7 +706,7 @@ def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
     assert messages({"hyper_parameters": {"_instantiator": instantiator, "a": known}}) == []
     unknown = {"hyper_parameters": {"net": {"class_path": "mine.Net"}}}
     (message,) = messages(unknown, severity=Severity.WARNING)
-    assert "is mine.Net, which LightningCLI imports and calls; statecli does not know what it does" in message
+    assert "is mine.Net, which LightningCLI imports and calls; statecli does not know this name" in message
     assert messages({"other": CALLS}) == []
 
 
@@ -719,7 +719,7 @@ INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_c
         ("downloads.encoder.Encoder", "is downloads.encoder.Encoder, which LightningCLI imports and calls"),
         ("[downloads.encoder.Encoder, torch.nn.ReLU]", "is downloads.encoder.Encoder, which LightningCLI imports"),
         ("- downloads.encoder.Encoder\n", "is downloads.encoder.Encoder, which LightningCLI imports"),
-        ('["downloads.encoder\\x2eEncoder"]', "may be spelled with escapes"),
+        ('["downloads.encoder\\x2eEncoder"]', "may be written with backslash escapes"),
     ],
 )
 def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why):
@@ -734,9 +734,12 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("downloads/encoder.yaml", "is 'downloads/encoder.yaml', a file in which LightningCLI looks for names"),
-        ("[encoder.YML]", "is 'encoder.YML', a file in which LightningCLI looks for names"),
-        ("encoder.json", "is 'encoder.json', a file in which LightningCLI looks for names"),
+        (
+            "downloads/encoder.yaml",
+            "is 'downloads/encoder.yaml', a configuration file whose names LightningCLI may import",
+        ),
+        ("[encoder.YML]", "is 'encoder.YML', a configuration file whose names LightningCLI may import"),
+        ("encoder.json", "is 'encoder.json', a configuration file whose names LightningCLI may import"),
         ("train.csv", "is train.csv, which LightningCLI imports and calls for an argument that takes an object"),
     ],
 )
@@ -785,7 +788,7 @@ def test_hyperparameters_that_many_share_are_read_once(tmp_path, monkeypatch):
         torch.save(data, tmp_path / "a.pt")
         monkeypatch.setattr(Budget.TEXT, "limit", 100_000)
         (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
-        assert ("tokens of code" in (pickle.unread or "")) is not shared
+        assert ("code tokens" in (pickle.unread or "")) is not shared
 
 
 CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_scope = 'mmengine'\n"
@@ -796,13 +799,13 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
     [
         ("__import__('os').system('touch PWNED')\n" + CONFIG, "has code other than assignments of plain values"),
         ("a = (lambda: 0)()", "has code other than assignments of plain values"),
-        ("dict = exec\na = dict('1')", "gives dict another meaning"),
+        ("dict = exec\na = dict('1')", "assigns another value to the name dict"),
         ("_base_ = ['/tmp/evil.py']", "sets _base_"),
         ("custom_imports = dict(imports=['antigravity'])", "sets custom_imports"),
         ("a = '{{$X:\\'}}'", "cannot check"),
         ("a" + "\u0315\u0300" * 10_000 + " = 1", "cannot check"),
-        ("a = ", "is not a valid configuration"),
-        ("(" * 1000, "is not a valid configuration"),
+        ("a = ", "is not valid Python code"),
+        ("(" * 1000, "is not valid Python code"),
     ],
 )
 @pytest.mark.parametrize("place", ["message_hub", "meta.cfg", "meta.config"])
@@ -815,7 +818,7 @@ def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, place, m
 
     (message,) = messages(build(text))
     assert why in message
-    assert message.partition(" (archive")[0].endswith("MMEngine runs the text as Python")
+    assert message.partition(" (archive")[0].endswith("MMEngine runs the text as Python code")
     assert messages(build(CONFIG)) == []
 
 
@@ -855,11 +858,11 @@ def test_unsafe_data_finds_a_text_with_a_class_path(messages):
     for hyperparameters in ({"act": text}, {"acts": [text]}):
         (message,) = messages({"hyper_parameters": hyperparameters})
         assert message.startswith(
-            "['hyper_parameters'] is a text with a class_path, which LightningCLI parses and calls"
+            "['hyper_parameters'] is a text with a class_path, and LightningCLI imports and calls the class"
         )
     (message,) = messages({"hyper_parameters": {"act": text.replace("class", "\\x63lass")}})
     assert message.startswith(
-        "['hyper_parameters'] is a text with escapes, which may spell a class_path that LightningCLI parses and calls"
+        "['hyper_parameters'] is a text with backslash escapes, which may hide a class_path that LightningCLI imports"
     )
     (message,) = messages({"module_arguments": {"act": CALLS}})
     assert "is os.system" in message
@@ -926,7 +929,7 @@ def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
     """HQQ joins what the value yields, a tensor or not."""
     letters = b"__import__('os').system('id') or torch.float32"
     (message,) = messages({"net": {"0.compute_dtype": kind(letters)}}, weights_only=kind is not bytes)
-    assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates its letters")
+    assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates the value")
     assert messages({"0.compute_dtype": kind(b"torch.float16"), "dtype": kind(letters)}, weights_only=False) == []
     assert messages({"compute_dtype": {"a": 1}}) == []
 

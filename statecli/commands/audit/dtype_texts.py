@@ -23,7 +23,7 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
         if texts_as_code.is_dtype_key(tensor.fqn) and (why := _explain_unsafe(tensor)):
-            text = f"{quoting.name(tensor.fqn)} {why}; HQQ evaluates its letters as Python"
+            text = f"{quoting.name(tensor.fqn)} {why}; HQQ evaluates the value as Python code"
             hazard = Hazard(text, help="do not load the file with HQQ; save the layer again")
             place = locate_storage(tensor, state) if tensor.data is not None else Place(state.target, 0, 0)
             yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))
