@@ -581,13 +581,13 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}, but statecli read only the members where torch.save puts them: {error}")
+            self._add_unread(piece, f"{_TAR}, but statecli read only the members at their usual places: {error}")
             self._salvage_tar(region)
             return
         if unread is not None:
             self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}, which does not begin like one that torch.save writes")
+            self._add_unread(piece, f"{_TAR}, which torch.save did not write")
         for span in spans:
             part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))

@@ -125,7 +125,7 @@ class Allocations:
             large = [(self._bytes_by_name.total(), self._bytes_by_name.most_common(1)[0][0])]
         for size, key in large:
             name = self._names_by_id[key]
-            yield Bomb(f"allocates {_format_bytes(size)} in calls of {name.qualified}", name.position)
+            yield Bomb(f"allocates {_format_bytes(size)} in calls to {name.qualified}", name.position)
         if highest_memo * _MEMO_ENTRY_BYTES > limit:
             yield Bomb(
                 f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} of memory, because the pickle "

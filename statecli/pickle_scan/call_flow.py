@@ -671,7 +671,7 @@ class Flow:
 
     def _check_callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Check a value at the position where `caller` takes a function to call."""
-        why = f"is called by {name}"
+        why = f"is called by {name}, which pickle never writes"
         if type(value) is Global:
             called = get_plain_name(value)
             expected = expected_calls.EXPECTED_CALLEES.get((name, place))

@@ -33,7 +33,7 @@ def check_file(where: str, name: str, extension: object) -> Hazard | None:
         return Hazard(f"{what}; Composer writes to this path and may overwrite a file of the user", help=_HELP)
     if name.endswith(_PYTHON) or extension == _PYTHON:
         what = f"{where} has the Python file {quoting.quote(name[:200])}"
-        why = "Composer writes the file next to the user's files, where transformers or Python may run it"
+        why = "Composer writes the file next to the user's files, where transformers or Python may run this file"
         return Hazard(f"{what}; {why}", is_error=False, needs_review=True, help=_HELP)
     return None
 

@@ -470,7 +470,9 @@ def _check_operator(text: str) -> ProgramCall | None:
 def _check_guard(text: str) -> ProgramCall | None:
     """Return the call of an unsafe input check, evaluated by a call of the program's module."""
     why = (
-        describe_cost(text, has_symbols=False) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
+        describe_cost(text, has_symbols=False)
+        if is_plain_guard(text)
+        else f"compiles the guard {quoting.quote(text)} as Python code"
     )
     return ProgramCall(text, "builtins", "exec", why, doer="the module of the program") if why else None
 
@@ -490,7 +492,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
         number = int(text.lstrip(string.ascii_letters))
     except ValueError:
         return None
-    why = f"counts one by one up to the number in the symbol {quoting.quote(text)}, which may hang"
+    why = f"counts one by one up to the number in the symbol {quoting.quote(text)}; this may hang"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 

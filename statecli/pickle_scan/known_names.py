@@ -503,7 +503,7 @@ _HARMS = {
     "sqlite3": "opens any database and loads its extensions",
     "ssl": "opens network connections",
     "subprocess": "runs programs",
-    "sympy": "evaluates expressions",
+    "sympy": "evaluates text as Python code",
     "sys": "changes the running Python interpreter",
     "tempfile": "writes files",
     "tensorflow": "loads models that can contain code",

@@ -181,7 +181,7 @@ def test_the_work_for_shared_numbers_is_bounded(tmp_path):
     (tmp_path / "a.pkl").write_bytes(shared)
     (one,) = scan_pickles(str(tmp_path / "a.pkl"))
     assert one.unread is not None
-    assert "the limit of statecli" in one.unread
+    assert "at its limit" in one.unread
 
 
 def test_bytes_as_picklers_write_them_are_clean(tmp_path):

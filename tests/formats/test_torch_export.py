@@ -934,7 +934,7 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
     assert done.returncode == 1
     (found,) = (one for one in json.loads(done.stdout)["findings"] if one["severity"] == "error")
     assert found["rule"] == "unsafe-global"
-    assert "sympy.sympify, which evaluates expressions" in found["message"]
+    assert "sympy.sympify, which evaluates text as Python code" in found["message"]
     assert not mark.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
         torch.export.load(tmp_path / "y.pt2")
@@ -1340,7 +1340,7 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
         (rule, text.partition(",")[0]) for rule, text in found
     }
-    assert any("'/tmp/evil.so' in place of a name" in text for _, text in found)
+    assert any("'/tmp/evil.so' instead of a name" in text for _, text in found)
 
 
 #: An enumeration whose class is the loader of shared libraries, and whose member is a path.

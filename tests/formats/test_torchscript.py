@@ -457,7 +457,7 @@ def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, insp
 def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
     """Text of classes has a limit of its own."""
     monkeypatch.setattr(torchscript, "MAX_CODE", 100)
-    assert line(built(tmp_path / "y.pt", parts)) == "the code has more than 100 bytes, the limit of statecli"
+    assert line(built(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 
 def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):

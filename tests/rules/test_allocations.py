@@ -102,48 +102,48 @@ TWICE = put(0) + b"0" + called(stacked("_codecs", "encode"), get(0), short("hex"
 
 # Name -> the opcodes of a value, what the finding says.
 BOMBS = {
-    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls of builtins.bytes"),
+    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls to builtins.bytes"),
     "bytes by NEWOBJ": (
         stacked("builtins", "bytes") + number(2**36) + b"\x85\x81",
-        "64.0 GiB in calls of builtins.bytes",
+        "64.0 GiB in calls to builtins.bytes",
     ),
     "bytes by a copy": (
         called(stacked("copyreg", "__newobj__"), stacked("builtins", "bytes"), number(2**36)),
-        "64.0 GiB in calls of builtins.bytes",
+        "64.0 GiB in calls to builtins.bytes",
     ),
     "a partial": (
         called(stacked("functools", "partial"), stacked("builtins", "bytearray"), number(2**36)),
-        "64.0 GiB in calls of builtins.bytearray",
+        "64.0 GiB in calls to builtins.bytearray",
     ),
-    "a list of a range": (builtin("list", RANGE), "TiB in calls of builtins.list"),
+    "a list of a range": (builtin("list", RANGE), "TiB in calls to builtins.list"),
     "a list of every third number": (
         builtin("list", builtin("range", number(2**22), number(2**28), number(3))),
-        "3.3 GiB in calls of builtins.list",
+        "3.3 GiB in calls to builtins.list",
     ),
-    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB in calls of builtins.list"),
-    "a tuple of a range": (builtin("tuple", RANGE), "TiB in calls of builtins.tuple"),
-    "a set of a range": (builtin("set", RANGE), "TiB in calls of builtins.set"),
+    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB in calls to builtins.list"),
+    "a tuple of a range": (builtin("tuple", RANGE), "TiB in calls to builtins.tuple"),
+    "a set of a range": (builtin("set", RANGE), "TiB in calls to builtins.set"),
     "a list's subclass of a range": (
         called(
             stacked("copyreg", "_reconstructor"), stacked("collections", "UserList"), stacked("builtins", "list"), RANGE
         ),
-        "TiB in calls of builtins.list",
+        "TiB in calls to builtins.list",
     ),
-    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB in calls of collections.deque"),
-    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB in calls of array.array"),
-    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB in calls of torch.Size"),
-    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB in calls of torch.Tensor"),
+    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB in calls to collections.deque"),
+    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB in calls to array.array"),
+    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB in calls to torch.Size"),
+    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB in calls to torch.Tensor"),
     "a storage of a size": (
         called(stacked("torch", "FloatStorage"), number(2**40)),
-        "4.0 TiB in calls of torch.FloatStorage",
+        "4.0 TiB in calls to torch.FloatStorage",
     ),
     "an untyped storage": (
         called(stacked("torch.storage", "UntypedStorage"), number(2**40)),
-        "1.0 TiB in calls of torch",
+        "1.0 TiB in calls to torch",
     ),
     "an array of a shape": (
         called(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
-        "1.0 TiB in calls of numpy",
+        "1.0 TiB in calls to numpy",
     ),
     "an array of objects that is longer than its list": (
         called(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
@@ -152,7 +152,7 @@ BOMBS = {
         + numbers(2**33)
         + called(stacked("numpy", "dtype"), short("O8"))
         + b"\x89](NNetb",
-        "64.0 GiB in calls of numpy",
+        "64.0 GiB in calls to numpy",
     ),
     "a masked array": (
         called(
@@ -162,82 +162,82 @@ BOMBS = {
             numbers(2**40),
             short("b"),
         ),
-        "2.0 TiB in calls of numpy",
+        "2.0 TiB in calls to numpy",
     ),
     "a scalar without bytes": (
         called(stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short("V2000000000"))),
-        "MiB in calls of numpy",
+        "MiB in calls to numpy",
     ),
-    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB in calls of numpy.void"),
-    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB in calls of numpy.float64"),
+    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB in calls to numpy.void"),
+    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB in calls to numpy.float64"),
     "a fraction with an exponent": (
         called(stacked("fractions", "Fraction"), short("1e999999999")),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction of a decimal": (
         called(stacked("fractions", "Fraction"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction with underscores": (
         called(stacked("fractions", "Fraction"), short("1e1_000_000_000")),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction with zeros": (
         called(stacked("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction with Arabic digits": (
         called(stacked("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction of a Decimal's tuple": (
         called(
             stacked("fractions", "Fraction"),
             called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"),
         ),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "an integer of numpy, of a Decimal": (
         called(stacked("numpy", "int64"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
-        "in calls of numpy.int64",
+        "in calls to numpy.int64",
     ),
     "a fraction of a Decimal's list": (
         called(
             stacked("fractions", "Fraction"),
             called(stacked("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"),
         ),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction of a Decimal of a Decimal by NEWOBJ": (
         stacked("fractions", "Fraction")
         + called(stacked("decimal", "Decimal"), called(stacked("decimal", "Decimal"), short("1e999999999")))
         + b"\x85\x81",
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "a fraction of decoded bytes": (
         called(stacked("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
-        "in calls of fractions",
+        "in calls to fractions",
     ),
     "an integer of numpy, of a list": (
         called(stacked("numpy", "uint8"), b"](" + called(stacked("decimal", "Decimal"), short("1e999999999")) + b"e"),
-        "in calls of numpy.uint8",
+        "in calls to numpy.uint8",
     ),
-    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB in calls of numpy.record"),
+    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB in calls to numpy.record"),
     "text of lists that calls make": (
         nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
-        "in calls of builtins.str",
+        "in calls to builtins.str",
     ),
     "a user's text of deques": (
         nested(lambda x: called(stacked("collections", "deque"), b"(" + x + x + b"l"))
         + called(stacked("collections", "UserString"), get(39)),
-        "in calls of collections.UserString",
+        "in calls to collections.UserString",
     ),
-    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "in calls of logging"),
-    "text of a tuple": (LAUGHS + builtin("str", get(99)), "in calls of builtins.str"),
-    "text encoded 40 times": (short("aa") + TWICE * 40, "in calls of _codecs.encode"),
+    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "in calls to logging"),
+    "text of a tuple": (LAUGHS + builtin("str", get(99)), "in calls to builtins.str"),
+    "text encoded 40 times": (short("aa") + TWICE * 40, "in calls to _codecs.encode"),
     "a list copied 3,000 times": (
         b"](" + b"N" * 100_000 + b"e" + put(0) + (builtin("list", get(0)) + b"0") * 3000,
-        "2.2 GiB in calls of builtins.list",
+        "2.2 GiB in calls to builtins.list",
     ),
     "a quantized tensor larger than its storage": (
         called(
@@ -250,7 +250,7 @@ BOMBS = {
             b"\x89",
             called(stacked("collections", "OrderedDict")),
         ),
-        "8.0 TiB in calls of torch._utils._rebuild_qtensor",
+        "8.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "a repeated tensor that is moved to a device": (
         called(
@@ -260,11 +260,11 @@ BOMBS = {
             short("cpu"),
             b"\x89",
         ),
-        "8.0 TiB in calls of torch._utils",
+        "8.0 TiB in calls to torch._utils",
     ),
     "a repeated parameter that is moved": (
         moved(parameter(parameter(repeated(2**40)))),
-        "8.0 TiB in calls of torch._utils",
+        "8.0 TiB in calls to torch._utils",
     ),
     "a repeated sparse tensor that is moved": (
         moved(
@@ -274,7 +274,7 @@ BOMBS = {
                 b"(" + repeated(2**40, rows=(1,)) + repeated(2**40) + numbers(2**40) + b"\x88t",
             )
         ),
-        "16.0 TiB in calls of torch._utils",
+        "16.0 TiB in calls to torch._utils",
     ),
     "a repeated tensor of a class that is moved": (
         moved(
@@ -286,11 +286,11 @@ BOMBS = {
                 b"}",
             )
         ),
-        "8.0 TiB in calls of torch._utils",
+        "8.0 TiB in calls to torch._utils",
     ),
     "one storage moved 3,000 times": (
         b"](" + moved(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
-        "in calls of torch._utils",
+        "in calls to torch._utils",
     ),
     "repeated scales of no elements": (
         rebuilt(
@@ -303,34 +303,34 @@ BOMBS = {
             b"\x89",
             called(stacked("collections", "OrderedDict")),
         ),
-        "16.0 TiB in calls of torch._utils._rebuild_qtensor",
+        "16.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "repeated sizes of a nested tensor": (
         rebuilt("nested_tensor", tensor(), *[repeated(2**30, kind="LongStorage")] * 3),
-        "1.9 TiB in calls of torch._utils._rebuild_nested_tensor",
+        "1.9 TiB in calls to torch._utils._rebuild_nested_tensor",
     ),
     "a tensor of a torch.Size": (
         called(stacked("torch", "FloatTensor"), SIZE),
-        "4.0 TiB in calls of torch.FloatTensor",
+        "4.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor of a torch.Size by a copy": (
         called(
             stacked("torch", "FloatTensor"),
             called(stacked("copyreg", "__newobj__"), stacked("torch", "Size"), numbers(2**20, 2**20)),
         ),
-        "4.0 TiB in calls of torch.FloatTensor",
+        "4.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor of a number that is computed": (
         called(stacked("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
-        "4.0 TiB in calls of torch.FloatTensor",
+        "4.0 TiB in calls to torch.FloatTensor",
     ),
     "bytes of a number in text": (
         builtin("bytearray", builtin("int", short("68719476736"))),
-        "64.0 GiB in calls of builtins.bytearray",
+        "64.0 GiB in calls to builtins.bytearray",
     ),
     "a list of a range to a number that is computed": (
         builtin("list", builtin("range", scalar("u8", struct.pack("<Q", 2**40)))),
-        "TiB in calls of builtins.list",
+        "TiB in calls to builtins.list",
     ),
     "the state of a tensor": (
         built(
@@ -340,7 +340,7 @@ BOMBS = {
             numbers(2**40),
             numbers(1),
         ),
-        "8.0 TiB in calls of torch.FloatTensor",
+        "8.0 TiB in calls to torch.FloatTensor",
     ),
     "the strides of a tensor's state": (
         built(
@@ -350,7 +350,7 @@ BOMBS = {
             numbers(2),
             numbers(2**40),
         ),
-        "8.0 TiB in calls of torch.FloatTensor",
+        "8.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor over a storage that is made": (
         rebuilt(
@@ -362,20 +362,20 @@ BOMBS = {
             b"\x89",
             b"N",
         ),
-        "8.0 TiB in calls of torch._utils._rebuild_tensor_v2",
+        "8.0 TiB in calls to torch._utils._rebuild_tensor_v2",
     ),
     "a repeated tensor as a state": (
         called(stacked("collections", "OrderedDict")) + repeated(2**30) + b"b",
-        "in calls of coll",
+        "in calls to coll",
     ),
     "a repeated tensor as a geometry": (
         called(stacked("torch", "Tensor")) + repeated(2**30) + b"b",
-        "in calls of torch.Tensor",
+        "in calls to torch.Tensor",
     ),
     **{
         f"a repeated tensor in {name}": (
             called(stacked(*name.rsplit(".", 1)), *first, repeated(2**30)),
-            f"in calls of {name}",
+            f"in calls to {name}",
         )
         for name, *first in (
             ("builtins.set",),
@@ -391,19 +391,19 @@ BOMBS = {
     },
     "repeated tensors in a list": (
         called(stacked("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
-        "GiB in calls of numpy.float64",
+        "GiB in calls to numpy.float64",
     ),
     "a tensor of repeated tensors": (
         called(stacked("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
-        "in calls of torch",
+        "in calls to torch",
     ),
     "a tensor of a list of a range": (
         called(stacked("torch", "FloatTensor"), b"](" + RANGE + b"e"),
-        "in calls of torch.Float",
+        "in calls to torch.Float",
     ),
     "a number of numpy, of lists in lists": (
         nested(lambda x: b"(" + x + x + b"l") + called(stacked("numpy", "float64"), get(39)),
-        "in calls of numpy.float64",
+        "in calls to numpy.float64",
     ),
     "a repeated tensor as the fill value of a masked array": (
         built(
@@ -422,11 +422,11 @@ BOMBS = {
             short(b"\0"),
             repeated(2**30),
         ),
-        "GiB in calls of numpy.ma.core._mareconstruct",
+        "GiB in calls to numpy.ma.core._mareconstruct",
     ),
     "a repeated tensor as a random state": (
         built(stacked("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
-        "GiB in calls of random.Random",
+        "GiB in calls to random.Random",
     ),
     "a memo entry": (
         b"N" + put(2**28),
@@ -710,7 +710,7 @@ def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
     pickle = held[:2] + GROWING[name] + b"0" + held[2:]
     (message,) = bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
-    assert " in calls of torch._utils._rebuild_" in message
+    assert " in calls to torch._utils._rebuild_" in message
 
 
 @pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])

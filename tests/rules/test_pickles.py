@@ -399,7 +399,7 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
     at = pickle.index(b"cbuiltins")
     assert (
         finding.message
-        == f"loading the file allocates 64.0 GiB in calls of builtins.bytearray (archive/data.pkl, byte {at})"
+        == f"loading the file allocates 64.0 GiB in calls to builtins.bytearray (archive/data.pkl, byte {at})"
     )
     assert finding.severity is Severity.ERROR
 
