@@ -50,7 +50,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
     index, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MAX_SHARDS:
-        form = f"write I/N for part I of N, from 1/N to N/N (N up to {MAX_SHARDS})"
+        form = f"write I/N, e.g. 2/8 for the second of 8 shards (at most {MAX_SHARDS} shards)"
         raise UsageError(f"{option('--shard', text)}: {form}")
     return index, count
 
@@ -64,7 +64,7 @@ def check_options(options: Any) -> None:
     given = (name for name in _FORMAT_OPTIONS if name in defaults and getattr(options, name) != defaults[name])
     for name in given:
         flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option(flag)}: parts have a fixed format; give this option to statecli merge instead")
+        raise UsageError(f"{option(flag)}: shard files have a fixed format; give this option to statecli merge instead")
     contradictory = [option(flag) for flag, name in _WITHOUT_SHARD if getattr(options, name, None)]
     if getattr(options, "device", "cpu") != "cpu":
         contradictory.append(option("--device", options.device))

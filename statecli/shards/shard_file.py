@@ -203,7 +203,7 @@ def _check_count(path: str, head: Head, own: int) -> None:
         problem = f"lacks {head.own - own} of its {head.own} results"
         raise UnreadableError(f"{path}: {problem}; run its shard again")
     if own > head.own:
-        problem = f"has {own} results, but its shard has {head.own}"
+        problem = f"has {own} results, but its shard has {head.own} tasks"
         raise UnreadableError(f"{path}: {problem}; run its shard again")
 
 
@@ -247,19 +247,19 @@ def _read_pieces(path: str) -> Iterator[bytes]:
 
 
 def _decode_head(path: str, raw: bytes) -> Head:
-    document = _parse_json(raw, path, 1, "line 1 is not a line that --shard writes")
+    document = _parse_json(raw, path, 1, "is not a file written by --shard")
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
-        raise UnreadableError(f"{path}: line 1 is not a line that --shard writes")
+        raise UnreadableError(f"{path}: is not a file written by --shard")
     if schema != SCHEMA:
         raise UnreadableError(
-            f"{path}: has the format version {schema[:40]}, but this statecli reads only {SCHEMA}; install the same "
-            "version"
+            f"{path}: has the format version {schema[:40]}, but this statecli reads only {SCHEMA}; use the statecli "
+            "version that wrote the file"
         )
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
     if not 1 <= index <= count <= MAX_SHARDS:
-        _refuse(path, 1, f"claims to be part {index} of {count}, which is impossible")
+        _refuse(path, 1, f"claims to be shard {index} of {count}, which is impossible")
     return head
 
 
@@ -269,7 +269,8 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]
         _refuse(
             path,
             number,
-            f"contains a result of {line.function[:40]!r}, which this statecli does not know; install the same version",
+            f"contains a result of {line.function[:40]!r}, which this statecli does not know; use the statecli version "
+            "that wrote the file",
         )
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:

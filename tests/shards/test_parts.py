@@ -146,7 +146,7 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     assert (
         refusal(*parts)
         == f"{parts[0]}: has the format version statecli.part/2, but this statecli reads only statecli.part/1; "
-        "install the same version"
+        "use the statecli version that wrote the file"
     )
 
 
@@ -264,7 +264,7 @@ def test_what_is_no_part_is_refused(parts, refusal):
     )
     for raw in bad:
         Path("x").write_bytes(raw)
-        assert refusal("x", *parts) == "x: line 1 is not a line that --shard writes"
+        assert refusal("x", *parts) == "x: is not a file written by --shard"
     assert refusal("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
     assert refusal(".") == ".: is a directory, not a regular file"
 
@@ -279,7 +279,7 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
         assert (
             "is incomplete" in said
             or "ends in the middle" in said
-            or "not a line that --shard writes" in said
+            or "not a file written by --shard" in said
             or "is not a file written" in said
             or "was changed after" in said
             or "results, but" in said
@@ -364,7 +364,8 @@ def _put(documents: list, data: st.DataObject) -> None:
     [
         (
             {"function": "system"},
-            "contains a result of 'system', which this statecli does not know; install the same version",
+            "contains a result of 'system', which this statecli does not know; use the statecli version that wrote the "
+            "file",
         ),
         ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),
@@ -489,7 +490,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     strange = {**kept[at], "key": "0" * 32}
     forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
-    why = f"has {own + 1} results, but its shard has {own}; run its shard again"
+    why = f"has {own + 1} results, but its shard has {own} tasks; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
     why = "the parts do not have a result for this file or tensor; run all shards again"

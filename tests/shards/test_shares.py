@@ -185,7 +185,7 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     """Shares count from 1: that is said, for Kubernetes and others count from 0."""
     result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
     assert (result.code, result.out) == (2, "")
-    why = "write I/N for part I of N, from 1/N to N/N (N up to 100000)"
+    why = "write I/N, e.g. 2/8 for the second of 8 shards (at most 100000 shards)"
     assert result.err == f"statecli: --shard {text}: {why}\n"
 
 
@@ -205,10 +205,13 @@ def test_a_share_that_is_none_is_refused(statecli, text):
             "command reads no values; add --values or --lock FILE",
         ),
         ("lock net.py:Net", "--shard 1/2: the targets are model classes, whose values are not locked"),
-        ("diff a.safetensors b.safetensors -f json", "--output-format: parts have a fixed format; give this option"),
-        ("diff a.safetensors b.safetensors --report json=x", "--report: parts have a fixed format"),
-        ("diff a.safetensors b.safetensors --name-only", "--name-only: parts have a fixed format"),
-        ("inspect a.safetensors --stats -v", "--verbose: parts have a fixed format"),
+        (
+            "diff a.safetensors b.safetensors -f json",
+            "--output-format: shard files have a fixed format; give this option",
+        ),
+        ("diff a.safetensors b.safetensors --report json=x", "--report: shard files have a fixed format"),
+        ("diff a.safetensors b.safetensors --name-only", "--name-only: shard files have a fixed format"),
+        ("inspect a.safetensors --stats -v", "--verbose: shard files have a fixed format"),
         ("audit a.safetensors --values --write-baseline x --reason y", "--write-baseline and --shard 1/2 contradict"),
         (
             "diff a.safetensors b.safetensors -o a.safetensors",
