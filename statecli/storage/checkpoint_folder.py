@@ -97,8 +97,8 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
     named = _read_configured_name(path, names)
     if named is None or named in names:
         return None
-    what = f"{quoting.quote(named)} as the weight file, which is not a file of this folder"
-    return f"{CONFIG} names {what}: transformers would load that file instead of the weights here"
+    what = f"the weight file {quoting.quote(named)}, which is not in this folder"
+    return f"{CONFIG} names {what}: transformers would load this file instead of the weights in the folder"
 
 
 def _read_configured_name(path: str, names: Collection[str]) -> str | None:
@@ -172,7 +172,7 @@ def explain_skipped_folder(path: str) -> tuple[str, str] | None:
         return "a link to a folder", "link"
     if not is_of_tool(path):
         return None
-    return "a folder of a tool; outside of installed packages it has no file named as a checkpoint", "of a tool"
+    return "a folder of a tool, without a file named like a checkpoint outside of installed packages", "of a tool"
 
 
 def is_of_tool(path: str) -> bool:
@@ -325,7 +325,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     """Return what a folder without weights has instead; "" if nothing is known."""
     if foreign := sorted(FOREIGN.intersection(names)):
-        what = "only weights of another framework, which statecli does not read"
+        what = "only weights of other frameworks, which statecli does not read"
         return f"is a folder with {what}: {quoting.names(foreign)}"
     outer = [name for name in folders if name.endswith(WEIGHTS) and _links_to_parent(on_disk.join(path, name), path)]
     on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER])

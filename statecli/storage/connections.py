@@ -19,8 +19,9 @@ from statecli.storage.retry import Transient
 CONNECT_TIMEOUT_S = 10.0
 #: Variables of other programs that name a file or a folder of certificates.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_PROXY = "the proxy that the environment sets"
-_LOG_IN = "add them to the proxy URL in the environment: http://USER:PASSWORD@…"
+_PROXY = "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
+#: How to log in to a proxy.
+ADD_TO_PROXY_URL = "add them to the proxy URL in the environment: http://USER:PASSWORD@…"
 
 
 def send(url: str, headers: dict[str, str]) -> Any:
@@ -38,9 +39,9 @@ def send(url: str, headers: dict[str, str]) -> Any:
     try:
         pools = session.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:
-        error: StateError | Transient = UnreadableError(f"{_PROXY} has an unsupported URL: use http:// or https://")
+        error: StateError | Transient = UnreadableError(f"{_PROXY} has an unsupported URL: write http://HOST:PORT")
     except ValueError:
-        error = UnreadableError(f"{_PROXY} is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): write http://HOST:PORT")
+        error = UnreadableError(f"{_PROXY} is not a URL: write http://HOST:PORT")
     else:
         try:
             return pools.urlopen(
@@ -126,7 +127,7 @@ def _load_certificates() -> Any:
         return ssl.create_default_context(cafile=bundle)
     except OSError as why:
         raise UnreadableError(
-            f"the certificates in {bundle} cannot be read: {(why.strerror or 'none').lower()}"
+            f"the certificates in {bundle} cannot be read: {(why.strerror or 'unknown error').lower()}"
         ) from why
 
 
@@ -174,7 +175,7 @@ def _is_garbage(inner: object) -> bool:
 
 def _explain_proxy_error(text: str) -> UnreadableError | Transient:
     if "407" in text:
-        return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {_LOG_IN}")
+        return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {ADD_TO_PROXY_URL}")
     if "Tunnel connection failed" in text:
         return UnreadableError(f"the proxy refuses to connect to the server ({text.partition(': ')[2][:40]})")
     return Transient(f"{_PROXY} cannot be reached")
@@ -198,4 +199,6 @@ def _explain_tls_error(inner: object) -> UnreadableError:
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
         else ""
     )
-    return UnreadableError(f"no secure connection (TLS): {str(reason or 'failed').replace('_', ' ').lower()}{wrong}")
+    return UnreadableError(
+        f"the TLS connection failed: {str(reason or 'unknown error').replace('_', ' ').lower()}{wrong}"
+    )

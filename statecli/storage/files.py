@@ -318,11 +318,11 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
     if not isinstance(error, Missing):
         return None
     advice = (
-        "write %23 for a # in a name"
+        "if # belongs to the file name, write %23"
         if is_web(split_url(path).scheme)
-        else f"to name a file with # in its name, add a section: #{section}#model"
+        else f"if # belongs to the file name, add a section: #{section}#model"
     )
-    return f"#{section} was read as a section; {advice}"
+    return f"statecli read #{section} as a section; {advice}"
 
 
 # --- commands and processes ------------------------------------------------------------------------------------------

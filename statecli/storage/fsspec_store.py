@@ -83,7 +83,7 @@ def parse_range(
     match = _RANGE.fullmatch(content_range)
     start, last, size = map(int, match.groups()) if match else (-1, -1, -1)
     if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
-        raise UnreadableError("the store sent another byte range than statecli requested; download the file first")
+        raise UnreadableError("the store did not send the byte range that statecli requested; download the file first")
     return start, last + 1, size
 
 
@@ -238,7 +238,7 @@ def _translate_error(why: Exception, scheme: str) -> Exception:
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
         return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is not a folder")
     if isinstance(why, PermissionError):
-        return UnreadableError(f"access is refused: provide {scheme} credentials that may read this file")
+        return UnreadableError(f"access is refused: set {scheme} credentials with read access to this file")
     if "Credential" in type(why).__name__:
         return UnreadableError("access is refused: no credentials were found for this store; log in first")
     return translate_network_error(why)

@@ -23,7 +23,10 @@ from statecli.storage.object_store import CHANGED, Listing, Missing
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 
-_REFUSED = "access is refused (HTTP {status}): your Google credentials may not read this object, or it does not exist"
+_REFUSED = (
+    "access is refused (HTTP {status}): your Google credentials do not give access to this object, "
+    "or the object does not exist"
+)
 _REFUSED_TO_ALL = (
     "access is refused (HTTP {status}): no Google credentials were found; "
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials"

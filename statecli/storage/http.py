@@ -247,10 +247,10 @@ def _check_range(response: Any, offset: int, length: int) -> int:
     if (start, last + 1) != (offset, min(offset + length, size)) or start > last:
         raise UnreadableError(
             f"the server answered with bytes {start} to {last + 1} of {size}, but statecli requested {offset} to "
-            f"{offset + length}"
+            f"{offset + length}; download the file first"
         )
     if response.headers.get("Content-Length", str(last + 1 - start)) != str(last + 1 - start):
-        raise UnreadableError("the server reports contradictory sizes for its answer")
+        raise UnreadableError("the server reports contradictory sizes for its answer; download the file first")
     return size
 
 
@@ -308,7 +308,9 @@ def _resolve_redirect(at: str, location: str | None) -> str:
     if not target.startswith(("http://", "https://")):
         raise UnreadableError("the server redirects to a URL that is not http:// or https://")
     if at.startswith("https://") and not target.startswith("https://"):
-        raise UnreadableError("the server redirects from https:// to http://, where others could change the data")
+        raise UnreadableError(
+            "the server redirects from https:// to http://, which is not encrypted: others could change the data"
+        )
     return target
 
 
@@ -358,7 +360,7 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{where})"
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
-        return f"access is refused {code}: {source} are for the server of the URL and were not sent to the other server"
+        return f"access is refused {code}: {source} were not sent, because the URL redirects to another server"
     if status == 401 and source is None:
         how = "write them into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
         return f"a user and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
@@ -367,7 +369,7 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     if status == 403:
         return f"access is refused {code}: {_describe_credentials(source, url)}"
     if status == 407:
-        return f"the proxy asks for a user and a password {code}: write them into its URL in the environment"
+        return f"the proxy asks for a user and a password {code}: {connections.ADD_TO_PROXY_URL}"
     return f"cannot be read {code}"
 
 
@@ -397,10 +399,10 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
         return UnreadableError("the server redirects to an invalid URL")
     if not was_redirected or not _is_other_server(at, url) or type(why) not in (Transient, UnreadableError):
         return why
-    text = str(why)
-    text = (
-        text if credentials.parse_server(at) in text else f"{text} ({credentials.parse_server(at)}, after a redirect)"
-    )
+    text, server = str(why), credentials.parse_server(at)
+    if server not in text:
+        problem, semicolon, advice = text.partition("; ")
+        text = f"{problem} ({server}, after a redirect){semicolon}{advice}"
     return Transient(text, why.after) if isinstance(why, Transient) else UnreadableError(text)
 
 
@@ -422,7 +424,7 @@ def _suggest_url(url: str) -> str:
     """Return advice for the URL of a page about a file on a known host; empty for other URLs."""
     host, path = credentials.parse_host(url), parse_url(url).path
     if host in ("huggingface.co", "github.com") and "/blob/" in path:
-        return f"; for the file itself write /{'resolve' if host == 'huggingface.co' else 'raw'}/ in place of /blob/"
+        return f"; to read the file, write /{'resolve' if host == 'huggingface.co' else 'raw'}/ instead of /blob/"
     return "; use an hf:// URL instead" if host == "huggingface.co" else ""
 
 
@@ -477,7 +479,7 @@ def _receive(response: Any, length: int | None, parts: list[bytes], take: Callab
 def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     of = f" of {length:,}" if length >= 0 else ""
     if error is not None and "cut" not in str(error):
-        raise Transient(f"{error}; {have:,}{of} bytes arrived")
+        raise Transient(f"{error}, after {have:,}{of} bytes")
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
@@ -490,7 +492,7 @@ def _refuse_surplus(response: Any) -> None:
     with suppress(exceptions.HTTPError, ValueError):  # all requested bytes have come
         _hurry(response)
         if response.read1(1):
-            raise UnreadableError("the server reports contradictory sizes for its answer")
+            raise UnreadableError("the server reports contradictory sizes for its answer; download the file first")
 
 
 def _hurry(response: Any) -> None:

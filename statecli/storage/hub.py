@@ -50,7 +50,9 @@ class Hub:
     def __init__(self) -> None:
         constants, get_token = _import_hub()
         if constants.HF_HUB_OFFLINE:
-            raise UnreadableError("no request was sent to the hub, because HF_HUB_OFFLINE is set")
+            raise UnreadableError(
+                "statecli sent no request to the hub, because HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE"
+            )
         self._endpoint = constants.ENDPOINT
         if not self._endpoint.startswith(("http://", "https://")):
             raise UnreadableError("HF_ENDPOINT is not a URL: write https://HOST")
@@ -89,7 +91,9 @@ class Hub:
                 raise UnreadableError("the hub's listing is not a list of files")
             folders.update((_entry_name(entry), entry.get("type") == "directory") for entry in page)
         if len(dict(folders)) < len(folders):
-            raise UnreadableError("the hub lists a name as a file and as a folder: name the files")
+            raise UnreadableError(
+                "the hub lists one name both as a file and as a folder; name the files instead of the folder"
+            )
         return create_listing(dict(sorted(folders)))
 
     def _resolve(self, url: str) -> tuple[Place, str]:
@@ -121,7 +125,9 @@ class Hub:
         page, _ = self._fetch(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
         commit = page.get("sha") if isinstance(page, dict) else None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-            raise UnreadableError(f"{self._endpoint} is not a Hugging Face hub: its answer has no commit")
+            raise UnreadableError(
+                f"{self._endpoint} is not a Hugging Face hub: its answer has no commit; check HF_ENDPOINT"
+            )
         return commit
 
     def _fetch(self, link: str, place: Place) -> tuple[Any, str | None]:
@@ -148,10 +154,16 @@ class Hub:
         if why.status == 401 and has_token and code is None:
             return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
         if code == "RepoNotFound" or why.status in (401, 404):
-            what = f"no repository {place.full_name} was found; it may be private"
-            return _NoRepository(f"{what} and your token may not read it" if has_token else f"{what}: {_LOG_IN}")
+            what = f"the repository {place.full_name} does not exist"
+            return _NoRepository(
+                f"{what}, or your token does not give access to it"
+                if has_token
+                else f"{what}, or is private: {_LOG_IN}"
+            )
         if why.status == 403:
-            return UnreadableError(f"access is refused (HTTP 403): your token may not read {place.full_name}")
+            return UnreadableError(
+                f"access is refused (HTTP 403): your token does not give access to {place.full_name}"
+            )
         return why
 
 

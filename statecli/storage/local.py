@@ -87,7 +87,10 @@ def find_process_link(path: str) -> str | None:
 
 def describe_process_link(folder: str) -> str:
     """Return the reason not to follow a link found by `find_process_link`."""
-    return f"is reached by a link through {folder}, which leads each program elsewhere: replace the link by the file"
+    return (
+        f"is reached by a link through {folder}, where each process may find another file: replace the link with "
+        "the file"
+    )
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:

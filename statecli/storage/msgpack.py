@@ -126,9 +126,9 @@ class Parser:
         key = self.value(depth + 1)
         if type(key) is not str and type(key) is not int:
             what = "bytes" if isinstance(key, Blob) else quoting.value(key)
-            raise MalformedError(f"a map's key is not a string or a number but {what}")
+            raise MalformedError(f"a map has a key that is not a string or an integer, but {what}")
         if key in entries:
-            raise MalformedError(f"a map has the key {quoting.value(key)} twice; readers disagree which value counts")
+            raise MalformedError(f"a map has the key {quoting.value(key)} twice; programs may read either value")
         return key
 
     def _parse_list(self, count: int, depth: int) -> list[Any]:
@@ -154,7 +154,8 @@ class Parser:
         self._entries += count
         if count > self.end - self.at:
             raise Truncated(
-                f"is truncated: {count} entries should follow byte {self.at}, but the file has {self.end} bytes"
+                f"is truncated: {count} entries should follow byte {self.at}, but the file has {self.end} bytes; copy "
+                "or download the file again"
             )
         if self._entries > MAX_ENTRIES:
             raise MalformedError(f"has more than {MAX_ENTRIES} entries, the limit of statecli")

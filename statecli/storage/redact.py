@@ -116,7 +116,7 @@ def _clean(record: Any) -> None:
     try:
         text = record.getMessage()
     except Exception:  # noqa: BLE001 - the error of another handler would show the arguments
-        record.msg, record.args = f"{MARK} (a text and arguments that do not fit it)", ()
+        record.msg, record.args = f"{MARK} (a log message with wrong arguments)", ()
         return
     if record.exc_info and record.exc_info[1] is not None:
         text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")

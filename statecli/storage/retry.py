@@ -73,7 +73,9 @@ def retry(attempt: Callable[[], _Result], url: str) -> _Result:
 def _explain_failure(why: Transient, retries: int) -> str:
     if why.after is not None and why.after > MAX_RETRY_AFTER_S:
         return f"{why}: the server asks statecli to wait {why.after:,.0f} s; try again later"
-    return f"{why}{f', in each of {retries + 1} attempts' if retries else ''}; try again later"
+    problem, _, advice = str(why).partition("; ")
+    attempts = f", in each of {retries + 1} attempts" if retries else ""
+    return f"{problem}{attempts}; {f'{advice}, then try again' if advice else 'try again later'}"
 
 
 def _find_server(url: str) -> str:

@@ -49,25 +49,25 @@ _CODES = {
     "ExpiredToken": "access is refused: your AWS credentials have expired; log in again",
     "InvalidToken": "access is refused: the session token of your AWS credentials is not valid; log in again",
     "TokenRefreshRequired": "access is refused: your AWS credentials have expired; log in again",
-    "RequestTimeTooSkewed": "access is refused: the clock of this machine is wrong; set it",
+    "RequestTimeTooSkewed": "access is refused: the clock of this machine is wrong; correct the clock",
     "InvalidObjectState": "is archived (Glacier): restore it first",
     "PreconditionFailed": CHANGED,
     "412": CHANGED,
-    "NoSuchVersion": "does not exist in that version",
+    "NoSuchVersion": "does not have this version",
 }
 _REFUSED = (
-    "access is refused (HTTP 403): your AWS credentials may not read this object, or it does not exist; for a "
-    "public object, set AWS_NO_SIGN_REQUEST=yes"
+    "access is refused (HTTP 403): your AWS credentials do not give access to this object, or the object does not "
+    "exist; for a public object, set AWS_NO_SIGN_REQUEST=yes"
 )
 #: Message about a server that is not S3.
-_FOREIGN = "this answer is not from S3 ({what}): check AWS_ENDPOINT_URL and any proxy"
+_FOREIGN = "the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL and any proxy"
 _REFUSED_TO_ALL = (
-    "access is refused (HTTP 403): no AWS credentials were found, and this object cannot be read without; log "
-    "in, or set AWS_PROFILE"
+    "access is refused (HTTP 403): no AWS credentials were found, and this object is not public, or does not "
+    "exist; log in, or set AWS_PROFILE"
 )
 _REFUSED_UNSIGNED = (
-    "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST disables your AWS credentials, and this object cannot be "
-    "read without; unset AWS_NO_SIGN_REQUEST"
+    "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST disables your AWS credentials, and this object is not "
+    "public, or does not exist; unset AWS_NO_SIGN_REQUEST"
 )
 #: Messages about missing credentials, by a part of the name of the provider in botocore.
 _SOURCES = {
@@ -82,8 +82,8 @@ _SOURCES = {
     "Process": (
         "the credential_process program of the AWS configuration returned no credentials; run the program to see why"
     ),
-    "Container": "the container returned no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "EnvProvider": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both",
+    "Container": "the container service returned no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "EnvProvider": "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both",
     "": "your AWS credentials cannot be used ({name}); log in again",
 }
 #: The variables with the URL of S3, the first one counts.
@@ -279,7 +279,8 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
         return UnreadableError("AWS_CA_BUNDLE does not name a readable file of certificates")
     if isinstance(inner, ValueError):
         return UnreadableError(
-            "your AWS credentials contain characters that a header cannot have: set them again, without line breaks"
+            "your AWS credentials contain characters that an HTTP header cannot have: set them again, without line "
+            "breaks"
         )
     return translate_network_error(why)
 
@@ -318,7 +319,7 @@ def _explain_foreign_answer(code: str, status: int) -> Exception | None:
     if status in _TRANSIENT:
         # botocore sets 500 for a page that came with 200 as well.
         what = "no XML" if status == 500 else f"HTTP {status}"
-        return Transient(f"the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL")
+        return Transient(_FOREIGN.format(what=what))
     return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
 
 

@@ -32,12 +32,16 @@ def try_usual_names(
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
     for name, error in _find_inconclusive(errors):
-        return UnreadableError(f"the folder may contain {name}: {error}") if isinstance(error, Unsure) else error
+        return (
+            UnreadableError(f"cannot check whether the folder contains {name}: {error}")
+            if isinstance(error, Unsure)
+            else error
+        )
     present = {name: False for name, error in errors.items() if error is None}
     if present:
         names = ", ".join(list_usual_names())
         return Listing(present, f"the folder cannot be listed ({why}), so statecli tried only these names: {names}")
-    none = f"none of the {len(paths)} usual checkpoint file names exists in it: name a file"
+    none = f"none of the {len(paths)} usual checkpoint file names exists in this folder: name a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 

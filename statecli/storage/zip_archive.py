@@ -161,7 +161,7 @@ class Archive:
             self._add_oddity(
                 OddityKind.CASE_ONLY_NAMES.value,
                 "two records of the zip archive have names that differ only in upper and lower case; torch and some "
-                "readers confuse them",
+                "other programs may read the wrong record",
             )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
@@ -262,8 +262,7 @@ class Archive:
         elif comment:
             self._add_oddity(
                 OddityKind.ZIP_COMMENT.value,
-                f"a comment of {comment} bytes is appended after the zip archive; no library that saves weights writes "
-                "one",
+                f"the zip archive ends with a comment of {comment} bytes, which no library that saves weights writes",
                 end,
                 comment,
             )
@@ -308,7 +307,7 @@ class Archive:
         for record in _parse_entries(self._source.read(end.offset, end.size)):
             count += 1
             if records.setdefault(record.name, record) is not record:
-                raise MalformedError(f"two records are named {record.name!r}; readers disagree which one counts")
+                raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
         if count != end.records:
             raise _damage_error(
                 f"its list of records (central directory) has {count} entries, but its end record claims {end.records}"
@@ -402,7 +401,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
         if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
             _refuse(record, disk)
         if marks & _FOLDER and packed:
-            raise MalformedError(f"{name!r} is marked as a folder but holds {packed} bytes, which readers skip")
+            raise MalformedError(f"{name!r} is marked as a folder but holds {packed} bytes, which other programs skip")
         yield record
         at = after
 
@@ -411,9 +410,7 @@ def _check_unicode_path(name: str, extras: bytes) -> None:
     """Refuse another name in an extra field, because Python's zipfile takes this name since 3.12 and torch does not."""
     other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if other and other != name.encode("utf-8", "surrogateescape"):
-        raise MalformedError(
-            f"{name!r} has a second, different name in the zip archive; readers disagree which one counts"
-        )
+        raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
 
 
 def _refuse(record: Record, disk: int) -> None:
@@ -433,8 +430,8 @@ def _decode_name(name: bytes, flags: int) -> str:
     """Return the name of a record. Raises MalformedError for a name that torch reads as UTF-8, and zipfile as CP437."""
     if not (flags & _UTF8 or name.isascii()):
         raise MalformedError(
-            f"the record {name.decode('utf-8', 'backslashreplace')!r} does not say in which encoding its name is; "
-            "readers disagree which record it is"
+            f"the record {name.decode('utf-8', 'backslashreplace')!r} does not declare the encoding of its name; "
+            "programs may read different names"
         )
     return str(name, "utf-8", "surrogateescape")
 
@@ -451,9 +448,7 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
             values.append(field)
             continue
         if len(rest) < width:
-            raise _damage_error(
-                f"the size or position of {name!r} is missing, although its entry refers to one (zip64)"
-            )
+            raise _damage_error(f"the entry of {name!r} refers to a size or a position (zip64) that is missing")
         values.append(int.from_bytes(rest[:width], "little"))
         rest = rest[width:]
     size, packed, offset, disk = values
@@ -519,8 +514,8 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
     if signature != b"PK\3\4":
         raise _damage_error(
-            f"no record begins at byte {record.offset}, where its list of records (central directory) locates "
-            f"{record.name!r}"
+            f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
+            "begins at this byte"
         )
     # No character takes more than four bytes.
     same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
@@ -531,7 +526,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     if not same:
         raise MalformedError(
             f"{record.name!r}: its own header contradicts the archive's list of records (central directory), so "
-            "readers may read different bytes"
+            "programs may read different bytes"
         )
     return record.offset + _LOCAL.size + n + extra
 

@@ -45,7 +45,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
         (Refuse(401), "no Google credentials were found"),
         (Refuse(403), "no Google credentials were found"),
         (Refuse(418), "cannot be read (HTTP 418)"),
-        (OtherRange(4), "another byte range than statecli requested"),
+        (OtherRange(4), "did not send the byte range that statecli requested"),
         (Gzip(always=True), "is stored compressed (Content-Encoding: gzip); download the file first"),
     ],
 )

@@ -48,6 +48,7 @@ from .server import (
 
 pytest.importorskip("urllib3")
 NAME = "m.safetensors"
+DOWNLOAD = "; download the file first"
 PASSWORD = "kraken-9137"  # noqa: S105 - it opens nothing
 
 
@@ -200,13 +201,16 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
-        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli requested 0 to 65536"),
+        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli requested 0 to 65536" + DOWNLOAD),
         (WrongTotal("*"), "the server does not report the size of the file; download the file first"),
         (WrongTotal("many"), "the server does not report the range of its answer; download the file first"),
         (Headers(Content_Range=None), "the server does not report the range of its answer; download the file first"),
-        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, but statecli requested 0 to 65536"),
-        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, but statecli requested 0 to 65536"),
-        (Headers(Content_Length="95"), "the server reports contradictory sizes for its answer"),
+        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, but statecli requested 0 to 65536" + DOWNLOAD),
+        (
+            WrongTotal(500_000),
+            "the server answered with bytes 0 to 80 of 500000, but statecli requested 0 to 65536" + DOWNLOAD,
+        ),
+        (Headers(Content_Length="95"), "the server reports contradictory sizes for its answer" + DOWNLOAD),
         (
             Gzip(always=True),
             "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
@@ -261,8 +265,8 @@ def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, re
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
     assert refused(plain) == (
-        f"{served.url('a')}: does not exist (HTTP 404); #b.safetensors was read "
-        "as a section; write %23 for a # in a name"
+        f"{served.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors "
+        "as a section; if # belongs to the file name, write %23"
     )
     read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
 
@@ -341,9 +345,7 @@ def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
     assert [one.range for one in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
 
 
-@pytest.mark.parametrize(
-    ("after", "came"), [(None, ""), (0, "; 0 of 80 bytes arrived"), (50, "; 50 of 80 bytes arrived")]
-)
+@pytest.mark.parametrize(("after", "came"), [(None, ""), (0, ", after 0 of 80 bytes"), (50, ", after 50 of 80 bytes")])
 def test_a_server_that_only_stalls_is_given_up(server, after, came, refused, once):
     """One line says how long nothing came, and which variable says how long to wait."""
     server.behave(NAME, Stall(after))
@@ -461,17 +463,20 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         (Refuse(500), "the server is busy (HTTP 500 from {there}); try again later"),
         (Cut(None), "the connection was cut ({there}, after a redirect); try again later"),
         (Cut(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
-        (Stall(0), "{stalls}; 0 of 80 bytes arrived ({there}, after a redirect); try again later"),
-        (OtherRange(8), "{other}, but statecli requested 0 to 65536 ({there}, after a redirect)"),
+        (Stall(0), "{stalls}, after 0 of 80 bytes ({there}, after a redirect); try again later"),
+        (
+            OtherRange(8),
+            "{other}, but statecli requested 0 to 65536 ({there}, after a redirect); download the file first",
+        ),
         (
             Refuse(401),
-            "access is refused (HTTP 401 from {there}): the user and the password of the URL are for the server of the "
-            "URL and were not sent to the other server",
+            "access is refused (HTTP 401 from {there}): the user and the password of the URL were not sent, because "
+            "the URL redirects to another server",
         ),
         (
             Refuse(403),
-            "access is refused (HTTP 403 from {there}): the user and the password of the URL are for the server of the "
-            "URL and were not sent to the other server",
+            "access is refused (HTTP 403 from {there}): the user and the password of the URL were not sent, because "
+            "the URL redirects to another server",
         ),
     ],
 )
@@ -766,10 +771,10 @@ def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, onc
     """Nothing of its URL is shown."""
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
     assert refused(server.url(NAME)).endswith(
-        ": the proxy that the environment sets cannot be reached; try again later"
+        ": the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be reached; try again later"
     )
     monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
-    assert "the proxy that the environment sets has an unsupported URL" in refused(server.url(NAME))
+    assert "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported URL" in refused(server.url(NAME))
 
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
@@ -778,8 +783,7 @@ def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, refused, 
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
     why = refused(server.url(NAME))
     assert why == (
-        f"{server.url(NAME)}: the proxy that the environment sets is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
-        "write http://HOST:PORT"
+        f"{server.url(NAME)}: the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY is not a URL: write http://HOST:PORT"
     )
 
 

@@ -224,9 +224,9 @@ def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
     from statecli.storage.http import _suggest_url
 
     assert _suggest_url("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
-        "; for the file itself write /resolve/ in place of /blob/"
+        "; to read the file, write /resolve/ instead of /blob/"
     )
-    assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("write /raw/ in place of /blob/")
+    assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("write /raw/ instead of /blob/")
     assert _suggest_url("https://huggingface.co/org/net") == "; use an hf:// URL instead"
     assert _suggest_url("https://example.com/blob/") == ""
 
@@ -245,7 +245,7 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     assert found.code == 0, found
     assert list(found.rows()) == ["w"]
     table = statecli("inspect", url).out + statecli("inspect", url).err
-    assert "some files of the folder may have been missed: the folder cannot be listed (" in table
+    assert "statecli may have missed files of this folder: the folder cannot be listed (" in table
     for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
         assert name in table
     assert f"(HTTP {status})" in table
@@ -265,7 +265,7 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     )
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
-    assert "the glob needs a list of the names in this folder: the folder cannot be listed" in globbed.err
+    assert "the glob cannot list the names in this folder: the folder cannot be listed" in globbed.err
     assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
 
 
@@ -279,7 +279,7 @@ def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, 
     for command in ("inspect", "audit", "lock"):
         found = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
         assert found.code == 2, found
-        assert "the folder may contain model.safetensors: " in found.err
+        assert "cannot check whether the folder contains model.safetensors: " in found.err
 
 
 def test_the_usual_names_are_asked_for_once_each(folder, statecli):
@@ -298,7 +298,7 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     why = refused(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
-        f"{len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in it: name a file"
+        f"{len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in this folder: name a file"
     )
 
 

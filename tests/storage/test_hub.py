@@ -119,7 +119,7 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
         (b'["evil.pkl"]', "the hub's listing is not a list of files"),
         (
             b'[{"type": "file", "path": "evil.pkl"}, {"type": "directory", "path": "evil.pkl"}]',
-            "lists a name as a file and as a folder",
+            "lists one name both as a file and as a folder",
         ),
     ],
 )
@@ -179,9 +179,9 @@ def test_how_urls_are_written(url, places):
     [
         (
             "hf://org/none",
-            "no repository org/none was found; it may be private: log in with `hf auth login`, or set",
+            "the repository org/none does not exist, or is private: log in with `hf auth login`, or set",
         ),
-        ("hf://datasets/org/none", "no repository datasets/org/none was found; it may be private: log in"),
+        ("hf://datasets/org/none", "the repository datasets/org/none does not exist, or is private: log in"),
         ("hf://org/net@v9", "org/net has no revision v9"),
         ("hf://org/net/none.pt", "does not exist"),
         ("hf://", "does not name a repository: write hf://org/name[@revision]/path"),
@@ -196,10 +196,10 @@ def test_what_is_not_there(net, statecli, url, line):
 def test_a_private_repository(net, statecli, monkeypatch):
     """Without a token, with a wrong one, and with the right one, which the CDN never sees."""
     net.private["org/net"] = TOKEN
-    assert "it may be private: log in with `hf auth login`" in shown(statecli, "hf://org/net")
+    assert "does not exist, or is private: log in with `hf auth login`" in shown(statecli, "hf://org/net")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert shown(statecli, "hf://org/net").endswith("it may be private and your token may not read it")
+    assert shown(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = statecli("inspect", "hf://org/net", "--stats", "--debug")
@@ -242,7 +242,10 @@ def test_offline_means_offline(net, statecli, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert shown(statecli, "hf://org/net") == "no request was sent to the hub, because HF_HUB_OFFLINE is set"
+    assert (
+        shown(statecli, "hf://org/net")
+        == "statecli sent no request to the hub, because HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE"
+    )
     assert net.requests == []
 
 

@@ -153,7 +153,7 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
     assert statecli("inspect", f"{url}#model").code == 0
     told = (
-        "#b.safetensors was read as a section; to name a file with # in its name, add a section: #b.safetensors#model"
+        "statecli read #b.safetensors as a section; if # belongs to the file name, add a section: #b.safetensors#model"
     )
     assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {told}\n"
 
@@ -275,7 +275,7 @@ def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch,
         s3.behave("*", Redirect(other.url("models/m.safetensors").replace("127.0.0.1", "localhost"), status=status))
         for url in ("s3://models/m.safetensors", "s3://models/"):
             found = statecli("inspect", url)
-            told = f"statecli: {url}: this answer is not from S3 (HTTP {status}): check AWS_ENDPOINT_URL"
+            told = f"statecli: {url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL"
             assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
             assert found.err.startswith(told)
         assert other.requests == []
@@ -312,7 +312,7 @@ def test_refused_without_credentials(s3, statecli):
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "AccessDenied", "your AWS credentials may not read this object, or it does not exist"),
+        (403, "AccessDenied", "your AWS credentials do not give access to this object, or the object does not exist"),
         (403, "InvalidAccessKeyId", "S3 does not know the access key"),
         (403, "SignatureDoesNotMatch", "the secret key of your AWS credentials is wrong"),
         (400, "ExpiredToken", "have expired; log in again"),
@@ -345,7 +345,10 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, s
         for command in ("inspect", "audit", "lock"):
             found = statecli(command, url)
             assert (found.code, found.err.count("\n")) == (2, 1)
-            assert f"{url}: access is refused (HTTP 403): your AWS credentials may not read this object" in found.err
+            assert (
+                f"{url}: access is refused (HTTP 403): your AWS credentials do not give access to this object"
+                in found.err
+            )
 
 
 def test_what_may_be_read_and_not_listed(s3, signed, statecli):
@@ -368,8 +371,8 @@ def test_what_may_be_read_and_not_listed(s3, signed, statecli):
         found = statecli("inspect" if "*" not in url else "audit", url)
         assert (found.code, found.err.count("\n")) == (2, 1)
         assert (
-            "access is refused (HTTP 403): your AWS credentials may not read this object, or it does not exist"
-            in found.err
+            "access is refused (HTTP 403): your AWS credentials do not give access to this object, or the object does "
+            "not exist" in found.err
         )
 
 
@@ -485,7 +488,7 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
         ("AWS_ENDPOINT_URL_S3", "ftp://127.0.0.1", "not a URL: set AWS_ENDPOINT_URL_S3 to http://… or https://…"),
         ("AWS_DEFAULT_REGION", "us east/1", "the AWS region does not exist: set AWS_DEFAULT_REGION"),
         ("AWS_SESSION_TOKEN", "hidden-6\n7", "set them again, without line breaks"),
-        ("AWS_SECRET_ACCESS_KEY", "", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both"),
+        ("AWS_SECRET_ACCESS_KEY", "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both"),
     ],
 )
 def test_a_variable_that_says_nothing(s3, signed, statecli, monkeypatch, name, value, words):
@@ -574,7 +577,7 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, s
     written(s3.folder / "models" / "run")
     s3.behave("*", page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
-        told = f"{url}: this answer is not from S3 (HTTP {status}): check AWS_ENDPOINT_URL and any proxy"
+        told = f"{url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL and any proxy"
         found = statecli("inspect", url)
         assert (found.code, found.out, found.err) == (2, "", f"statecli: {told}\n")
 
@@ -646,7 +649,7 @@ def test_another_range_is_refused(s3, signed, statecli):
     s3.behave("models/m.safetensors", OtherRange(4))
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
-    assert "another byte range than statecli requested" in found.err
+    assert "did not send the byte range that statecli requested" in found.err
 
 
 def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
