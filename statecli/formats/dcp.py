@@ -63,7 +63,10 @@ MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20
 #: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
 MAX_EXTRA_STATES = 10_000
-_UNREAD_EXTRA_STATE = "is an extra state beyond the number or size that statecli reads; a module may unpickle it"
+_UNREAD_EXTRA_STATE = (
+    "is an extra state that statecli did not read (too many, too large, or compressed); the module may "
+    "unpickle this value when it is loaded"
+)
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -229,7 +232,8 @@ class _Folder:
         packed = next((place.transforms for place in places if place.transforms), None)
         data = None if packed else self._locate_data(saved, chunks, places, size)
         note = (
-            f"values cannot be read: the writer applied {quoting.names(packed)}, which statecli cannot undo"
+            f"values cannot be read: the save transformed them with {quoting.names(packed)}, which statecli cannot "
+            "reverse"
             if packed
             else _describe_chunks(saved.shape, chunks)
         )
@@ -277,7 +281,11 @@ class _Files:
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
-            more = f" and {len(names) - 1} more are not plain file names" if names[1:] else " is not a plain file name"
+            more = (
+                f" and {len(names) - 1} more names are not plain file names"
+                if names[1:]
+                else " is not a plain file name"
+            )
             message = f".metadata points outside its folder: {quoting.quote(names[0])}{more}"
             self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
 
@@ -298,7 +306,7 @@ class _Files:
         lacking = set(names)
         needed = sum(any(stored.file in lacking for stored in of_name) for of_name in self.places.values())
         subject = "these files" if names[1:] else "this file"
-        message = f"{why}; {needed} of {len(self.places)} tensors and values use {subject}: {help}"
+        message = f"{why}; {needed} of {len(self.places)} tensors and other values are in {subject}; {help}"
         self.bad.update(dict.fromkeys(names, message))
 
     def has(self, *places: Stored) -> bool:
@@ -340,8 +348,8 @@ class _Items:
                 self.chosen.add(fqn)
         unread = [fqn for fqn in names if fqn not in self.chosen]
         if unread:
-            count = "1 value that is not a tensor was" if len(unread) == 1 else f"{len(unread)} non-tensor values were"
-            message = f"{count} not read ({len(self.chosen)} were read): {quoting.names(unread)}"
+            count = f"{len(unread)} of {len(self.chosen) + len(unread)} values that are not tensors"
+            message = f"statecli did not read {count}: {quoting.names(unread)}"
             folder.oddities.append(Oddity("values-not-read", message))
         self._prefetch()
 
@@ -365,7 +373,7 @@ class _Items:
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
             return _build_damaged_tensor(
-                ".metadata does not record the position of this value, which is not a tensor; save the checkpoint again"
+                f".metadata records {len(places)} positions of this value, not one; save the checkpoint again"
             )
         stored = places[0]
         try:
@@ -426,7 +434,7 @@ def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelStat
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))
     what = "a name" if len(qualified) == 1 else f"{len(qualified)} names"
-    message = f"torch.distributed.checkpoint unpickles .metadata, and would import or call {what} from it: "
+    message = f"loading with torch.distributed.checkpoint unpickles .metadata, which imports or calls {what}: "
     oddity = Oddity(OddityKind.FOREIGN_GLOBALS.value, message + quoting.names(qualified))
     mentions = tuple((mention.qualified, mention.position) for mention in names)
     return replace(state, oddities=(*state.oddities, oddity), globals=(*mentions, *state.globals))
@@ -445,8 +453,8 @@ def _check_apart(metadata: Metadata) -> None:
         file, offset, length, fqn = span
         if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
             raise MalformedError(
-                f".metadata puts {quoting.name(fqn)} at byte {offset} of {quoting.name(file)}, inside the data of "
-                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}), so loading would give wrong "
+                f"two values overlap in {quoting.name(file)}: {quoting.name(last[3])} has bytes {last[1]} to "
+                f"{last[1] + last[2]}, but {quoting.name(fqn)} starts at byte {offset}; loading would give wrong "
                 "values: do not load this checkpoint; save the checkpoint again"
             )
         if file != last[0] or offset + length > last[1] + last[2]:
@@ -472,7 +480,7 @@ def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]
         at = bisect_left(ordered, chunk.start, key=_start)
         if at == len(ordered) or not _is_place_of(chunk, ordered[at]):
             raise MalformedError(
-                f".metadata does not record the position of the chunk of shape {list(chunk.shape)} at offset "
+                f".metadata does not record the position of the chunk with shape {list(chunk.shape)} at offset "
                 f"{list(chunk.start)}; save the checkpoint again"
             )
         matched.append(ordered[at])

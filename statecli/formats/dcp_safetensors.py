@@ -54,7 +54,10 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         metadata.update({key: value for key, value in state.metadata.values.items() if key not in _KEYS})
     tensors = tuple(_join_pieces(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
-    oddity = Oddity("shards-uncounted", f"assembled from {count}; the files do not record how many shards there were")
+    oddity = Oddity(
+        "shards-uncounted",
+        f"statecli read {count}; no file records the number of shards, so a missing shard is not detected",
+    )
     return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(oddity,), traits=TRAITS)
 
 
@@ -76,7 +79,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
         raise MalformedError(
-            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record where the piece of this tensor begins"
+            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record the offset of this tensor's piece"
         )
     return Box(start, data)
 
@@ -104,4 +107,4 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
 
 def _find_disagreement(boxes: list[Box]) -> str | None:
     kinds = list(dict.fromkeys(f"{box.data.dtype} with {len(box.data.shape)} dimensions" for box in boxes))
-    return f"shards disagree about this tensor: one has {kinds[0]}, another {kinds[1]}" if len(kinds) > 1 else None
+    return f"shards disagree on this tensor: {kinds[0]} in one shard, {kinds[1]} in another" if len(kinds) > 1 else None

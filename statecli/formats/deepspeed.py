@@ -105,7 +105,10 @@ def _resolve_step(path: str) -> str:
     """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
     names = checkpoint_folder.list_files(path)
     if (misled := _find_misleading_tracker(path)) is not None:
-        raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is not a plain folder name")
+        raise MalformedError(
+            f"{misled[0]} names {misled[1]}, which is not a plain folder in the checkpoint folder: DeepSpeed would "
+            "load files that statecli did not check"
+        )
     if _has_ranks(path):
         return ""
     folders = list_steps(path)
@@ -144,7 +147,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             tag = checkpoint_folder.decode_tracker(read_small(files.join(path, name), name, _MOST_BLANKS))
         except UnreadableError:
             if _is_padded(files.join(path, name)):
-                return name, f"text of more than {_MOST_BLANKS} bytes"
+                return name, f"a text of more than {_MOST_BLANKS} bytes"
             continue
         is_here = tag in checkpoint_folder.list_folders(path)
         is_walked = is_here and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
@@ -180,11 +183,11 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = checkpoint_folder.decode_tracker(raw)
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
-        raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is not a plain folder name")
+        raise MalformedError(f"{tracker} names {quoting.quote(tag)}, which is not a plain folder name")
     if tag not in folders:
         here = f"; name one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
         raise MissingShard(
-            f"{tracker} names {quoting.quote(tag)}, but no folder of this name contains files of a rank{here}"
+            f"{tracker} names {quoting.quote(tag)}, but this folder is missing or has no files of a rank{here}"
         )
     return tag
 
@@ -364,25 +367,26 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
         rows += lacking
         text = (
-            f"{len(lacking)} files below zero/ are missing, for the parameters "
+            f"{len(lacking)} files are missing in zero/, of the parameters "
             f"{quoting.names([row.fqn for row in lacking])}; copy these files"
         )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
     if masters and not files_by_rank:
         text = (
-            "*_model_states.pt is missing, so parameters outside zero/ cannot be found; copy the "
-            "*_model_states.pt files"
+            "the *_model_states.pt files are missing, so statecli cannot list the parameters outside zero/; copy "
+            "these files"
         )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
     if others:
         what = (
-            f"statecli does not merge the files of experts and pipeline stages; name one file: {quoting.names(others)}"
+            "files of experts and pipeline stages were not read, because statecli does not merge them; to read one, "
+            f"name the file: {quoting.names(others)}"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
     steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
     if steps:
         what = (
-            f"statecli read the checkpoint {quoting.name(tag)} only; to read another one, name its folder: "
+            f"statecli read only the checkpoint {quoting.name(tag)}; to read another checkpoint, name its folder: "
             f"{quoting.names(steps)}"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
@@ -487,8 +491,8 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
     """Read every readable model file, at least one."""
     if not files:
         raise MissingShard(
-            "*_model_states.pt is missing, so the tensors of the optimizer files have no names; copy the "
-            "*_model_states.pt files"
+            "the *_model_states.pt files are missing, so the tensors of the optimizer files have no names; copy these "
+            "files"
         )
     ranks: dict[int, Rank] = {}
     failed: dict[int, str] = {}
@@ -529,7 +533,7 @@ def _join_frozen(
         for rank, start in enumerate(range(0, prod(shape), each)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of this parameter"
+                wrong = wrong or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
@@ -555,8 +559,8 @@ def _report_missing_files(
         yield Oddity("unread-rank", why)
     if optimizer.stale:
         text = (
-            f"these files were not read, because they are from a save by more than the {optimizer.count} ranks of "
-            "this checkpoint"
+            f"files of further ranks were not read, because this checkpoint has only {optimizer.count} ranks; the "
+            "files may be from another save"
         )
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
@@ -578,7 +582,8 @@ def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
         return states[0]
     apart = Oddity(
         "model-parallel",
-        f"statecli does not merge model-parallel ranks: each of the {ranks} ranks has its own part of the tensors",
+        f"statecli shows the {ranks} model-parallel ranks separately, because each rank has its own part of the "
+        "tensors",
     )
     return replace(
         states[0],

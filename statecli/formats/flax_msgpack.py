@@ -110,7 +110,8 @@ def read(path: str, section: str | None = None) -> ModelState:
     """
     if path.lower().endswith(RLLIB_SUFFIX):
         raise UnreadableError(
-            "is a state of Ray's RLlib, which unpickles texts in it; statecli does not read it: ask who published it"
+            "is a state of Ray RLlib, which statecli does not read: RLlib unpickles text in this file, which can run "
+            "code; load the file only if you trust its author"
         )
     with Source(path) as source:
         parser = Parser(source, mends=True)
@@ -186,7 +187,7 @@ class _Tree:
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
-            raise MalformedError("its msgpack extension is not a list of shape, dtype and bytes, as Flax writes arrays")
+            raise MalformedError("its msgpack extension is not a list of shape, dtype and bytes")
         shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":
@@ -195,13 +196,11 @@ class _Tree:
             )
         if len(name) > _MAX_DTYPE:
             raise MalformedError(
-                f"its dtype has a name of {len(name):,} characters, but no version of Flax writes such a name"
+                f"its dtype name has {len(name):,} characters, more than statecli's limit of {_MAX_DTYPE}"
             )
         dtype = name if name in ELEMENT_BITS else f"numpy {name}"
         if dtype is not name and elements and (size % elements or not size):
-            raise MalformedError(
-                f"{dtype} {quoting.shape(shape)}: its {size} bytes are not a whole number of bytes per element"
-            )
+            raise MalformedError(f"{dtype} {quoting.shape(shape)}: {size} bytes do not fit {elements} elements")
         if dtype is name and elements * ELEMENT_BITS[name] // 8 != size:
             raise MalformedError(
                 f"{name} {quoting.shape(shape)} takes {elements * ELEMENT_BITS[name] // 8} bytes, but the array "
@@ -225,7 +224,7 @@ class _Tree:
     def _decode_complex(self, blob: Blob) -> str:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 2 or any(type(part) is not float for part in value):
-            raise MalformedError("a complex number is not stored as a pair of floats, as Flax writes it")
+            raise MalformedError("a complex number is not stored as a pair of floats")
         return str(complex(*value))
 
     def _read_raw(self, blob: Blob) -> bytes:
@@ -266,10 +265,10 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
         raise MalformedError(cut.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
-        raise MalformedError("its chunks are not a map of arrays, as Flax writes them")
+        raise MalformedError("its chunks are not a map of arrays")
     dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in ELEMENT_BITS:
-        raise MalformedError("its chunks are not one-dimensional arrays of one numeric dtype, as Flax writes them")
+        raise MalformedError("its chunks are not one-dimensional arrays of one numeric dtype")
     if elements != prod(shape):
         raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, but its chunks have {elements}")
     boxes, at = [], 0
@@ -377,8 +376,8 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
         characters += len(fqn)
         if characters > MAX_CHARACTERS:
             raise MalformedError(
-                f"the names of the tensors up to {fqn[:40]!r}… need more than {MAX_CHARACTERS} characters in total, "
-                "the limit of statecli"
+                f"the tensor names have more than {MAX_CHARACTERS} characters in total, the limit of statecli; the "
+                f"name beyond the limit begins with {fqn[:40]!r}"
             )
         yield leaf.title, _build_row(fqn, leaf)
 

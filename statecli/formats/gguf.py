@@ -37,7 +37,7 @@ from statecli.storage.byte_source import Source
 
 NAME = "gguf"
 TRAITS = FormatTraits(
-    mixed_dtypes="GGUF has a dtype for each tensor, and each program chooses its own dtype to compute in",
+    mixed_dtypes="each tensor of a GGUF file has its own dtype, and the loading program chooses the compute dtype",
     settings_vocabulary=NAME,
 )
 
@@ -373,7 +373,7 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     count, number, total = (metadata.get(f"split.{key}") for key in ("count", "no", "tensors.count"))
     if type(count) is not int or type(number) is not int or count < 2:
         return []
-    every = f", which have {total:,} tensors in all" if type(total) is int else ""
+    every = f" (the parts have {total:,} tensors in total)" if type(total) is int else ""
     return [
         Oddity(
             OddityKind.ONE_PART.value,
@@ -399,12 +399,12 @@ def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str
     first_lines: dict[str, _Line] = {}
     lines = Counter[str]()
     for n in range(count):
-        what = f"header entry {n + 1} of {count} tensors"
+        what = f"entry {n + 1} of {count} in the list of tensors"
         name = _decode_text(header.read_text(what), what)
         line = _read_line(header, name)
         if first_lines.setdefault(name, line) is not line:
             lines[name] += 1
-    why = "the header lists this tensor {} times, and readers disagree which entry counts; convert the model again"
+    why = "the header lists this tensor {} times; programs may read any of the entries: convert the model again"
     return list(first_lines.values()), {name: why.format(more + 1) for name, more in lines.items()}
 
 
@@ -430,7 +430,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
         )
     values, size = BLOCK_SIZES[name]
     if not line.shape or line.shape[-1] % values:
-        rows = f"a row must have a multiple of {values} values"
+        rows = f"its last dimension must be a multiple of {values}"
         return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
@@ -438,7 +438,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     data = None
     if is_big_endian:
         # How each type's blocks are turned round differs between the writers of such files.
-        note += ", in big-endian order: values are not read"
+        note += ", big-endian: statecli does not read the values"
     else:
         where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
         data = TensorData(where, "float32", line.shape)

@@ -84,7 +84,8 @@ def _resolve_iteration(path: str) -> str:
             f"iteration: {files.join(path, name)}"
         )
     raise MissingShard(
-        f"{TRACKER} names {word}, but no folder {name} contains files of a rank; name the folder of another iteration"
+        f"{TRACKER} names {word}, but the folder {name} is missing or has no files of a rank; name the folder of "
+        "another iteration"
     )
 
 
@@ -210,7 +211,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[s
     named = (f"mp_rank_{t:02d}" + (f"_{p:03d}" if staged else "") for p in range(stages) for t in range(tensor))
     counts = (
         f"{len(here)} of {tensor * stages} ranks are here ({tensor} tensor-parallel ranks in {stages} "
-        "stages); copy the missing folders"
+        "pipeline stages); copy the missing folders"
     )
     absent = (name for name in named if not any(folder.startswith(name) for folder in here))
     return {name: f"{path}: {name} is missing: {counts}" for name, _ in zip(absent, range(4), strict=False)}
@@ -221,8 +222,8 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
     if len(states) > 1:
         yield Oddity(
             "model-parallel",
-            f"statecli does not merge model-parallel ranks: each of the {len(states)} ranks has "
-            "its own part of the tensors",
+            f"statecli shows the {len(states)} model-parallel ranks separately, because each rank has its own part of "
+            "the tensors",
         )
     stages: dict[str | None, list[str]] = {}
     for name in states:
@@ -268,5 +269,6 @@ def _note_unread_files(folder: str) -> Iterator[Oddity]:
     if paths:
         yield Oddity(
             "not-read",
-            f"flat optimizer buffers were not read, because no file records their layout: {quoting.names(paths)}",
+            "these optimizer files were not read, because no file records the positions of the parameters in their "
+            f"flat buffers: {quoting.names(paths)}",
         )

@@ -82,8 +82,8 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
     """Return the row of an unreadable array: numpy gives the record of the bare name instead."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
-        f"two records have this name, {names}, and numpy.load reads only the first; save the archive again with "
-        "other names"
+        f"two records have the same array name ({names}), and numpy.load reads only the first; save the archive "
+        "again with different names"
     )
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)

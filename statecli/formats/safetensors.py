@@ -34,7 +34,7 @@ MAX_HEADER = 100_000_000
 #: Containers inside one another, the header counted, up to which serde_json, the parser of safetensors, follows.
 MAX_DEPTH = 127
 #: The note of a row that stands for the dropped name of a tied tensor.
-DROPPED = "dropped by save_model, kept under its other name"
+DROPPED = "stored by save_model under its other name"
 
 #: Name in the header -> (torch's name, bits an element).
 DTYPES: dict[str, tuple[str, int]] = {
@@ -100,8 +100,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities.append(
             Oddity(
                 "misaligned",
-                f"the tensor data starts at byte {start}, which is not a multiple of 8, so memory-mapped tensors may "
-                "be misaligned: reading them is slow, or fails on some machines",
+                f"the tensor data starts at byte {start}, not at a multiple of 8; memory-mapped tensors may be "
+                "misaligned, which is slow, or fails on some machines",
             )
         )
     return ModelState(
@@ -118,8 +118,8 @@ def _read_raw_header(source: Source) -> tuple[bytes, int]:
     """Return the header's bytes and the offset of the first tensor."""
     if source.size < 8:
         raise MalformedError(
-            f"is truncated: the file has {source.size} bytes, but the length of the header alone "
-            "takes 8; copy or download the file again"
+            f"is truncated: the file has {source.size} bytes, but a safetensors file begins with 8 bytes for the "
+            "length of its header; copy or download the file again"
         )
     length = int.from_bytes(source.read(0, 8), "little")
     if length > MAX_HEADER:
@@ -306,7 +306,7 @@ def _check_dims(name: str, shape: Sequence[Any]) -> None:
 def _check_offsets(name: str, begin: Any, end: Any) -> None:
     _check_numbers(name, (begin, end), "data_offsets")
     if end < begin:
-        raise MalformedError(f"{quoting.name(name)}: its data_offsets run backwards: {begin} to {end}")
+        raise MalformedError(f"{quoting.name(name)}: its data_offsets begin at {begin}, but end at {end}")
 
 
 def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:

@@ -156,7 +156,7 @@ def _list_series(match: re.Match[str]) -> list[str]:
 
 def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
     """Read the union of a numbered series without an index; the contents of unreadable shards are unknown."""
-    shards = _read_shards(path, names, "according to the numbers in their names", read_file)
+    shards = _read_shards(path, names, "according to the numbers in the file names", read_file)
     state = _check_parts(_merge_shards(path, shards.states), len(names), whole=not shards.unread_shards)
     if not shards.unread_shards:
         return _add_oddities(
@@ -187,9 +187,11 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
-        raise IndexMismatch(f"the file names count up to {count}, but the files record {parts} parts")
+        raise IndexMismatch(f"the numbers in the file names go up to {count}, but the metadata records {parts} parts")
     if whole and type(tensors) is int and tensors != len(state.tensors):
-        raise IndexMismatch(f"the parts record {tensors} tensors in total, but contain {len(state.tensors)}")
+        raise IndexMismatch(
+            f"the metadata records {tensors} tensors in all parts, but the parts contain {len(state.tensors)}"
+        )
     of_parts = ("split.count", "split.tensors.count", "split.no")
     if type(parts) is not int:
         return state
@@ -215,8 +217,8 @@ def _read_index(path: str, what: str) -> Index:
     document = _read_document(path, what)
     if _DEEPSPEED_FILES in document:
         raise MalformedError(
-            f"{what} also has the key {_DEEPSPEED_FILES}, with files that DeepSpeed unpickles and statecli did not "
-            "check; audit each of these files"
+            f"{what} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files in this list, "
+            "and statecli did not check them; run statecli audit on each file"
         )
     weight_map = _check_weight_map(document, what)
     metadata = document.get("metadata")
@@ -247,7 +249,7 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
 def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
     weight_map = document.get("weight_map")
     if type(weight_map) is not dict or not weight_map:
-        raise MalformedError(f"{what} has no weight_map, or an empty one")
+        raise MalformedError(f"{what} has no weight_map, or the weight_map is empty")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
             raise MalformedError(f"{what} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name")
@@ -498,7 +500,7 @@ def members(path: str) -> tuple[str, ...]:
         shards = _read_index(files.join(path, choice.name), choice.name).shards
         return (choice.name, *_list_present(path, shards, f"according to {choice.name}"))
     if match := checkpoint_folder.SERIES.match(choice.name):
-        return _list_present(path, _list_series(match), "according to the numbers in their names")
+        return _list_present(path, _list_series(match), "according to the numbers in the file names")
     return (choice.name,) if choice.is_own else ()
 
 

@@ -289,7 +289,9 @@ class _Reader:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
         if where.endswith("constants") and name.startswith(_OBJECTS):
             self._add_oddity(
-                "custom-object", f"{fqn} is an object, not a tensor ({where}/{name}): its contents are not listed", fqn
+                "custom-object",
+                f"{fqn} is an object, not a tensor: statecli does not list its contents ({where}/{name})",
+                fqn,
             )
             return None
         if entry["use_pickle"]:
@@ -300,11 +302,11 @@ class _Reader:
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
         if tensor is not None and node.cls is _EMPTY:
-            tensor.note = "saved without its values: a fake tensor"
+            tensor.note = "saved without values (fake tensor)"
         return tensor
 
     def _load_object(self, fqn: str, where: str) -> None:
-        message = f"{quoting.name(fqn)} is an object, not a tensor: its contents are not listed ({where})"
+        message = f"{quoting.name(fqn)} is an object, not a tensor: statecli does not list its contents ({where})"
         self._add_oddity("custom-object", message, fqn)
 
     def _read_single(self, name: str, fqn: str) -> Tensor:
@@ -382,8 +384,8 @@ class _Reader:
                 f"knows up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
-            message = f"program {quoting.quote(model)} has schema_version {major}, which torch 2.13 does not load"
-            self._add_oddity("schema-version", f"{message}; it loads {SCHEMA_VERSION}")
+            message = f"program {quoting.quote(model)} has schema_version {major}"
+            self._add_oddity("schema-version", f"{message}, but torch 2.13 loads only {SCHEMA_VERSION}")
 
     def _read_compiled(self) -> None:
         """Read an AOTInductor program: a library, and weights packed next to the library."""
@@ -416,7 +418,7 @@ class _Reader:
 
     def _build_view(self, fqn: str, view: Any) -> Tensor:
         if type(view) is not list or len(view) != 4 or type(view[0]) is not str:
-            raise MalformedError(f"{fqn}: its entry is not a list of a record, a shape, strides and an offset")
+            raise MalformedError(f"{fqn}: its entry is not a list of record, shape, strides and offset")
         whole = self._read_single(f"data/weights/{view[0]}", fqn)
         if whole.data is None:
             raise MalformedError(f"{fqn}: record {view[0]} does not hold a plain tensor")
@@ -449,8 +451,8 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(
-                f"{fqn}: its {key} differs from that of the first tensor in record {quoting.quote(name)}, but "
-                f"torch.export.load uses the first {key} for both"
+                f"{fqn}: its {key} differs from the {key} of the first tensor in record {quoting.quote(name)}, but "
+                f"torch.export.load uses the first {key} for both tensors"
             )
 
 

@@ -103,9 +103,9 @@ def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
 
 def _check_version(magic: Any, version: Any) -> None:
     if type(magic) is not int or magic != LEGACY_MAGIC_NUMBER:
-        raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
+        raise UnreadableError("is a pickle, but torch.save did not write it: its magic number is missing")
     if type(version) is not int or version != VERSION:
-        shown_version = version if type(version) is int and abs(version) < 2**63 else "something else"
+        shown_version = version if type(version) is int and abs(version) < 2**63 else "not a 64-bit integer"
         raise MalformedError(f"its format version is {shown_version}, but torch.save always writes {VERSION}")
 
 

@@ -137,19 +137,21 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             return
         if header.size < 0 or header.type == b"S":
             raise MalformedError(
-                "has a sparse file or a file of negative size in its tar archive, which torch.save never writes, so "
-                "readers may find different members"
+                "its tar archive has a sparse file or a file of negative size, which torch.save never writes; programs "
+                "may find different members"
             )
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
             if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
                 raise MalformedError(
-                    "has a tar extended header that is too long or sets sizes, so readers may find different members"
+                    "its tar archive has an extended header that is too long or sets sizes; programs may find "
+                    "different members"
                 )
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
                 raise MalformedError(
-                    "has a tar extended header whose size is not a number, so readers may find different members"
+                    "its tar archive has an extended header whose size is not a number; programs may find different "
+                    "members"
                 )
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is read by itself
@@ -206,8 +208,8 @@ def list_members(source: Source) -> dict[str, Member]:
             raise MalformedError(f"{quoting.name(member.name)} in its tar archive is not a plain file")
         elif members.setdefault(member.name, member) is not member:
             raise MalformedError(
-                f"two members of its tar archive are named {quoting.quote(member.name)}; readers "
-                "disagree which one counts"
+                f"two members of its tar archive are named {quoting.quote(member.name)}; programs may read either "
+                "member"
             )
         at = next_header(at, header.size)
     else:
@@ -235,8 +237,8 @@ def _check_extended(data: bytes) -> None:
         at += int(record[1])
     if at != end:
         raise MalformedError(
-            "its tar archive has a header with other fields than times and owners, which torch.save never writes, so "
-            "readers may find different members"
+            "its tar archive has an extended header with other fields than times and owners, which torch.save never "
+            "writes; programs may find different members"
         )
 
 
@@ -264,7 +266,7 @@ class _Contents:
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
                 raise MalformedError(
-                    "the object in the member `pickle` refers to a tensor or a storage by something else than its key; "
+                    "the object in the member `pickle` refers to a tensor or a storage by a value that is not a key; "
                     "do not load the file"
                 )
             key = _key(persistent.pid)

@@ -111,7 +111,7 @@ def _check_kind(archive: Archive) -> None:
     entries = [name for name in records if not name.endswith("/")]
     packed = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
     if packed:
-        raise UnreadableError(f"is a zip archive around {quoting.names(packed)}: unpack it first (unzip)")
+        raise UnreadableError(f"is a zip archive that contains {quoting.names(packed)}: unpack it first (unzip)")
     raise UnreadableError(
         f"is a zip archive, but torch.save did not write it: it contains {quoting.names(entries) or 'no file'}"
     )

@@ -66,18 +66,18 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
             return UnreadableError(
-                "begins with other bytes, but ends with a zip archive, which loaders open and statecli cannot read; "
-                "do not load the file"
+                "has a zip archive after other data: loaders open this archive, but statecli cannot read it; do not "
+                "load the file"
             )
         if (reason := find_code_in_text(path, source)) is not None:
             return UnreadableError(
-                f"is text that runs code: {reason}. statecli does not check it; remove the file unless you trust its "
-                "author"
+                f"is a text file that can run code: {reason}. statecli does not check such code; remove the file "
+                "unless you trust its author"
             )
         if is_compiled(head):
-            what = "a file of torch.compile, whose pickles and code run when it is loaded"
             return UnreadableError(
-                f"is {what}, and statecli does not read it: compile the model again instead of loading this file"
+                "is a torch.compile cache, which statecli does not read: loading the file runs its pickles and its "
+                "compiled code; compile the model again instead"
             )
         if description in (_TEXT, _UNKNOWN):
             description = _PICKLE if begins_as_pickle(source) else description
@@ -93,7 +93,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
         return UnreadableError(
             "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE"
         )
-    advice = "; for a sharded checkpoint name a *.index.json or its folder" if description == _JSON else ""
+    advice = "; to read a sharded checkpoint, name its *.index.json file or its folder" if description == _JSON else ""
     return UnreadableError(f"is {description}{advice}")
 
 
@@ -108,7 +108,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
         if head.startswith(magic):
             return _describe_wrapped(what, path, _unpack_head(head))
     if is_flatbuffer(head):
-        return "a TorchScript flatbuffer, a program that torch.jit.load runs: save it with torch.jit.save instead"
+        return "a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save"
     if head[257:262] == b"ustar":
         return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
@@ -161,8 +161,8 @@ def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
     takers = (format.name for format in registry.FILES if inner and format.sniff(stem, inner))
     format_name = next(takers, None)
     if format_name is None and inner[257:262] == b"ustar":
-        return f"{kind} around {describe_content('', inner, len(inner))}"
-    return f"{kind} around a checkpoint ({format_name}): {advice}" if format_name else what
+        return f"{kind} that contains {describe_content('', inner, len(inner))}"
+    return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else what
 
 
 def _read_first_member(head: bytes) -> str:
@@ -189,7 +189,7 @@ def _describe_lfs_pointer(head: bytes) -> str:
 def _describe_text(head: bytes, size: int) -> str:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head.strip(b"\0"):
-        return f"{size} zero bytes: an allocation that was never written, or a download that stopped"
+        return f"a file of {size} zero bytes: the write or the download did not finish"
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
         return "an HTML page: the server sent a login page or an error page"
     if start.startswith(b"<"):
@@ -201,7 +201,7 @@ def _describe_text(head: bytes, size: int) -> str:
     if _DVC.match(head):
         return "a DVC pointer, not the weights; run: dvc pull"
     if not head.strip():
-        return f"{size} bytes of white space"
+        return f"a file of {size} bytes of white space"
     if _is_text(head):
         return _TEXT
     return _UNKNOWN

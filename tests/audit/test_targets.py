@@ -293,7 +293,7 @@ COMPILED = {
 def test_files_of_torch_compile_fail(tmp_path, name):
     """torch unpickles and runs what is in them; no reader of pickles finds it between lengths and texts in base64."""
     assert status_beside_a_model(tmp_path, name, COMPILED[name]) is Status.FAILED
-    with pytest.raises(UnreadableError, match=r"is a file of torch\.compile, whose pickles and code run"):
+    with pytest.raises(UnreadableError, match=r"is a torch\.compile cache, which statecli does not read"):
         inspect(str(tmp_path / name))
 
 
@@ -733,7 +733,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     _, others = found(tmp_path)
     reasons = {one.target: (one.reason, *one.not_checked) for one in others}
     of_tool = (
-        "a folder of a tool; outside of installed packages it has no file named as a checkpoint",
+        "a folder of a tool, without a file named like a checkpoint outside of installed packages",
         NotChecked("folder", 1, "of a tool"),
     )
     assert reasons == {

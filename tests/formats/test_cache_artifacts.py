@@ -45,7 +45,7 @@ def test_a_cache_fails_as_what_it_is(tmp_path, monkeypatch, name, has_checksum):
     (tmp_path / name).write_bytes(data if has_checksum else data[4:])
     (result,) = audit(Request((str(tmp_path),))).targets
     assert result.status is Status.FAILED
-    assert "a file of torch.compile, whose pickles and code run" in result.reason
+    assert "a torch.compile cache, which statecli does not read" in result.reason
     assert {finding.rule for finding in result.findings} == {"unsafe-data"}
 
 

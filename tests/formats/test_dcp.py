@@ -262,7 +262,7 @@ def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
     dcp.save({"w": torch.ones(3), "v": torch.ones(2), "rank": 0}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.full((3,), 2.0), v=torch.ones(2), rank=1)
-    said = "saved by 2 ranks without collectives, so each rank has its own metadata file"
+    said = "saved by 2 ranks without communication, so each rank has its own metadata file"
     (odd,) = formats.read(str(tmp_path)).oddities
     assert (
         odd.message
@@ -280,7 +280,7 @@ def test_ranks_that_disagree_about_a_shape(tmp_path):
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
     found = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
-    said = "two ranks disagree about this tensor: float32 [3] and float32 [4]; save the checkpoint again"
+    said = "two ranks disagree on this tensor: float32 [3] and float32 [4]; save the checkpoint again"
     assert (found["w"].shape, found["w"].note) == (None, f"cannot be read: {said}")
     assert found["v"].damage is None
 
@@ -332,7 +332,7 @@ def test_values_beyond_the_budget(mixed, monkeypatch):
     monkeypatch.setattr(reader, "MAX_ITEMS", 2)
     state = formats.read(str(mixed))
     assert [odd.message for odd in state.oddities] == [
-        "2 non-tensor values were not read (2 were read): nested.none, nested.lr"
+        "statecli did not read 2 of 4 values that are not tensors: nested.none, nested.lr"
     ]
 
 
@@ -342,7 +342,9 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     monkeypatch.setattr(reader, "MAX_ITEMS", 1)
     state = formats.read(str(tmp_path))
-    assert [odd.message for odd in state.oddities] == ["2 non-tensor values were not read (4 were read): a1, a2"]
+    assert [odd.message for odd in state.oddities] == [
+        "statecli did not read 2 of 6 values that are not tensors: a1, a2"
+    ]
     monkeypatch.setattr(reader, "MAX_EXTRA_STATES", 1)
     damaged = [tensor.fqn for tensor in formats.read(str(tmp_path)).tensors if tensor.damage]
     assert damaged == ["z2._extra_state"]
@@ -360,8 +362,10 @@ def test_a_stream_of_another_kind(mixed, statecli):
     state = formats.read(str(mixed))
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
-    assert rows.note == "values cannot be read: the writer applied stream.zstd, which statecli cannot undo"
-    assert state.oddities[0].message == "1 value that is not a tensor was not read (3 were read): nested.epoch"
+    assert (
+        rows.note == "values cannot be read: the save transformed them with stream.zstd, which statecli cannot reverse"
+    )
+    assert state.oddities[0].message == "statecli did not read 1 of 4 values that are not tensors: nested.epoch"
     assert statecli("diff", str(mixed), str(mixed)).code == 2
 
 
@@ -413,7 +417,7 @@ def test_a_missing_rank(mixed, ranks, statecli):
     result = statecli("inspect", str(mixed))
     said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists are here"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert f": {said}; 8 of 17 tensors and values use this file: copy the file again" in result.err
+    assert f": {said}; 8 of 17 tensors and other values are in this file; copy the file again" in result.err
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
@@ -502,11 +506,11 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     ),
     "a value nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("nested.epoch")),
-        "nested['epoch']: .metadata does not record the position of this value, which is not a tensor",
+        "nested['epoch']: .metadata records 0 positions of this value, not one",
     ),
     "stored nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("rows", [3, 0])),
-        "rows: .metadata does not record the position of the chunk of shape [3, 3] at offset [3, 0]",
+        "rows: .metadata does not record the position of the chunk with shape [3, 3] at offset [3, 0]",
     ),
 }
 
@@ -578,7 +582,7 @@ def test_a_path_that_leads_outside(name, mixed, statecli):
     rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed))
     why = f".metadata points outside its folder: {name!r} is not a plain file name; 1 of 17 tensors"
-    said = f"rows: {why} and values use this file: do not load this checkpoint; save the checkpoint again"
+    said = f"rows: {why} and other values are in this file; do not load this checkpoint; save the checkpoint again"
     assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
     assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
 
@@ -638,7 +642,7 @@ def test_lists_that_no_names_fill_are_refused(mixed, statecli):
         rewritten(mixed, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
         result = statecli("audit", str(mixed))
         assert result.code == 2
-        assert "indexes of lists of 100,000,000,00" in result.out
+        assert "describes lists of 100,000,000,00" in result.out
     rewritten(mixed, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
     assert statecli("audit", str(mixed)).code != 2
 
@@ -662,7 +666,7 @@ def test_metadata_that_calls_what_torch_has(names, mixed, statecli):
     assert data[:2] == b"\x80\x04"
     (mixed / ".metadata").write_bytes(b"\x80\x04" + data[11:-1] + called(named(*names), text("x")) + b"0.")
     (odd,) = formats.read(str(mixed)).oddities
-    said = "torch.distributed.checkpoint unpickles .metadata, and would import or call a name from it"
+    said = "loading with torch.distributed.checkpoint unpickles .metadata, which imports or calls a name"
     assert (odd.name, odd.message) == ("foreign-globals", f"{said}: {'.'.join(names)}")
     assert statecli("audit", str(mixed)).code == 1
 
@@ -735,7 +739,7 @@ def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
     assert result.code == 2
     assert "loading the file calls os.system" in result.out
     assert "1 error; 1 failed" in result.out
-    assert ".metadata puts step at byte" in statecli("inspect", str(tmp_path / "x")).err
+    assert "two values overlap in __0_0.distcp" in statecli("inspect", str(tmp_path / "x")).err
 
 
 def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecli):

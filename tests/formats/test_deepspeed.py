@@ -151,7 +151,7 @@ def test_other_steps_beside_that_of_latest_are_said(tmp_path):
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, net(), tag="global_step4")
     (odd,) = formats.read(str(folder)).oddities
-    said = "statecli read the checkpoint global_step4 only; to read another one, name its folder: global_step2"
+    said = "statecli read only the checkpoint global_step4; to read another checkpoint, name its folder: global_step2"
     assert (odd.name, odd.message) == ("other-checkpoints", said)
     assert not formats.read(str(folder / "global_step2")).oddities
 
@@ -368,15 +368,15 @@ def test_what_another_save_left_is_not_read(tmp_path):
 
 
 LATEST = {
-    "outside": ("../elsewhere", "latest points outside its folder: '../elsewhere' is not a plain folder name"),
-    "absolute": ("/etc", "latest points outside its folder: '/etc' is not a plain folder name"),
+    "outside": ("../elsewhere", "latest names '../elsewhere', which is not a plain folder name"),
+    "absolute": ("/etc", "latest names '/etc', which is not a plain folder name"),
     "nothing": (
         "global_step9",
-        "latest names 'global_step9', but no folder of this name contains files of a rank; name one of these folders:",
+        "latest names 'global_step9', but this folder is missing or has no files of a rank; name one of these folders:",
     ),
-    "empty": ("\n", "latest points outside its folder: '' is not a plain folder name"),
-    "long": ("x" * 600, "latest has 600 bytes, but should have only the name of a folder"),
-    "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is not a plain folder name"),
+    "empty": ("\n", "latest names '', which is not a plain folder name"),
+    "long": ("x" * 600, "latest has 600 bytes, but should contain only a folder name"),
+    "escape": ("a\x1b[2J", "latest names 'a\\x1b[2J', which is not a plain folder name"),
 }
 
 
@@ -408,7 +408,8 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     found = audit(Request((str(folder),)))
     reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
     assert reasons[0] == (
-        f"{folder}: {tracker} points outside its folder: {tag.format(folder=folder)!r} is not a plain folder name"
+        f"{folder}: {tracker} names {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
+        "folder: DeepSpeed would load files that statecli did not check"
     )
     # A walk that finds the folder by this name fails it too.
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(folder / ".gs1")])
@@ -433,7 +434,7 @@ def test_a_hidden_folder_is_found_as_deepspeed_finds_it(tmp_path, tag, name):
     (tmp_path / "latest").write_text(tag)
     found = audit(Request((str(tmp_path),)))
     reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
-    assert "latest points outside its folder" in reasons[0]
+    assert "which is not a plain folder in the checkpoint folder" in reasons[0]
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(tmp_path / ".gs1")])
 
 
@@ -508,7 +509,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
         edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert "the parameters need 576460752303423504 elements of each rank, but a rank has 24" in result.err
+    assert "the parameters need 576460752303423504 elements in each rank, but each rank has 24" in result.err
 
 
 def test_a_rank_that_denies_its_place_is_noted(tmp_path):
@@ -519,7 +520,9 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
         edited(optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s))
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
         assert [one.name for one in odd] == noted
-    assert odd[0].message == "b: rank 0 records elements 9 to 16, but param_shapes gives elements 15 to 22"
+    assert (
+        odd[0].message == "b: rank 0 records this parameter at elements 9 to 16, but param_shapes at elements 15 to 22"
+    )
 
 
 def test_without_latest_one_folder_is_enough(line, tmp_path):
@@ -537,7 +540,7 @@ def test_without_any_model_nothing_has_a_name(line, tmp_path):
     """The optimizer's files alone hold flat vectors."""
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "global_step2" / "mp_rank_00_model_states.pt").unlink()
-    assert line(folder / "global_step2").startswith("*_model_states.pt is missing, so ")
+    assert line(folder / "global_step2").startswith("the *_model_states.pt files are missing, so ")
 
 
 def test_an_unknown_stage_or_version(statecli, tmp_path):
@@ -592,7 +595,7 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     shutil.copy(optimizer(folder, 0), files / "zero_pp_rank_0_mp_rank_01_optim_states.pt")
     result = statecli("inspect", str(folder))
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {folder}: *_model_states.pt is missing, so ")
+    assert result.err.startswith(f"statecli: {folder}: the *_model_states.pt files are missing, so ")
     assert "mp_rank_00.optimizer.fp32" in result.out
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
     edited(model, lambda held: held.update(mp_world_size=4))
@@ -722,7 +725,7 @@ def test_a_universal_checkpoint_without_models_is_not_clean(tmp_path):
     shutil.rmtree(files / "zero" / "b")
     (target,) = audit(Request((str(files),), select=("missing-shard",))).targets
     (finding,) = target.findings
-    assert finding.message.startswith("*_model_states.pt is missing, so ")
+    assert finding.message.startswith("the *_model_states.pt files are missing, so ")
 
 
 @pytest.mark.parametrize("spec", ["1-bf16-1", "2-bf16-2", "3-bf16-2"])

@@ -300,10 +300,16 @@ REFUSED = {
     ),
     "a key twice": (
         b"\x82" + pack("a") + pack(1) + pack("a") + pack(2),
-        "a map has the key 'a' twice; readers disagree which value counts",
+        "a map has the key 'a' twice; programs may read either value",
     ),
-    "a key that is a list": (b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2), "a map's key is not a string or"),
-    "a key that is bytes": (b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2), "a map's key is not a string or"),
+    "a key that is a list": (
+        b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2),
+        "a map has a key that is not a string or",
+    ),
+    "a key that is bytes": (
+        b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2),
+        "a map has a key that is not a string or",
+    ),
     "a reserved byte": ({"a": Raw(b"\xc1")}, "is not msgpack: a value cannot begin with 0xc1 (byte 7)"),
     "a text that is no UTF-8": ({"a": Raw(b"\xa2\xff\xff")}, "contains a string that is not valid UTF-8 near byte 8"),
     "a lone surrogate": ({"a": "\ud800"}, "contains a string that is not valid UTF-8 near byte 8"),
@@ -360,19 +366,22 @@ DAMAGED = {
     ),
     "a piece that is no array": (
         chunked((4,), array([2]), 5),
-        "its chunks are not a map of arrays, as Flax writes them",
+        "its chunks are not a map of arrays",
     ),
     "a damaged piece": (
         chunked((4,), array([2]), array([2], data=b"")),
         "float32 [2] takes 8 bytes, but the array has 0",
     ),
     "objects": (array([1], "object", bytes(8)), "has dtype object: its bytes are memory addresses of the process"),
-    "2^40 elements of nothing": (array([2**40], "|V0", b""), "its 0 bytes are not a whole number of bytes per element"),
+    "2^40 elements of nothing": (
+        array([2**40], "|V0", b""),
+        "0 bytes do not fit 1099511627776 elements",
+    ),
     "five bytes for two": (
         array([2], "<U1", bytes(5)),
-        "numpy <U1 [2]: its 5 bytes are not a whole number of bytes per",
+        "numpy <U1 [2]: 5 bytes do not fit 2 elements",
     ),
-    "no pieces": (chunked((0,)), "its chunks are not a map of arrays, as Flax writes them"),
+    "no pieces": (chunked((0,)), "its chunks are not a map of arrays"),
     "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "not a list of sizes"),
 }
 
@@ -414,7 +423,7 @@ def test_names_have_a_budget(tmp_path, line, monkeypatch):
     """Each name repeats those above it."""
     monkeypatch.setattr(flax_msgpack, "MAX_CHARACTERS", 1000)
     path = written(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
-    assert line(path).startswith("the names of the tensors up to 'xxx")
+    assert line(path).startswith("the tensor names have more than ")
 
 
 @given(

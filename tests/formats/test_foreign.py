@@ -80,9 +80,12 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "JSON error": (b'{"error":"Access denied"}', "is a JSON error message: the download failed"),
     "JSON": (
         b'{"architectures": ["BertModel"]}',
-        "is a JSON document; for a sharded checkpoint name a *.index.json or its folder",
+        "is a JSON document; to read a sharded checkpoint, name its *.index.json file or its folder",
     ),
-    "JSON list": (b"[1, 2, 3, 4]", "is a JSON document; for a sharded checkpoint name a *.index.json or its folder"),
+    "JSON list": (
+        b"[1, 2, 3, 4]",
+        "is a JSON document; to read a sharded checkpoint, name its *.index.json file or its folder",
+    ),
     "text": (b"Entry not found", "is not a checkpoint (text file)"),
     "long text": ("déjà vu ".encode() * 100, "is not a checkpoint (text file)"),
     "text cut in a character": (
@@ -107,17 +110,17 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     ),
     "tar in gzip": (
         gzip.compress(tarred("model.pt")),
-        "is a gzip file around a tar archive that holds model.pt: unpack it first (tar -xf)",
+        "is a gzip file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
     ),
     "tar in xz": (
         lzma.compress(tarred("model.pt")),
-        "is an xz file around a tar archive that holds model.pt: unpack it first (tar -xf)",
+        "is an xz file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
     ),
     "safetensors in gzip": (
         gzip.compress(save({"a": torch.zeros(3)})),
-        "is a gzip file around a checkpoint (safetensors): unpack it first (gunzip)",
+        "is a gzip file that contains a checkpoint (safetensors): unpack it first (gunzip)",
     ),
-    "npy in xz": (lzma.compress(npy()), "is an xz file around a checkpoint (npy): unpack it first (unxz)"),
+    "npy in xz": (lzma.compress(npy()), "is an xz file that contains a checkpoint (npy): unpack it first (unxz)"),
     "damaged gzip": (b"\x1f\x8b\x08\0" + b"\xff" * 60, "is a gzip file: unpack it first (gunzip)"),
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
@@ -150,7 +153,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
     "TorchScript flatbuffer": (
         b"\x18\0\0\0PTMF" + bytes(40),
-        "is a TorchScript flatbuffer, a program that torch.jit.load runs: save it with torch.jit.save instead",
+        "is a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save",
     ),
     "ONNX": (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0", "is an ONNX model, which statecli does not read"),
     "PDF": (b"%PDF-1.7\n", "is a PDF document"),
@@ -160,9 +163,9 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "SQLite": (sqlite(), "is an SQLite database"),
     "zeros": (
         bytes(5000),
-        "is 5000 zero bytes: an allocation that was never written, or a download that stopped",
+        "is a file of 5000 zero bytes: the write or the download did not finish",
     ),
-    "white space": (b"\n" * 30, "is 30 bytes of white space"),
+    "white space": (b"\n" * 30, "is a file of 30 bytes of white space"),
     "noise": (b"\xfe\xdc\xba" * 30, "is not in a format that statecli reads"),
 }
 
@@ -241,9 +244,12 @@ def test_other_zip_archives(case, tmp_path, line):
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        (("model.safetensors", "config.json"), "is a zip archive around model.safetensors: unpack it first (unzip)"),
-        (("m/", "m/a.pt", "m/b.bin"), "is a zip archive around m/a.pt, m/b.bin: unpack it first (unzip)"),
-        (("inner.zip",), "is a zip archive around inner.zip: unpack it first (unzip)"),
+        (
+            ("model.safetensors", "config.json"),
+            "is a zip archive that contains model.safetensors: unpack it first (unzip)",
+        ),
+        (("m/", "m/a.pt", "m/b.bin"), "is a zip archive that contains m/a.pt, m/b.bin: unpack it first (unzip)"),
+        (("inner.zip",), "is a zip archive that contains inner.zip: unpack it first (unzip)"),
         (("readme.txt",), "is a zip archive, but torch.save did not write it: it contains readme.txt"),
         (("folder/",), "is a zip archive, but torch.save did not write it: it contains no file"),
     ],

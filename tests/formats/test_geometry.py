@@ -52,10 +52,10 @@ def test_an_honest_tensor_is_read():
         ({"numel": 400}, "w: storage 0: the record holds 16 bytes, but the pickle claims 1600"),
         ({"numel": -1}, "w: storage '0' claims -1 elements; expected an integer of 0 or more"),
         ({"numel": 2**62}, "w: storage 0: the record holds 16 bytes, but the pickle claims an integer of 65 bits"),
-        ({"size": (5,)}, "w: shape [5] at offset 0 reaches element 4, but storage 0 has 4 float32 elements"),
-        ({"offset": 1}, "w: shape [4] at offset 1 reaches element 4, but storage 0 has 4 float32 elements"),
+        ({"size": (5,)}, "w: shape [5] at offset 0 needs 5 elements, but storage 0 has 4 float32 elements"),
+        ({"offset": 1}, "w: shape [4] at offset 1 needs 5 elements, but storage 0 has 4 float32 elements"),
         ({"offset": -1}, "w: its offset into storage 0 is -1; expected an integer of 0 or more"),
-        ({"stride": (2,)}, "w: shape [4] at offset 0 reaches element 6, but storage 0 has 4 float32 elements"),
+        ({"stride": (2,)}, "w: shape [4] at offset 0 needs 7 elements, but storage 0 has 4 float32 elements"),
         ({"stride": (-1,)}, "w: its strides holds -1; expected integers from 0 to 2^63"),
         ({"stride": (1, 1)}, "w: its shape has 1 sizes, but there are 2 strides"),
         ({"key": "9"}, "w: storage '9' is not in the file; copy the file again, or save the checkpoint again"),
@@ -102,7 +102,7 @@ def test_no_strides_beside_a_shape_mean_contiguous():
 def test_a_huge_expansion_is_listed_and_not_walked():
     """2^40 elements over four stored floats are one line, at once."""
     (row,) = read(state_dict(w=tensor(size=(2**20, 2**20), stride=(0, 0)))).tensors
-    assert row.note == "expanded: 1099511627776 elements over 4 stored"
+    assert row.note == "expanded: 1099511627776 elements share 4 stored elements"
 
 
 def test_an_empty_tensor_may_lie_anywhere():
@@ -195,5 +195,5 @@ def test_shared_parts_are_decoded_once():
 def test_a_long_name_over_many_entries_is_refused():
     """A megabyte of prefix times a thousand entries is no gigabyte of names."""
     entries = b"(" + b"".join(text(str(n)) + tensor() for n in range(1000)) + b"u"
-    with pytest.raises(MalformedError, match="a name of 1000000 characters"):
+    with pytest.raises(MalformedError, match="the name of a container has 1000000 characters"):
         read(pickled(b"}(" + text("w") + tensor() + text("k" * 1_000_000) + b"}" + entries + b"u"))

@@ -241,7 +241,8 @@ def test_a_part_says_which_it_is(parts):
     (odd,) = state.oddities
     assert (
         odd.message
-        == "this file is part 2 of 3, which have 5 tensors in all; name the folder to read all parts as one model"
+        == "this file is part 2 of 3 (the parts have 5 tensors in total); name the folder to read all parts as "
+        "one model"
     )
 
 
@@ -251,7 +252,7 @@ def test_a_missing_part_is_named(parts, inspect):
     code, out, err = inspect(parts)
     what = (
         "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, according to "
-        "the numbers in their names; copy or download the missing files"
+        "the numbers in the file names; copy or download the missing files"
     )
     assert (code, err) == (2, f"statecli: {parts}: {what}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
@@ -265,7 +266,7 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
     written(tmp_path / "other" / "m.gguf", tensors, split=1)
     for n in (1, 2, 3):
         (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
-    assert line(parts) == "the file names count up to 3, but the files record 5 parts"
+    assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 parts"
 
 
 # --- quantized values ------------------------------------------------------------------------------------------------
@@ -415,7 +416,7 @@ def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
     path = written(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
     (tensor,) = formats.read(str(path)).tensors
     assert tensor.data is None
-    assert tensor.note == "32 values in 34 bytes, in big-endian order: values are not read"
+    assert tensor.note == "32 values in 34 bytes, big-endian: statecli does not read the values"
     assert run("diff", path, written(tmp_path / "n.gguf", {"w": (VALUES, "Q8_0")}))[0] == 2
 
 
@@ -478,7 +479,7 @@ REFUSED = {
     ),
     "more tensors than lines": (
         raw_file((), [tensor("w", [8])], counts=(9, 0)),
-        "header entry 2 of 9 tensors ends at byte 65, " + ENDS,
+        "entry 2 of 9 in the list of tensors ends at byte 65, " + ENDS,
     ),
     "endless key": (raw_file([HUGE]), f"metadata key 1 of 1 ends at byte {32 + 2**60}, " + ENDS),
     "endless text": (raw_file([key("k", 8, HUGE)]), f"metadata 'k' ends at byte {45 + 2**60}, " + ENDS),
@@ -512,7 +513,7 @@ REFUSED = {
     ),
     "name that is no text": (
         raw_file((), [tensor(b"w\xff", [8])], bytes(32)),
-        "header entry 1 of 1 tensors: the name is not valid UTF-8 near byte 1",
+        "entry 1 of 1 in the list of tensors: the name is not valid UTF-8 near byte 1",
     ),
     "alignment 0": (
         raw_file([key("general.alignment", 4, bytes(4))]),
@@ -578,8 +579,8 @@ def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
 
 UNREAD = {
     "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown; a newer llama.cpp may have written the file"),
-    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: a row must have a multiple of 32 values"),
-    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: a row must have a multiple of 32 values"),
+    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: its last dimension must be a multiple of 32"),
+    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: its last dimension must be a multiple of 32"),
 }
 
 
@@ -627,7 +628,7 @@ MISPLACED = {
     ),
     "a name twice": (
         [("w", 8, 0), ("w", 8, 32), ("x", 8, 64)],
-        ["w: the header lists this tensor 2 times, and readers disagree which entry counts; convert the model again"],
+        ["w: the header lists this tensor 2 times; programs may read any of the entries: convert the model again"],
     ),
     "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 2**40)], []),
 }

@@ -77,7 +77,8 @@ def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))
     missing = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
-    said = f"{len(names)} of {2 * stages} ranks are here (2 tensor-parallel ranks in {stages} stages); copy the missing"
+    here = f"{len(names)} of {2 * stages} ranks are here"
+    said = f"{here} (2 tensor-parallel ranks in {stages} pipeline stages); copy the missing"
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith(f"statecli: {folder}: {missing} is missing: {said}")
     assert "embedding.word_embeddings.weight" in result.out
@@ -115,13 +116,13 @@ TRACKERS = {
     "outside": ("../x", "latest_checkpointed_iteration.txt contains '../x'; expected a number or 'release'"),
     "nothing": (
         "20",
-        "latest_checkpointed_iteration.txt names 20, but no folder iter_0000020 contains files of a rank;",
+        "latest_checkpointed_iteration.txt names 20, but the folder iter_0000020 is missing or has no files of a rank;",
     ),
     "release": (
         "release",
-        "latest_checkpointed_iteration.txt names release, but no folder release contains files of a rank;",
+        "latest_checkpointed_iteration.txt names release, but the folder release is missing or has no files of a rank;",
     ),
-    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, but should have only the name of a folder"),
+    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, but should contain only a folder name"),
 }
 
 
@@ -148,9 +149,10 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
     odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
-    assert (
-        odd.message
-        == "flat optimizer buffers were not read, because no file records their layout: mp_rank_00/distrib_optim.pt"
+    assert odd.message == (
+        "these optimizer files were not read, because no file records the positions of the parameters in "
+        "their flat buffers: "
+        "mp_rank_00/distrib_optim.pt"
     )
 
 

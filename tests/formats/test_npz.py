@@ -100,8 +100,8 @@ def test_complex_numbers(tmp_path, code, packed):
         (numpy.array([b"a", b"xyz"]), "numpy S3", None),
         (numpy.array(["2020-01-01"], "M8[D]"), "numpy M8[D]", None),
         (numpy.array([5], "m8[ns]"), "numpy m8[ns]", None),
-        (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: numpy saves bfloat16 as void"),
-        (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: numpy saves float8 types as void"),
+        (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: perhaps bfloat16, which numpy saves as void"),
+        (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: perhaps a float8 type, which numpy saves as void"),
         (numpy.zeros(2, "V5"), "numpy V5", "void of 5 bytes"),
         (
             numpy.ones(2, [("a", "<f4"), ("b", ">i8", (2, 3))]),
@@ -379,7 +379,8 @@ DAMAGED = {
     "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
         npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
-        "claims 1099511627776 elements of 0 bytes each, more than statecli's limit of one for each of the 87 bytes",
+        "claims 1099511627776 elements of 0 bytes each, more than statecli's limit, which is the size of the file "
+        "in bytes (87)",
     ),
     "a header beyond the end": (npy(described(), length=5000), "is truncated: its header needs 5010 bytes, but only"),
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
@@ -605,7 +606,10 @@ def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        ([Member("a.npy", ARRAY), Member("a.npy", ARRAY)], "two records are named 'a.npy'; readers disagree"),
+        (
+            [Member("a.npy", ARRAY), Member("a.npy", ARRAY)],
+            "two records are named 'a.npy'; programs may read either record",
+        ),
         ([Member("a.npy", ARRAY, method=12)], "'a.npy' has an unsupported compression (bzip2)"),
         ([Member("a.npy", ARRAY, flags=1)], "'a.npy' is encrypted, and statecli cannot decrypt it"),
         ([Member("a.npy", ARRAY, offset=10**6)], "is outside the archive"),
@@ -752,7 +756,8 @@ def test_two_records_of_one_name_cannot_be_told(tmp_path, name):
         rows = {row.fqn: row for row in formats.read(path).tensors}
         assert numpy.array_equal(loaded[fqn], numpy.ones(3) if first == fqn else numpy.zeros(3))
     assert (
-        f"two records have this name, '{fqn}' and '{fqn}.npy', and numpy.load reads only the first" in rows[fqn].damage
+        f"two records have the same array name ('{fqn}' and '{fqn}.npy'), and numpy.load reads only the first"
+        in rows[fqn].damage
     )
     assert rows[fqn].data is None
     for other in rows.keys() - {fqn}:

@@ -57,15 +57,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no bytes but one": (
         b"\x08",
         (
-            "is truncated: the file has 1 bytes, but the length of the header alone "
-            "takes 8; copy or download the file again"
+            "is truncated: the file has 1 bytes, but a safetensors file begins with "
+            "8 bytes for the length of its header; copy or download the file again"
         ),
     ),
     "seven bytes": (
         bytes(7),
         (
-            "is truncated: the file has 7 bytes, but the length of the header alone "
-            "takes 8; copy or download the file again"
+            "is truncated: the file has 7 bytes, but a safetensors file begins with "
+            "8 bytes for the length of its header; copy or download the file again"
         ),
     ),
     "length alone": (
@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "a: ends at byte 8, but the file holds 5 bytes of tensors: truncated, 3 bytes are missing; "
         "copy or download the file again",
     ),
-    "reversed": (one(entry(offsets=(8, 0))), "a: its data_offsets run backwards: 8 to 0"),
+    "reversed": (one(entry(offsets=(8, 0))), "a: its data_offsets begin at 8, but end at 0"),
     "negative offset": (one(entry(offsets=(-8, 0))), "a: its data_offsets holds -8; expected integers of 0 or more"),
     "negative shape": (one(entry(shape=(-2,))), "a: its shape holds -2; expected integers of 0 or more"),
     "two negatives": (one(entry(shape=(-1, -2))), "a: its shape holds -1; expected integers of 0 or more"),
@@ -195,15 +195,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "lone high surrogate": (
         packed(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
-        "its header holds \\ud800, half a surrogate pair, which is not valid text",
+        "its header holds the escape \\ud800, half of a surrogate pair, which is not valid text",
     ),
     "lone low surrogate": (
         packed(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
-        "its header holds \\uDC00, half a surrogate pair, which is not valid text",
+        "its header holds the escape \\uDC00, half of a surrogate pair, which is not valid text",
     ),
     "two high surrogates": (
         packed(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
-        "its header holds \\ud83d, half a surrogate pair, which is not valid text",
+        "its header holds the escape \\ud83d, half of a surrogate pair, which is not valid text",
     ),
     "byte order mark": (
         packed(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
@@ -239,11 +239,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no offsets": (packed('{"a":{"dtype":"F32","shape":[2]}}', bytes(8)), "a: its header entry has no data_offsets"),
     "field twice in an entry": (
         packed('{"a":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'dtype' twice; readers disagree which value counts",
+        "its header names 'dtype' twice; programs may read either value",
     ),
     "two __metadata__": (
         packed('{"__metadata__":{"x":"1"},"__metadata__":{"x":"2"}}'),
-        "its header names '__metadata__' twice; readers disagree which value counts",
+        "its header names '__metadata__' twice; programs may read either value",
     ),
     "number in the metadata": (
         packed('{"__metadata__":{"epoch":3}}'),
@@ -291,15 +291,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 STRICTER: dict[str, tuple[bytes, str]] = {
     "one name twice": (
         packed(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'a' twice; readers disagree which value counts",
+        "its header names 'a' twice; programs may read either value",
     ),
     "one name twice, once escaped": (
         packed(A + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'a' twice; readers disagree which value counts",
+        "its header names 'a' twice; programs may read either value",
     ),
     "an unknown field twice": (
         packed(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
-        "its header names 'x' twice; readers disagree which value counts",
+        "its header names 'x' twice; programs may read either value",
     ),
     "entry is a list": (packed('{"a":["F32",[2],[0,8]]}', bytes(8)), "a: its header entry is not an object but a list"),
     "dtype is an object": (

@@ -209,7 +209,7 @@ def test_a_numbered_shard_that_is_missing(folder, spared):
     """Without an index, the numbers say which shard is missing; a row stands for it, and the other one is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
-    expected = f"shard {ONE} is missing: 1 of 2 are here, according to the numbers in their names"
+    expected = f"shard {ONE} is missing: 1 of 2 are here, according to the numbers in the file names"
     assert spared(folder, "model.b", ONE) == f"{expected}; copy or download the missing files"
     assert names(folder) == ["model.b", ONE]
     assert oddities(folder) == {"missing-shard": expected}
@@ -230,7 +230,7 @@ def test_many_numbered_shards_that_are_missing(folder, spared):
     (folder / TWO).unlink()
     missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
     expected = (
-        f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, according to the numbers in their names"
+        f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, according to the numbers in the file names"
     )
     assert spared(folder) == f"{expected}; copy or download the missing files"
 
@@ -275,7 +275,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),
-        "latest names 'x', but no folder of this name contains files of a rank; copy the checkpoint again",
+        "latest names 'x', but this folder is missing or has no files of a rank; copy the checkpoint again",
     ),
 }
 
@@ -352,19 +352,19 @@ def wrong(text: str, expected: str) -> tuple[bytes, str]:
 
 
 LIES: dict[str, tuple[bytes, str]] = {
-    "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map, or an empty one"),
-    "map is empty": wrong(indexed({}), "{} has no weight_map, or an empty one"),
-    "no map": wrong('{"metadata":{}}', "{} has no weight_map, or an empty one"),
+    "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map, or the weight_map is empty"),
+    "map is empty": wrong(indexed({}), "{} has no weight_map, or the weight_map is empty"),
+    "no map": wrong('{"metadata":{}}', "{} has no weight_map, or the weight_map is empty"),
     "map to a number": wrong(indexed({"model.a": 1}), "{} maps model.a to 1, which is not a file name"),
     "map to null": wrong(indexed({"model.a": None}), "{} maps model.a to None, which is not a file name"),
     "map to a list": wrong(indexed({"model.a": [ONE]}), "{} maps model.a to a list, which is not a file name"),
     "a key twice": wrong(
         f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
-        "{} names 'model.a' twice; readers disagree which value counts",
+        "{} names 'model.a' twice; programs may read either value",
     ),
     "the map twice": wrong(
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
-        "{} names 'weight_map' twice; readers disagree which value counts",
+        "{} names 'weight_map' twice; programs may read either value",
     ),
     "deep": wrong('{"metadata":' + "[" * 100_000, "{} is nested too deeply"),
     "cut": wrong(
@@ -376,7 +376,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     ),
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": wrong(
-        indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is not valid text"
+        indexed({"model.\ud800": ONE}), "{} holds the escape \\ud800, half of a surrogate pair, which is not valid text"
     ),
     "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": wrong(
@@ -684,8 +684,8 @@ def test_an_index_with_the_files_of_deepspeed_is_refused(folder, line):
     document = {"type": "ds_model", "checkpoints": ["/a.bin"], **json.loads((folder / INDEX).read_text())}
     (folder / "ds.json").write_text(json.dumps(document))
     assert line(folder / "ds.json") == (
-        "the index also has the key checkpoints, with files that DeepSpeed unpickles and statecli did not check; audit "
-        "each of these files"
+        "the index also has the key 'checkpoints': deepspeed.init_inference unpickles the files in this list, and "
+        "statecli did not check them; run statecli audit on each file"
     )
 
 
@@ -783,7 +783,7 @@ def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model,
         result = statecli(command, tmp_path)
         assert result.code == 2, command
     if weights is not None:
-        assert f"config.json names {name!r} as the weight file" in statecli("audit", tmp_path).err
+        assert f"config.json names the weight file {name!r}" in statecli("audit", tmp_path).err
 
 
 def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):

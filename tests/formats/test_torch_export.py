@@ -247,7 +247,7 @@ def test_fake_tensors_have_no_values(tmp_path):
         new(program, tmp_path / "x.pt2")
     rows = read(tmp_path / "x.pt2").tensors
     assert [(row.fqn, row.shape, row.data) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
-    assert rows[0].note == "saved without its values: a fake tensor"
+    assert rows[0].note == "saved without values (fake tensor)"
 
 
 def test_what_is_compiled_is_told(tmp_path):
@@ -360,7 +360,9 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     """torch.export.load ignores the record, and swaps nothing."""
     path = built(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
     weight = torch.export.load(path).state_dict["weight"]
-    assert line(path).startswith("byteorder record says 'big', which torch.jit.load and torch.export.load ignore")
+    assert line(path).startswith(
+        "byteorder record says 'big', but torch.jit.load and torch.export.load ignore this record"
+    )
     assert torch.equal(weight, torch.export.load(built(tmp_path / "x.pt2", parts)).state_dict["weight"])
 
 
@@ -385,10 +387,10 @@ WRONG = {
     ),
     "a huge size": ({"meta": {"sizes": [_int(2**62), _int(2**62)]}}, "more than 2^63 elements"),
     "too many dimensions": ({"meta": {"sizes": [_int(1)] * 2000}}, "2000 dimensions"),
-    "a shape beyond its storage": ({"meta": {"sizes": [_int(3), _int(3)]}}, "reaches element 8, but storage"),
-    "strides beyond its storage": ({"meta": {"strides": [_int(9), _int(1)]}}, "reaches element 11"),
+    "a shape beyond its storage": ({"meta": {"sizes": [_int(3), _int(3)]}}, "needs 9 elements, but storage"),
+    "strides beyond its storage": ({"meta": {"strides": [_int(9), _int(1)]}}, "needs 12 elements"),
     "strides of another length": ({"meta": {"strides": [_int(7)]}}, "its shape has 2 sizes, but there are 1 strides"),
-    "an offset beyond its storage": ({"meta": {"storage_offset": _int(1)}}, "at offset 1 reaches element 6"),
+    "an offset beyond its storage": ({"meta": {"storage_offset": _int(1)}}, "at offset 1 needs 7 elements"),
     "an offset below zero": ({"meta": {"storage_offset": _int(-1)}}, "its offset into storage"),
     "an offset that is none": (
         {"meta": {"storage_offset": None}},
@@ -444,7 +446,7 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
     bias = torch.export.load(path).state_dict["bias"]
     assert (bias.dtype, bias.device.type) == (torch.float32, "cpu")
-    assert f"its {next(iter(meta))} differs from that of the first tensor in record 'weight_0'" in (
+    assert f"its {next(iter(meta))} differs from the {next(iter(meta))} of the first tensor in record 'weight_0'" in (
         read(path).tensors[1].damage
     )
 
@@ -546,7 +548,7 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     state = read(built(tmp_path / "y.pt2", schema(parts, version)))
     assert len(state.tensors) == 2
     (said,) = [one.message for one in state.oddities if one.name == "schema-version"]
-    assert said.endswith("which torch 2.13 does not load; it loads 8")
+    assert said.endswith("but torch 2.13 loads only 8")
 
 
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
@@ -1782,7 +1784,7 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
     state = read(path)
     assert [(one.name, one.message) for one in state.oddities] == [
-        ("unused-records", "27 bytes belong to records that torch does not know: notes/x")
+        ("unused-records", "27 bytes belong to records that torch does not read: notes/x")
     ]
 
 

@@ -119,7 +119,7 @@ def test_shared_storage_is_tied(tmp_path):
 def test_an_expanded_tensor_says_so(tmp_path):
     """Stride 0 is not ten elements stored."""
     (row,) = read(tmp_path, {"w": torch.randn(2, 1).expand(2, 5)}).tensors
-    assert row.note == "expanded: 10 elements over 2 stored"
+    assert row.note == "expanded: 10 elements share 2 stored elements"
     assert row.data.strides == (1, 0)
 
 

@@ -478,7 +478,7 @@ def test_other_weights_of_the_same_model_are_said(tmp_path):
 def test_a_folder_of_another_framework_alone_is_named(tmp_path, line):
     """Those of Keras are not read."""
     (tmp_path / "tf_model.h5").write_bytes(b"x")
-    expected = "is a folder with only weights of another framework, which statecli does not read: tf_model.h5"
+    expected = "is a folder with only weights of other frameworks, which statecli does not read: tf_model.h5"
     assert line(tmp_path) == expected
 
 

@@ -109,7 +109,7 @@ def test_unused_bytes_finds_a_record_that_torch_does_not_know(found, saved):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/payload.py", b"import os")
     (finding,) = found("unused-bytes", path)
-    assert finding.message == "9 bytes belong to records that torch does not know: payload.py"
+    assert finding.message == "9 bytes belong to records that torch does not read: payload.py"
     assert at(finding.place) == b"import os"
 
 
@@ -202,7 +202,7 @@ def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(found, saved):
     assert torch.equal(torch.load(path)["b"], STORAGES["b"])
     assert not torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
     (finding,) = found("misplaced-storage", path)
-    assert finding.message.startswith("storage 1 lies at byte ")
+    assert finding.message.startswith("storage 1 starts at byte ")
     write_again(path, [0, 1, 2, 3])
     assert torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
     assert not found("misplaced-storage", path)
@@ -624,7 +624,7 @@ def test_a_tensor_that_contradicts_its_file_fails_the_target(written, statecli):
     path = written(build(records(state_dict(w=tensor(), a=bad, b=bad))))
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
-    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 reaches element 4, but storage 0 has 4"
+    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 needs 5 elements, but storage 0 has 4"
     assert target.reason.startswith(said)
     assert "unused-bytes" in target.ran
     result = statecli("audit", path)

@@ -43,14 +43,18 @@ class _Sign(NamedTuple):
 
 
 _JSON_SIGNS = (
-    _Sign(re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles digits in it"),
-    _Sign(re.compile(rb"__enum__|default_factory_module"), "torch.utils._pytree", "imports what it names"),
-    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls what it names"),
+    _Sign(re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles text from this file"),
+    _Sign(
+        re.compile(rb"__enum__|default_factory_module"),
+        "torch.utils._pytree",
+        "imports the modules that this file names",
+    ),
+    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls the functions that this file names"),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
     _Sign(
         re.compile(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
         "open_clip",
-        "makes transformers run Python files that it names",
+        "lets transformers run Python code from a repository (trust_remote_code)",
     ),
 )
 #: Tags of PyYAML for plain values: Lightning writes tuples into hparams.yaml.
@@ -60,13 +64,13 @@ _YAML_SIGNS = (
     _Sign(
         re.compile(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
         "HyperPyYAML",
-        "calls what it names",
+        "calls the functions that this file names",
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
     _Sign(
         re.compile(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
         "PyYAML",
-        "calls what it names",
+        "calls the functions that this file names",
     ),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
@@ -89,19 +93,19 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     """Return which library runs code of the text, and how; None for other files."""
     name = files.get_name(path)
     if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):
-        return "Ray unpickles digits in it"
+        return "Ray unpickles text from this file"
     signs = _SUFFIXES.get(f".{name.rpartition('.')[2].lower()}", ())
     if not signs:
         return None
     if source.size > _MAX_TEXT_BYTES:
-        return f"statecli reads {_MAX_TEXT_BYTES >> 20} MB of a text, and this one is longer"
+        return f"this file is longer than the {_MAX_TEXT_BYTES >> 20} MB of text that statecli searches for code"
     content = source.read(0, source.size)
     if signs is _YAML_SIGNS:
         # Imported here, because every command imports this module.
         from statecli.formats.shared import yolo_activation
 
         if yolo_activation.has_code(content):
-            return "Ultralytics evaluates the text at activation in it"
+            return "Ultralytics evaluates the value of `activation` as Python code"
     text = _decode(content)
     escape, changed = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
     for _ in range(_MAX_DECODINGS):
@@ -109,6 +113,6 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
         if not changed:
             break
     if changed:
-        return f"statecli decodes {_MAX_DECODINGS} nested escapes of a text, and this one has more"
+        return f"this file has more than {_MAX_DECODINGS} levels of nested escapes, the limit of statecli"
     found = next((sign for sign in signs if sign.pattern.search(text)), None)
     return None if found is None else f"{found.library} {found.action}"

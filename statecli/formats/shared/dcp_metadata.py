@@ -156,8 +156,8 @@ class _Machine(Machine):
         """Set the state once for each object."""
         if target.state is not None:
             raise MalformedError(
-                f"{self.label} sets the contents of an object twice, which torch never writes, so loading may give "
-                "other values; save the checkpoint again"
+                f"{self.label} sets the contents of an object twice; torch never writes this, so loading may give "
+                "other values than statecli shows: save the checkpoint again"
             )
         super().set_state(target, state)
         self.states.add(id(state))
@@ -166,8 +166,8 @@ class _Machine(Machine):
         """Set items as `Machine` does."""
         if id(target) in self.states:
             raise MalformedError(
-                f"{self.label} changes the contents of an object after setting them, which torch never writes, so "
-                "loading may give other values; save the checkpoint again"
+                f"{self.label} changes the contents of an object after setting them; torch never writes this, so "
+                "loading may give other values than statecli shows: save the checkpoint again"
             )
         super().set_items(target, flat, pos)
 
@@ -195,8 +195,9 @@ def _check_version(version: Any, what: str) -> None:
         message = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
         raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
     if version is not None and type(version) is not str:
-        message = quoting.value(version) if type(version) in (int, float, bool) else "of an unknown type"
-        raise UnreadableError(f"{what} has version {message}, but torch writes 1.0.0; save the checkpoint again")
+        number = type(version) in (int, float, bool)
+        found = f"version {quoting.value(version)}" if number else "a version of an unknown type"
+        raise UnreadableError(f"{what} has {found}, but torch writes 1.0.0; save the checkpoint again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -230,8 +231,8 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
     total = sum(lengths.values())
     if total > len(names) + MAX_EMPTY_ITEMS:
         raise MalformedError(
-            f".metadata has indexes of lists of {total:,} items in all, but only {len(names):,} names; torch fills the "
-            "rest with None, until the memory is full"
+            f".metadata describes lists of {total:,} items in total, but has only {len(names):,} names; torch would "
+            "fill the rest with None, which may exhaust the memory"
         )
 
 
@@ -305,8 +306,8 @@ class _Reader:
         items = _list_items(node)
         if items is None and type(node) is Obj:
             raise MalformedError(
-                f"{what} computes storage_data by a call, which torch never writes, so the positions of the tensors "
-                "are unknown; save the checkpoint again"
+                f"{what} creates storage_data with a function call, which torch never writes, so the positions of the "
+                "tensors are unknown; save the checkpoint again"
             )
         if items is None:
             raise MalformedError(

@@ -56,7 +56,7 @@ def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
     if isinstance(mine, SavedTensor) and isinstance(theirs, SavedTensor):
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             shapes = f"{mine.dtype} {quoting.shape(mine.shape)} and {theirs.dtype} {quoting.shape(theirs.shape)}"
-            first.tensors[fqn] = f"two ranks disagree about this tensor: {shapes}; save the checkpoint again"
+            first.tensors[fqn] = f"two ranks disagree on this tensor: {shapes}; save the checkpoint again"
             return
         chunks = set(mine.chunks)
         mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in chunks)
@@ -89,7 +89,7 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
 
     Raises UnreadableError for a file that changes meanwhile.
     """
-    message = f"saved by {count} ranks without collectives, so each rank has its own metadata file"
+    message = f"saved by {count} ranks without communication, so each rank has its own metadata file"
     differ, unread = _find_difference(path, rivals)
     if differ:
         message += (

@@ -63,7 +63,7 @@ class Rank(NamedTuple):
             if tensor is not None and len(tensor.shape or ()) == 1 and tensor.data is not None
         ]
         if len(vectors) != len(tensors) or any(tensor.data.strides for tensor in vectors if tensor.data):
-            raise MalformedError(f"{what} contains an entry that is not a vector")
+            raise MalformedError(f"{what} contains an entry that is not a one-dimensional tensor")
         return vectors
 
 
@@ -80,7 +80,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
         pickle, storages, oddities = format.read_contents(path)
         items = as_mapping(pickle.root)
         if items is None:
-            raise MalformedError("does not contain a dict, as every file of DeepSpeed does")
+            raise MalformedError("does not contain a dict, so DeepSpeed did not write this file")
         imports = tuple((mention.qualified, mention.position) for mention in pickle.globals)
         names = {qualified for qualified, _ in imports}
         state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=imports, traits=format.TRAITS)
@@ -283,11 +283,11 @@ class Layout:
                 return f"ranks disagree on the length of group {group}: {lengths}"
         if reference.uneven:
             return (
-                "statecli does not merge groups that are split over different numbers of ranks, as groups of "
-                "experts are"
+                "parameter groups are split over different numbers of ranks (as for experts), which statecli does not "
+                "merge"
             )
         if self.stage != 3 and len(trained) != len(reference.lengths):
-            return f"param_shapes has {len(trained)} groups, but the optimizer has {len(reference.lengths)}"
+            return f"param_shapes has {len(trained)} parameter groups, but the optimizer has {len(reference.lengths)}"
         return self._find_size_fault(trained)
 
     def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
@@ -299,7 +299,7 @@ class Layout:
             return (
                 None
                 if wanted == available
-                else f"the parameters need {wanted} elements of each rank, but a rank has {available}"
+                else f"the parameters need {wanted} elements in each rank, but each rank has {available}"
             )
         step = 2 * self.count
         for group, shapes in enumerate(trained) if not self.lost else ():
@@ -497,8 +497,8 @@ class Optimizer:
                 slices = self.shards[piece.rank].slices
                 own = slices[piece.group].get(part.name) if piece.group < len(slices) else None
                 if own is not None and own != (piece.at, piece.elements):
-                    claimed = f"rank {piece.rank} records elements {own[0]} to {own[0] + own[1]}"
-                    computed = f"but param_shapes gives elements {piece.at} to {piece.at + piece.elements}"
+                    claimed = f"rank {piece.rank} records this parameter at elements {own[0]} to {own[0] + own[1]}"
+                    computed = f"but param_shapes at elements {piece.at} to {piece.at + piece.elements}"
                     yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
     def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
@@ -516,7 +516,7 @@ class Optimizer:
                 Evidence.OPTIMIZER,
                 device=tensor.device,
                 saved=True,
-                note=f"of rank {rank}; every rank has its own" if self.count > 1 else tensor.note,
+                note=f"from rank {rank}; each rank has its own" if self.count > 1 else tensor.note,
                 layout=tensor.layout,
                 data=tensor.data,
                 parts=tensor.parts,

@@ -128,8 +128,8 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
-            f"claims {elements} elements of 0 bytes each, more than statecli's limit of one for each of the "
-            f"{storage.length} bytes of the file"
+            f"claims {elements} elements of 0 bytes each, more than statecli's limit, which is the size of the file "
+            f"in bytes ({storage.length})"
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)
@@ -229,7 +229,11 @@ def _parse_code(descr: str) -> Element:
         return Element("bool", size)
     if kind == "V":
         more = (
-            ": numpy saves bfloat16 as void" if size == 2 else ": numpy saves float8 types as void" if size == 1 else ""
+            ": perhaps bfloat16, which numpy saves as void"
+            if size == 2
+            else ": perhaps a float8 type, which numpy saves as void"
+            if size == 1
+            else ""
         )
         note = f"void of {size} byte{'s' * (size != 1)}{more}"
         return Element(f"numpy V{size}", size, note, is_number=bool(more))

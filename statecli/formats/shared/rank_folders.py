@@ -28,7 +28,7 @@ def read_small(path: str, what: str, most: int) -> bytes:
         with Source(path) as source:
             if source.size > most:
                 raise MalformedError(
-                    f"has {source.size} bytes, but should have only the name of a folder, in at most {most} bytes"
+                    f"has {source.size} bytes, but should contain only a folder name of at most {most} bytes"
                 )
             return source.read(0, source.size)
     except UnreadableError as error:

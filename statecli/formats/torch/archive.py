@@ -53,8 +53,8 @@ def check_folder(archive: Archive) -> None:
     prefix = f"{archive.folder}/"
     if "\0" in prefix:
         raise MalformedError(
-            f"the name of the archive's folder, {prefix!r}, has a NUL character, at which torch cuts off the name of "
-            "each record: all are one record"
+            f"the folder name in the archive, {prefix!r}, contains a NUL character; torch cuts each record name at "
+            "this character, so all records have the same name"
         )
     for name in archive.records:
         if not name.startswith(prefix):
@@ -88,8 +88,8 @@ def refuse_big_endian(archive: Archive) -> None:
     """Refuse a program declared big-endian: its loaders ignore the record, and swap no bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
-            "byteorder record says 'big', which torch.jit.load and torch.export.load ignore, so values depend on "
-            "the loading machine; save the program again on a little-endian machine"
+            "byteorder record says 'big', but torch.jit.load and torch.export.load ignore this record, so the values "
+            "depend on the loading machine; save the program again on a little-endian machine"
         )
 
 
@@ -186,8 +186,8 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
         start = record.data_offset if end is None else compute_data_offset(end, record.name, size, alignment or 1)
         if start != record.data_offset:
             message = (
-                f"storage {quoting.name(pid[2])} lies at byte {record.data_offset:,}, and torch computes byte "
-                f"{start:,}: torch.load with calculate_storage_offsets reads other bytes as its values"
+                f"storage {quoting.name(pid[2])} starts at byte {record.data_offset:,}, but torch computes byte "
+                f"{start:,}: torch.load with calculate_storage_offsets gives wrong values"
             )
             place = Place(archive.path, record.data_offset, record.size)
             yield Oddity(OddityKind.MISPLACED_STORAGE.value, message, place=place)
@@ -218,7 +218,7 @@ def find_unused_records(archive: Archive, *used: str, prefix: str | None = None)
         shown = quoting.names([record.name.removeprefix(prefix) for record in unused])
         size = sum(record.compressed_size for record in unused)
         place = Place(archive.path, unused[0].data_offset, unused[0].compressed_size)
-        message = f"{size} bytes belong to records that torch does not know: {shown}"
+        message = f"{size} bytes belong to records that torch does not read: {shown}"
         yield Oddity(OddityKind.UNUSED_RECORDS.value, message, place=place)
 
 

@@ -40,7 +40,7 @@ _SAME_TENSOR = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_ten
 REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _GROWING = (list, dict, Obj)
 #: What follows from a change that the reader refuses.
-_REFUSED = "torch.save never writes this, so loading may give other values: do not load the file"
+_REFUSED = "torch.save never writes this, so loading may give other values than statecli shows: do not load the file"
 
 
 def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
@@ -116,7 +116,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
             raise self.make_unsupported_error(
-                pos, f"a dictionary key nests more than {MAX_KEY_NESTING:,} tuples, the limit of statecli"
+                pos, f"a dictionary key has more than {MAX_KEY_NESTING:,} nested tuples, the limit of statecli"
             )
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):

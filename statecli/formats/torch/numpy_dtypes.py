@@ -55,7 +55,7 @@ class _Layouts:
             return self._read_fields(state, depth)
         size = _read_size(code, state)
         if not code or size is None:
-            raise _malformed("a field has a type that numpy does not write")
+            raise _malformed("a field has an unknown type")
         order = ">" if state[1] in (">", b">") else "<"
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
@@ -81,7 +81,7 @@ class _Layouts:
     def _read_field(self, name: Any, entries: Any, depth: int) -> Field:
         entry = entries.get(name) if type(name) in (str, bytes) else None
         if type(entry) is not tuple or len(entry) not in (2, 3) or type(entry[1]) is not int or entry[1] < 0:
-            raise _malformed("a field has no type and offset")
+            raise _malformed("a field does not have a type and an offset")
         layout = self.read(entry[0], depth + 1)
         text = name if type(name) is str else str(name, "latin-1")
         title = entry[2] if len(entry) == 3 and type(entry[2]) is str else None
@@ -118,7 +118,7 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
-        raise _malformed("the unit of a date or time is not a pair of a text and a number")
+        raise _malformed("the unit of a date or time is not a pair of a name and a number")
     divisor = f"/{other}" if type(other) is int and other != 1 and abs(other) < 2**63 else ""
     return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor}]"
 

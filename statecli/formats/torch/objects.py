@@ -62,7 +62,7 @@ def build_state(
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
         shown = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
-        reading.add_oddity("key-set-twice", f"the key {shown} is set twice; the last value counts, as in torch.load")
+        reading.add_oddity("key-set-twice", f"the key {shown} is set twice; torch.load and statecli use the last value")
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:

@@ -113,7 +113,7 @@ class Reading:
                 continue
             if len(path) > MAX_PREFIX:
                 raise MalformedError(
-                    f"a container has a name of {len(path)} characters ({path[:40]!r}…), more "
+                    f"the name of a container has {len(path)} characters ({path[:40]!r}…), more "
                     f"than statecli's limit of {MAX_PREFIX}"
                 )
             below = [(path + step, child, depth + 1) for step, child in self._affordable(path, iter_children(node))]
@@ -125,7 +125,7 @@ class Reading:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:
                 raise MalformedError(
-                    f"the names of the tensors up to {path[:40]!r}… need more than {MAX_CHARACTERS} characters in "
-                    "total, the limit of statecli"
+                    f"the tensor names have more than {MAX_CHARACTERS} characters in total, the limit of statecli; the "
+                    f"name beyond the limit begins with {path[:40]!r}"
                 )
             yield step, child

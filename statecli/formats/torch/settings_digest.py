@@ -61,9 +61,9 @@ class Digests:
             self._read(node)
         if self._left < 0 and not self._said:
             self._said = True
-            entries = f"hold more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
-            limit = f"nest more than {MAX_NESTED:,} containers" if self._is_deep else entries
-            message = f"{where} and the values after it {limit}; statecli reads only the first"
+            entries = f"have more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
+            limit = f"have more than {MAX_NESTED:,} nested containers" if self._is_deep else entries
+            message = f"{where} and the values after it {limit}; statecli ignores the rest"
             self._reading.add_oddity("metadata-cut", message)
         return _format_digest(self._hash_leaf(node))
 

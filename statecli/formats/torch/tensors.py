@@ -47,7 +47,9 @@ MAX_PARTS = 1_000
 MAX_ENTRIES = 2_000_000
 
 #: What follows from a tensor that is replaced after its call.
-_NEVER_WRITTEN = "; no version of torch writes this, so loading may give other values: do not load this tensor"
+_NEVER_WRITTEN = (
+    "; torch.save never writes this, so loading may give other values than statecli shows: do not load the file"
+)
 
 #: Takes a rebuild call's arguments and the FQN.
 Builder = Callable[[tuple[Any, ...], str], "Tensor"]
@@ -273,7 +275,7 @@ class Decoder:
         capacity = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
-                f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} reaches element {offset + last}, "
+                f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} needs {offset + last + 1} elements, "
                 f"but storage {key} has {capacity} {dtype} elements"
             )
         conjugate, negative = _decode_lazy_flags(flags, fqn)
@@ -281,7 +283,7 @@ class Decoder:
         size = nbytes(dtype, elements)
         note = None if size >= length else _describe_partial(elements, capacity)
         if elements > capacity:
-            note = f"expanded: {elements} elements over {capacity} stored"
+            note = f"expanded: {elements} elements share {capacity} stored elements"
         return Tensor(
             dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data
         )
@@ -386,7 +388,7 @@ class Decoder:
             )
         if builder == self._build_subclass:
             raise MalformedError(
-                f"{fqn}: this tensor is a subclass of torch.Tensor inside another one, which statecli does not read"
+                f"{fqn}: this tensor subclass wraps another tensor subclass, which statecli does not read"
             )
         tensor = msgspec.structs.replace(builder(args[2], fqn))
         attributes = get_state_attributes(args[3])
@@ -564,8 +566,8 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     """Refuse a dtype whose elements torch.load does not swap: torch swaps elements of the storage's class."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
-            f"{fqn}: values depend on the loading machine: the tensor is {dtype} in a big-endian file, but "
-            f"torch.load swaps the bytes of {stored_dtype} (storage {key!r})"
+            f"{fqn}: the values depend on the loading machine: in this big-endian file, the tensor is {dtype}, but "
+            f"torch.load swaps bytes as for {stored_dtype}, the dtype of storage {key!r}"
         )
 
 
@@ -582,7 +584,7 @@ def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     offset, length = view[1] * itemsize, view[2] * itemsize
     if offset + length > root.length:
         raise MalformedError(
-            f"{fqn}: its view needs bytes {offset} to {offset + length}, but the storage has {root.length}"
+            f"{fqn}: its view needs bytes {offset} to {offset + length}, but the storage has {root.length} bytes"
         )
     return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
 

@@ -64,7 +64,7 @@ class _ModuleWalk:
             if self.paths > MAX_ROWS:
                 raise MalformedError(
                     f"its modules have more than {MAX_ROWS} names, the limit of statecli, because many modules share "
-                    "the same one"
+                    "their submodules"
                 )
             module_attributes = get_attributes(node)
             if as_mapping(module_attributes.get("_parameters")) is None:
@@ -203,13 +203,13 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 
 #: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
 _PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
-_PACKED = "kept and saved by torch's own quantized module"
+_PACKED = "stored and saved by a quantized module of torch"
 #: The note of what the function that builds a module is called with.
 _ARGUMENT = "an argument of the function that builds the module"
 
 
 #: The note of what torchmetrics keeps in plain attributes.
-OF_A_METRIC = "a metric's state, which its class moves"
+OF_A_METRIC = "state of a torchmetrics metric, which moves the state itself"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
