@@ -543,6 +543,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda metadata: setattr(metadata, "version", 7),
         ".metadata has version 7, but torch writes 1.0.0; save the checkpoint again",
     ),
+    "a version that is a list": (
+        lambda metadata: setattr(metadata, "version", [1]),
+        ".metadata has a version of an unknown type, but torch writes 1.0.0; save the checkpoint again",
+    ),
     "no place": (broken, "rows: .metadata does not record the position of this tensor; save the checkpoint again"),
     "no storage": (
         lambda metadata: setattr(metadata, "storage_data", None),

@@ -640,7 +640,7 @@ def test_a_host_that_is_none_is_one_line(refused, once):
     """No such name; nobody behind the port; no host at all."""
     assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
         "unknown host: check the name in the URL",
-        "the host name cannot be resolved; check the network connection; try again later",
+        "the host name cannot be resolved; check the network connection, then try again",
     )
     import socket
 

@@ -255,7 +255,7 @@ def test_what_the_libraries_log_has_none(server, secret, log):
     assert "Failed to parse headers" in text
     assert "a.safetensors?token=…" in text
     assert "of-the-user-itself" in text
-    assert "do not fit" in text
+    assert "wrong arguments" in text
     assert f"of mine: {TOKEN}" in text
     assert_none(text.replace(f"of mine: {TOKEN}", ""))
 
