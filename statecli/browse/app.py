@@ -53,8 +53,9 @@ sent to the clipboard of the terminal, for {count}:
 {marks}
 {text}
 
-If the terminal does not take it: select the text with the mouse (often with
-Shift), or quit, and statecli prints the text. Any key closes this."""
+If the text is not in the clipboard: select the text with the mouse (in some
+terminals with Shift), or quit: then statecli prints the text. Press any key
+to return."""
 #: Follows the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
 
@@ -335,7 +336,7 @@ class Browser(App[None]):
         `end` returns the message after the last tensor.
         """
         if not positions:
-            self._say(f"{verb}: nothing is left to read")
+            self._say(f"{verb}: no listed tensor is left to read")
             return
         total = sum(self.model.tensors[position].nbytes for position in positions)
 
@@ -383,7 +384,7 @@ class Browser(App[None]):
             def apply() -> None:
                 self.model.difference = difference
                 only = len(difference.only_after)
-                added = f" ({plural(only, 'tensor')} only there)" if only else ""
+                added = f" ({plural(only, 'tensor')} only in the second target)" if only else ""
                 self._end_pairing(f"second target: {escape_name(difference.other)}{added}; D compares all values")
                 if then is not None:
                     self._compare(then)
@@ -414,7 +415,7 @@ class Browser(App[None]):
         elif row is not None and row.tensor is not None:
             self._compare(row.tensor)
         else:
-            self._say("d compares a tensor; D compares all listed tensors")
+            self._say("move to a tensor to press d, or press D to compare all listed tensors")
 
     def action_list_diff(self) -> None:
         """Compare the values of all listed tensors."""
@@ -436,7 +437,7 @@ class Browser(App[None]):
         """Read the statistics of the tensor at the cursor."""
         row = self.model.current
         if row is None or row.tensor is None:
-            self._say("s reads the statistics of a tensor; S those of all listed tensors")
+            self._say("move to a tensor to press s, or press S to read all listed tensors")
             return
         if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
             return
@@ -486,7 +487,7 @@ class Browser(App[None]):
         model = self.model
         tables = build_tables(model.tensors, model.stats, model.unusual.list_roles())
         if not tables:
-            return f"no layers: {MIN_LAYERS} tensors or more with a number in their names are layers"
+            return f"no layers: a table needs {MIN_LAYERS} tensors or more whose names differ only in a number"
 
         def go(position: int | None) -> None:
             if position is not None:
@@ -598,9 +599,9 @@ class Browser(App[None]):
         written = self.model.write_globs()
         if not written.globs:
             self._say(
-                f"no globs select exactly these tensors ({written.extra:,} more would match); mark others"
+                f"globs cannot select only these tensors ({written.extra:,} more would match); mark other tensors"
                 if written.extra
-                else "no globs select exactly these tensors; mark others"
+                else "globs cannot select only these tensors; mark other tensors"
             )
             return
         self.copied = written.text
@@ -615,7 +616,7 @@ class Browser(App[None]):
         row = self.model.current
         origin = None if row is None else self.model.tensors[row.positions[0]].origin
         if origin is None:
-            self._say("no source line is known for this row; a model class has source lines")
+            self._say("this row has no source line; statecli finds source lines only for a model class")
             return
         command = editor.build_command(origin)
         try:

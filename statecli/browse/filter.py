@@ -257,11 +257,11 @@ class Filter:
         field = _find_field(parts) if parts is not None else ""
         bare = word.lstrip("!-").lower()
         if field in LANGUAGE.spectra:
-            return f"{word}: browse computes no singular values; statecli report --spectra does"
+            return f"{word}: browse does not compute singular values; use statecli report --spectra"
         by_values = field in LANGUAGE.statistics or bare in ("problem", "nan", "inf", "outlier")
         if by_values and len(self._marks.stats) < len(self._tensors):
             read = f"{len(self._marks.stats):,} of {len(self._tensors):,}"
-            return f"{word}: the statistics of {read} tensors were read; press esc, then S"
+            return f"{word}: statistics of {read} tensors are read; press esc, then S to read all"
         if field in LANGUAGE.choices:
             return _answer(
                 "choice",

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 #: Keys and what they do. The text fits on a terminal of 80 columns and 24 lines.
 KEYS = (
-    ("↑ ↓ j k", "next row; also Page Up, Page Down, Home, End"),
-    ("← → h l", "close or open a module (enter: both); * all modules below it"),
-    ("[ ] v", "scroll the panel; v shows or hides it"),
+    ("↑ ↓ j k", "move to another row; also Page Up, Page Down, Home, End"),
+    ("← → h l", "close or open a module (also enter); *: all modules below the cursor"),
+    ("[ ] v", "scroll the panel; v: show or hide the panel"),
     ("/", "filter by name, glob, dtype, kind, shape or size:"),
     ("", "attn  layers.{0..2}.  dtype:bf16  size>1MB  768x*  nan>0  !bias"),
-    ("esc", "stop reading; else back from the order; else remove the filter"),
-    ("o O r", "order by the next column, by the previous one; r reverses"),
-    ("t", "tree, or list of whole names"),
-    ("s S", "read the statistics: of this tensor, of all listed tensors"),
-    ("L", "table of the layers: size of the values, outliers, NaN"),
-    ("d D", "compare with a second target: this tensor, all listed tensors"),
-    ("space a", "mark the row (a module marks its tensors), or all listed; u: clear all"),
-    ("y", "copy the marked names as options -i; without marks, the row"),
-    ("e", "open the source line in $EDITOR (of a class)"),
+    ("esc", "stop reading, else end the sorting, else remove the filter"),
+    ("o O r", "sort by the next column (o) or the previous (O); r: reverse the order"),
+    ("t", "show the tree of modules, or a list of full names"),
+    ("s S", "read the statistics of this tensor (s) or of all listed tensors (S)"),
+    ("L", "show a table of the layers: size of the values, outliers, NaN"),
+    ("d D", "compare this tensor (d) or all listed tensors (D) with a second target"),
+    ("space a", "mark this tensor or module; a: mark all listed tensors; u: clear marks"),
+    ("y", "copy options -i for the marked tensors; without marks, for this row"),
+    ("e", "open the source line in $EDITOR (only for a model class)"),
     ("q", "quit"),
 )
 #: Signs in the columns and what they mean.
 SIGNS = (
-    ("kind", "parameter?  the kind is assumed: a file does not record it"),
-    ("!", "the tensor, or a tensor of the module, has NaN, Inf or is an outlier"),
-    ("change", "0.02  size of the change ÷ size of the values, ‖Δ‖/‖w‖"),
+    ("kind", "parameter?  assumed kind: the file does not record the kind"),
+    ("!", "a tensor of this row has NaN or Inf, or is an outlier"),
+    ("change", "0.02  norm of the change ÷ norm of the values, ‖Δ‖/‖w‖"),
     ("", "=  equal values   ?  not compared yet   -  cannot be compared"),
     ("", "M  dtype or shape differs   R  renamed   D  only in this target"),
 )

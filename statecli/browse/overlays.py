@@ -189,6 +189,6 @@ class LayerView(ModalScreen[int | None]):
         column = table.columns[self._column]
         position = column.positions[self._row]
         if position is None:
-            return "this layer has no such tensor", ""
+            return "this layer has no tensor in this column", ""
         name = truncate_middle(escape_name(self._model.get_name(position)), max(8, self.size.width))
         return name, escape_sentence(column.outliers.get(position, ""))

@@ -178,7 +178,7 @@ def _describe_range(where: ByteRange, tensor: TensorInfo) -> str:
     if place is None:
         return "in several pieces"
     packed = ", compressed" if where.packing is not None and where.packing.how == "deflate" else ""
-    packed = ", in an archive of its own" if where.packing is not None and not packed else packed
+    packed = ", inside a nested archive" if where.packing is not None and not packed else packed
     text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packed}"
     if tensor.data is not None and tensor.data.offset and where == tensor.data.storage:
         text += f", from element {tensor.data.offset:,} on"
@@ -229,7 +229,7 @@ def _describe_values(model: Model, position: int, width: int, *, is_reading: boo
 def explain_no_values(model: Model, tensor: TensorInfo) -> str:
     """Return why a tensor has no values to read."""
     if model.state.traits.is_class:
-        return "a class has only initial values: statecli inspect --stats reads them"
+        return "a class has only initial values; to see statistics, run statecli inspect --stats"
     if tensor.device == "meta":
         return "a meta tensor has no data"
     return "the values are not in the file"
@@ -290,7 +290,7 @@ def _describe_difference(model: Model, position: int, *, is_reading: bool) -> It
     yield Line(f"difference with {escape_name(difference.other)}", "bold")
     change = difference.get_change(position)
     if change is None or change.after is None:
-        yield Line("D removed: only in this target", "bad")
+        yield Line("D removed: not in the second target", "bad")
         return
     if change.renamed_from is not None:
         yield Line(f"R renamed to {escape_name(change.fqn)}")

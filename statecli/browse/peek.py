@@ -22,7 +22,7 @@ FIRST_BYTES = 64
 #: Largest local tensor whose statistics are read without being asked for: a few hundredths of a second.
 MAX_AUTOMATIC_BYTES = 16 << 20
 
-_CHANGED = "{path}: changed since statecli read its header; quit, and open it again"
+_CHANGED = "{path}: the file changed after statecli read its header; quit and run statecli browse again"
 
 
 class Peek(msgspec.Struct, frozen=True):

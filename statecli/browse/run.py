@@ -53,7 +53,7 @@ def browse(options: BrowseOptions, reserve_stdout: Callable[[], None]) -> str:
 def _check_terminal() -> None:
     """Raise UsageError if keys or the screen are not those of a terminal."""
     if os.environ.get("TERM") == "dumb":
-        raise UsageError("browse: the terminal is dumb (TERM=dumb); use statecli inspect")
+        raise UsageError("browse: this terminal cannot move the cursor (TERM=dumb); use statecli inspect")
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
         if stream is None or not stream.isatty():
             raise UsageError(f"browse: standard {name} is not a terminal; use statecli inspect")
@@ -69,7 +69,9 @@ def _read(target: str, options: BrowseOptions) -> Inspection:
 def _read_other(versions: Versions, target: str) -> ModelState:
     """Read a second target typed on the screen. Raises UsageError for a class, whose code may end the process."""
     if load.find_class_spec(target) is not None:
-        raise UsageError(f"{target}: is a model class; quit, and write it as OTHER: statecli browse TARGET {target}")
+        raise UsageError(
+            f"{target}: is a model class; to compare with a class, quit and run statecli browse TARGET {target}"
+        )
     with files.record_opened_files() as opened:
         state = load.read_checkpoint(target)
     versions.add(opened)

@@ -294,7 +294,7 @@ def test_a_file_that_changed_is_not_shown(first):
         model = open_model(first)
     time.sleep(0.01)
     first.write_bytes(first.read_bytes()[::-1])
-    assert "changed since statecli read its header" in read_peek(model.tensors[0], Versions(dict(opened))).error
+    assert "changed after statecli read its header" in read_peek(model.tensors[0], Versions(dict(opened))).error
 
 
 def test_nothing_is_found_in_a_state_without_marks():
@@ -343,7 +343,7 @@ def test_statistics_filter_once_they_are_read():
     """Before, the line says how to read them; then it finds the tensor, and names the first one."""
     model = build_layers()
     assert find_names(model, "nan>0") == []
-    assert model.explain_nothing() == "nan>0: the statistics of 0 of 24 tensors were read; press esc, then S"
+    assert model.explain_nothing() == "nan>0: statistics of 0 of 24 tensors are read; press esc, then S to read all"
     model.set_filter("")
     for position in range(24):
         model.add_stats(position, Stats(nan=int(position == 7), std=float(position)))

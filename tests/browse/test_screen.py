@@ -296,7 +296,7 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
 
 def test_a_target_without_layers_says_so(in_folder):
     """Four layers do not say what is usual; a class has no values to read."""
-    assert "no layers: 5 tensors or more" in drive("first.safetensors", "L", size=(120, 24))
+    assert "no layers: a table needs 5 tensors or more" in drive("first.safetensors", "L", size=(120, 24))
     Path("net.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
                               "        super().__init__(*(nn.Linear(2, 2) for _ in range(6)))\n")  # fmt: skip
     for key in ("L", "S"):
@@ -390,7 +390,7 @@ def test_help_fits_on_80_columns_and_24_lines(in_folder):
     """Every key of the screen is in it."""
     screen = drive("first.safetensors", "question_mark")
     assert "quit" in screen
-    assert "next row" in screen
+    assert "move to another row" in screen
 
 
 def test_q_quits(in_folder):
@@ -524,7 +524,7 @@ def test_the_editor_opens_the_line(monkeypatch, words, command):
 
 def test_a_checkpoint_has_no_source_lines(in_folder):
     """e says so."""
-    assert "no source line is known" in drive("first.safetensors", "e")
+    assert "this row has no source line" in drive("first.safetensors", "e")
 
 
 def test_modules_have_the_change_of_their_tensors(in_folder):
