@@ -133,7 +133,8 @@ def test_an_entry_of_a_mended_tensor_is_reported_by_audit(statecli, in_tmp_path,
     (tmp_path / "net.py").write_text(FOUR.format(more=""))
     result = statecli("audit", "net.py:Net", "--baseline", "known.json", "-f", "json")
     assert [note["message"].partition(": ")[2] for note in result.json["notes"]] == [
-        "the baseline accepts stale-view of v: this finding is fixed; remove the entry"
+        "the baseline accepts stale-view of v, "
+        "but the target no longer has this finding; remove the entry from the baseline"
     ]
 
 

@@ -223,7 +223,7 @@ def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
     Path("b.json").write_text('{"schema": "statecli.baseline/1", "findings": []}')
     found = statecli(*PICKLES, "--baseline", "b.json")
     assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "write a new one with --write-baseline" in found.err
+    assert "write a new baseline with --write-baseline" in found.err
 
 
 def ignore(*contents):

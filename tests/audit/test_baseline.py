@@ -65,7 +65,7 @@ def test_what_is_fixed_is_told_and_drops_out(repository):
     save("a.pt", "w", "W", "v")
     result = repository("--baseline", "b.json")
     assert result.code == 0
-    assert "V: this finding is fixed; remove" in result.err
+    assert "V, but the target no longer has this finding; remove" in result.err
     assert "W: it is fixed" not in result.err
     repository("--write-baseline", "b.json", "--reason", "new")
     assert entries().keys() == {"W"}
@@ -146,7 +146,7 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
     assert result.err.count("\n") == 1
     assert (
         "d/x.pt: no longer exists, but the baseline accepts 1 finding of this target; "
-        "--write-baseline removes the entries" in result.err
+        "to remove these entries, use --write-baseline" in result.err
     )
     assert "no longer exists" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
     assert {one["target"] for one in entries().values()} == {"e/x.pt"}
@@ -168,7 +168,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert "'case-colision' of a.pt, but this rule does not exist; did you mean case-collision?" in result.err
     path.write_text(path.read_text().replace('"case-colision"', '"zzzz"', 1))
-    advice = "remove the entry, or give the plugin of the rule with --plugin"
+    advice = "remove the entry, or name the plugin that defines the rule with --plugin"
     assert repository("--baseline", "b.json").err.endswith(f"this rule does not exist; {advice}\n")
 
 

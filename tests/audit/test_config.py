@@ -70,7 +70,7 @@ def test_values_come_as_they_are_meant(written):
         ("[policy]\nfrozen = [1]", "policy.frozen[0]: expected a text, got a whole number"),
         (
             "[tool.statecli]",
-            "[tool.statecli] belongs in pyproject.toml; write its keys at the top level of this file",
+            "[tool.statecli] is only for pyproject.toml; in this file, write the keys at the top level",
         ),
         ('[policy]\nmax-bytes = "much"', "'much' is not a size"),
         (f'[policy]\nmax-bytes = "{"9" * 400}"', "policy.max-bytes: '999"),
@@ -103,7 +103,7 @@ def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
     """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(
-        UnreadableError, match=r"c\.toml: (its tables or lists are nested too deeply; .*|is not valid TOML: .*)$"
+        UnreadableError, match=r"c\.toml: (tables or lists are nested too deeply; .*|is not valid TOML: .*)$"
     ):
         config.load_config(str(tmp_path / "c.toml"))
 

@@ -37,8 +37,8 @@ def audit(statecli, *words, lock="l.json"):
     return result.code, [(one["target"], one["message"]) for one in result.json["findings"]]
 
 
-LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, which is the same file as ck/a.pt")
-GONE = ("ck/in/b.pt", "the lock has 1 tensor of this target, which was not found")
+LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target is the same file as ck/a.pt")
+GONE = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target was not found")
 
 
 @pytest.mark.parametrize("asked", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
@@ -75,7 +75,10 @@ def test_a_model_whose_files_are_gone_is_missed(statecli):
     """Though its folder is there; a checkpoint that became a text file, or a link to another, is none either."""
     for name in os.listdir("ck/m"):
         Path("ck/m", name).unlink()
-    assert audit(statecli, "ck") == (1, [("ck/m", "the lock has 2 tensors of this target, which was not found")])
+    assert audit(statecli, "ck") == (
+        1,
+        [("ck/m", "the lock has 2 tensors of this target, but the target was not found")],
+    )
     sharded("ck/m")
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")
@@ -149,7 +152,7 @@ def test_a_file_that_nobody_locked_says_what_there_is(statecli):
     """And both things that it may be: one too many, or one that is new."""
     assert statecli("lock", "ck/in", "-o", "one.json").code == 0
     torch.save({"w": torch.ones(2)}, "new.pt")
-    advice = "remove this target if it should not exist; otherwise run `statecli lock` again\n"
+    advice = "if this target is expected, run `statecli lock` again; otherwise remove the target\n"
     result = statecli("audit", "new.pt", "--lock", "one.json")
     assert result.err == f"statecli: new.pt: is not in the lock, which has only ck/in/b.pt: {advice}"
     result = statecli("audit", "new.pt", "--lock", "l.json")

@@ -143,7 +143,7 @@ def test_a_typed_module_at_a_target_is_refused(desk, target):
     Path("sub").mkdir()
     for path in ("a.safetensors", "sub/b.safetensors"):
         save_file({"fc.weight": torch.ones(3)}, path)
-    with pytest.raises(UsageError, match=r"to import this file, give plugins='\./acme_here\.py'"):
+    with pytest.raises(UsageError, match=r"if you trust this file, use plugins='\./acme_here\.py'"):
         audit("acme_here", target=target)
     assert not mark.exists()
     assert set(names(audit("./acme_here.py", target=target))) == {"acme-always"}
@@ -235,7 +235,7 @@ def test_a_configured_module_must_be_installed(desk, monkeypatch):
     configure()
     said = refusal()
     assert said.startswith("statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages")
-    assert said.endswith("install the package, or give plugins='acme_here'")
+    assert said.endswith("install the package, or use plugins='acme_here'")
     assert not mark.exists()
     assert names(audit("acme_here")) == ["acme-always"]
 
@@ -264,7 +264,7 @@ def test_an_installed_package_declares_a_module_by_an_entry_point(desk, monkeypa
     if is_declared:
         assert names(audit()) == ["acme-always"]
     else:
-        assert "no package in site-packages declares it" in refusal()
+        assert "no package in site-packages declares this module" in refusal()
     assert mark.exists() == is_declared
 
 
@@ -281,7 +281,7 @@ def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
     monkeypatch.chdir("sub")
     declare(monkeypatch, "acme_here")
     configure()
-    assert "lies in the current folder or its repository" in refusal(target="../../models/a.safetensors")
+    assert "is in the current folder or its Git repository" in refusal(target="../../models/a.safetensors")
     assert not mark.exists()
 
 
@@ -355,9 +355,9 @@ def test_a_configured_name_is_a_name_of_a_module(desk, name):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no rules; write RULES"),
-        ("RULES = ()", "has no rules"),
-        ("RULES = 5", "has no rules"),
+        ("", "a tuple RULES with at least one rule; write RULES"),
+        ("RULES = ()", "a tuple RULES with at least one rule"),
+        ("RULES = 5", "a tuple RULES with at least one rule"),
         ("RULES = (print,)", "which is not a rule"),
         ("import acme_missing_module", "cannot be imported: ModuleNotFoundError"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
@@ -368,7 +368,7 @@ def test_a_configured_name_is_a_name_of_a_module(desk, name):
             f"{HEAD}@rule(Severity.ERROR)\ndef acme_x(subject):\n    'text'",
             "the docstring of acme_x must have a summary",
         ),
-        (HEAD + RULE.format(name="acme", body="yield") + "RULES = (acme,)", "must be named by a prefix"),
+        (HEAD + RULE.format(name="acme", body="yield") + "RULES = (acme,)", "the name is not valid; use a prefix"),
         (HEAD + RULE.format(name="nan_like", body="yield") + "RULES = (nan_like,)", "belongs to statecli"),
         (HEAD + RULE.format(name="pickles_x", body="yield") + "RULES = (pickles_x,)", "belongs to statecli"),
         (HEAD + RULE.format(name="acme_x", body="yield") + "RULES = (acme_x, acme_x)", "is defined twice"),
@@ -419,7 +419,7 @@ def test_a_missing_module_is_an_error_in_one_line(desk):
         ("import os; os._exit(0)", "SystemExit: 0"),
         ("from statecli import UsageError; raise UsageError('x')", "UsageError: x"),
         ("return None", "TypeError: "),
-        ("return ['text']", "TypeError: it yielded 'text', which is not an Issue with a message"),
+        ("return ['text']", "TypeError: the rule yielded 'text', which is not an Issue with a message"),
         ("return [Issue('')]", "which is not an Issue with a message"),
         ("return [Issue(5)]", "Expected `str`, got `int`"),
         ("return [Issue('x', severity='fatal')]", "Invalid enum value"),
@@ -475,7 +475,7 @@ def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
     explained = statecli("rules", "acme-always", "--plugin", "./acme_here.py")
     assert "Why: a reason." in explained.out
     assert "https://" not in explained.out
-    assert "with --plugin MODULE for the rules of a plugin" in statecli("rules", "acme-always").err
+    assert "with --plugin MODULE to include the rules of a plugin" in statecli("rules", "acme-always").err
 
 
 def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(desk):
@@ -496,7 +496,7 @@ def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, desk):
     assert statecli(*line, "--baseline", "known.json").code == 0
     without = statecli("audit", "../models/a.safetensors", "--baseline", "known.json")
     assert (without.code, without.err.count("\n")) == (2, 1)
-    assert "give the plugin of the rule with --plugin" in without.err
+    assert "name the plugin that defines the rule with --plugin" in without.err
     assert statecli("inspect", "../models/a.safetensors", "--baseline", "known.json").code == 0
 
 

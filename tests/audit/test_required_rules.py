@@ -62,7 +62,7 @@ def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowe
     Path("statecli.toml").write_text('select = "pickles"' if narrowed == "file" else "")
     result = statecli("audit", "a.pt", *given, *(("--select", "pickles") if narrowed == "line" else ()))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert result.err.startswith(f"statecli: {given[0]}: has no effect without ")
+    assert result.err.startswith(f"statecli: {given[0]}: has no effect, because ")
 
 
 @pytest.mark.parametrize("rule", ["lock-mismatch", "nan", "missing-entry"])
@@ -95,7 +95,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
     Path("statecli.toml").write_text('lock = "l.json"\nignore = "lock"')
     result = statecli("audit", "a.pt")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith("statecli: statecli.toml: the key lock: has no effect without lock-mismatch")
+    assert result.err.startswith("statecli: statecli.toml: the key lock: has no effect, because")
 
 
 @pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])

@@ -166,7 +166,7 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     assert (result.code, result.err) == (
         2,
         "statecli: ck/other.safetensors: is not in the lock, which has only one target: "
-        "remove this target if it should not exist; otherwise run `statecli lock` again\n",
+        "if this target is expected, run `statecli lock` again; otherwise remove the target\n",
     )
     Path("ck/other.safetensors").unlink()
     Path("ck/model.safetensors").unlink()
@@ -271,8 +271,8 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
         reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
         (part,) = (target for target in reasons if "2_Dense" in target)
         assert reasons[part] == (
-            "is in the folder of a model but is not one of its training steps; "
-            "to compare this folder, name it as a target"
+            "is in the folder of a model but is not a training step; "
+            "to compare this folder, name the folder as a target"
         )
         assert "out/checkpoint-1" not in reasons
     assert statecli("audit", "out/2_Dense", "--against", "ck").code == 1
@@ -289,7 +289,8 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
     assert result.code == 0
     reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
     assert (
-        reasons["ck/probe.pt"] == "is next to a model but is not part of it; to compare this file, name it as a target"
+        reasons["ck/probe.pt"]
+        == "is next to a model but not part of the model; to compare this file, name the file as a target"
     )
     assert statecli("audit", "ck/probe.pt", "--against", "before").code == 1
 

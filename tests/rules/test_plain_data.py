@@ -176,7 +176,7 @@ def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, follow
     state = generator_state(left, following, seeded)
     torch.Generator().set_state(state)
     (message,) = messages({"cpu": state.reshape(8, -1)})
-    assert message.startswith(f"cpu: state of a torch generator claims {left} unused numbers after number ")
+    assert message.startswith(f"cpu: the state of a torch generator claims {left} unused numbers from number ")
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625])
@@ -847,7 +847,7 @@ def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, found, 
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
     (finding,) = found("unsafe-data", tmp_path / "a.pt")
     assert finding.severity is Severity.ERROR
-    assert finding.message.startswith("0.compute_dtype is a tensor whose letters statecli cannot read")
+    assert finding.message.startswith("0.compute_dtype holds a text that statecli cannot read")
     torch.save({"0.compute_dtype": torch.ones(3)}, tmp_path / "b.pt")
     assert not found("unsafe-data", tmp_path / "b.pt")
 

@@ -129,14 +129,14 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     """
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
-        again = "delete the file and write a new one with --write-baseline FILE --reason TEXT"
+        again = "delete the file, then write a new baseline with --write-baseline FILE --reason TEXT"
         raise MalformedError(
             f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {again}"
         )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
-            f"{path}: cannot read the baseline: its schema is {document.get('schema')!r}, expected {SCHEMA!r}; write "
-            "the baseline again"
+            f"{path}: the baseline has the schema {document.get('schema')!r}, but this statecli reads {SCHEMA!r}; "
+            "write the baseline again"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
@@ -146,7 +146,7 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
         if plugin_rules is not None and entry.rule not in DICTIONARY and entry.rule not in plugin_rules:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
-            advice = suggestion or "; remove the entry, or give the plugin of the rule with --plugin"
+            advice = suggestion or "; remove the entry, or name the plugin that defines the rule with --plugin"
             raise MalformedError(f"{path}: accepts {accepted}{advice}")
         if not entry.reason.strip():
             raise MalformedError(
@@ -262,11 +262,11 @@ def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[st
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
     """Return the note about an unneeded entry; `remaining` has the keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
-    remedy = "this finding is fixed; remove the entry"
+    remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:
-        remedy = "the content of this finding has changed; review the finding and write the baseline again"
+        remedy = "but the content of this finding has changed; review the finding and write the baseline again"
     return Oddity(
-        OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {remedy}", fqn
+        OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}, {remedy}", fqn
     )
 
 

@@ -37,6 +37,7 @@ _PICKLES, _TRAILING_BYTES = "pickles", "trailing-bytes"
 PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES) | {_TRAILING_BYTES}
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
+_LIST_RULES = "; run statecli rules for the list"
 
 T = TypeVar("T")
 
@@ -226,13 +227,15 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     except ValueError as error:  # also a number of more digits than Python reads
         raise UnreadableError(f"{path}: is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise UnreadableError(f"{path}: its tables or lists are nested too deeply; use fewer levels") from error
+        raise UnreadableError(f"{path}: tables or lists are nested too deeply; use fewer levels") from error
     if is_own_file:
         return table
     tool = table.get("tool", {})
     section = tool.get("statecli") if isinstance(tool, dict) else None
     if section is not None and not isinstance(section, dict):
-        raise UsageError(f"{path}: tool.statecli: must be a table; write the keys below [tool.statecli]")
+        raise UsageError(
+            f"{path}: tool.statecli: must be a table; write a line [tool.statecli] and the keys below this line"
+        )
     return section
 
 
@@ -312,7 +315,7 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
     for key in table:
         if key == "tool" and not prefix:
             raise UsageError(
-                f"{path}: [tool.statecli] belongs in pyproject.toml; write its keys at the top level of this file"
+                f"{path}: [tool.statecli] is only for pyproject.toml; in this file, write the keys at the top level"
             )
         if key not in fields:
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
@@ -337,9 +340,7 @@ def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RUL
         matching = [rule.name for rule in known if name in (rule.name, rule.group)]
         if not matching:
             known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
-            raise UsageError(
-                f"{where}: unknown rule {name!r}{suggest_names(name, known_names)}; statecli rules lists them"
-            )
+            raise UsageError(f"{where}: unknown rule {name!r}{suggest_names(name, known_names) or _LIST_RULES}")
         rules.update(dict.fromkeys(matching))
     return tuple(rules)
 

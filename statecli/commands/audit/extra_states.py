@@ -24,7 +24,7 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
         if tensor.data is not None:
             yield from scan_bytes(locate_storage(tensor, state), where, read_bytes(tensor))
         else:
-            unread = "its bytes cannot be read (it is sparse, nested, of a subclass, or on meta)"
+            unread = "statecli cannot read the bytes of this tensor (sparse, nested, of a subclass, or on meta)"
             yield ScannedPickle(where, Place(state.target, 0, 0), unread=unread)
 
 

@@ -125,16 +125,22 @@ def _build_plugin(name: str, module: ModuleType, where: str) -> Plugin:
     """Return the plugin with its rules in the group that is called by their prefix. Raises UsageError."""
     rules: Any = getattr(module, "RULES", None)
     if not isinstance(rules, (tuple, list)) or not rules:
-        raise UsageError(f"{where}: has no rules; write RULES = (rule, …) in the module, with at least one rule")
+        raise UsageError(
+            f"{where}: the module does not define a tuple RULES with at least one rule; write RULES = (rule, …)"
+        )
     for rule in rules:
         if not isinstance(rule, AuditRule):
-            raise UsageError(f"{where}: RULES contains {rule!r:.60}, which is not a rule; decorate it with @rule(…)")
+            raise UsageError(
+                f"{where}: RULES contains {rule!r:.60}, which is not a rule; decorate the function with @rule(…)"
+            )
         problem = _find_problem(rule)
         if problem is not None:
             raise UsageError(f"{where}: rule {rule.name!r}: {problem}")
     prefixes = list(dict.fromkeys(_get_prefix(rule) for rule in rules))
     if len(prefixes) > 1:
-        raise UsageError(f"{where}: its rules begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all")
+        raise UsageError(
+            f"{where}: rule names begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all rules"
+        )
     return Plugin(name, tuple(_adopt(rule, name) for rule in rules))
 
 
@@ -142,15 +148,15 @@ def _find_problem(rule: AuditRule) -> str | None:
     """Return what is wrong with a rule; None for a rule that can run."""
     match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
     if match is None:
-        return "must be named by a prefix of your organisation and lower-case words, such as acme-missing-license"
+        return "the name is not valid; use a prefix of your organisation and lower-case words: acme-missing-license"
     if match["prefix"] in _OWN_WORDS:
         return f"the prefix {match['prefix']}- belongs to statecli; use a prefix of your organisation, such as acme-"
     if not isinstance(rule.severity, Severity):
-        return f"its severity is {rule.severity!r:.60}; use Severity.NOTE, Severity.WARNING or Severity.ERROR"
+        return f"the severity is {rule.severity!r:.60}; use Severity.NOTE, Severity.WARNING or Severity.ERROR"
     if not all(isinstance(text, str) and text for text in (rule.summary, rule.why, rule.example, rule.fix)):
-        return "its summary, why, example and fix must be texts"
+        return "summary, why, example and fix must be non-empty strings"
     if not callable(rule.find) or not isinstance(rule.needs, tuple) or not all(map(callable, rule.needs)):
-        return "its function and its needs must be functions of a Subject"
+        return "the rule and each element of needs must be a function that takes a Subject"
     return None
 
 
@@ -205,5 +211,5 @@ def _list_issues(find: Find, subject: Subject) -> tuple[list[Issue], BaseExcepti
 def _check_issue(issue: object) -> None:
     """Raise TypeError or ValidationError for anything but an Issue with fields of the right types."""
     if not isinstance(issue, Issue) or not issue.message:
-        raise TypeError(f"it yielded {issue!r:.60}, which is not an Issue with a message")
+        raise TypeError(f"the rule yielded {issue!r:.60}, which is not an Issue with a message")
     msgspec.convert(msgspec.to_builtins(issue), Issue)

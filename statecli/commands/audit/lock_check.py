@@ -29,7 +29,7 @@ LOCK_RULE = "lock-mismatch"
 #: The rule that compares settings and companion files with the lock.
 SETTINGS_RULE = "settings-mismatch"
 #: Help of the finding about a missing locked file.
-MISSING_FILE_HELP = "restore it; if the removal is intended, lock again"
+MISSING_FILE_HELP = "restore the target; if the removal is intended, run `statecli lock` again"
 
 
 def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
@@ -85,7 +85,7 @@ def find_missing(request: Request, audited: Collection[str], same: Mapping[str, 
             yield (
                 text,
                 Issue(
-                    f"the lock has {plural(tensor_count, 'tensor')} of this target, which {reason}",
+                    f"the lock has {plural(tensor_count, 'tensor')} of this target, but the target {reason}",
                     help=MISSING_FILE_HELP,
                 ),
             )

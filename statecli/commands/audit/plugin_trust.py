@@ -49,8 +49,8 @@ def check_typed(name: str, targets: Sequence[str]) -> None:
         target = _find_judged_target(file, targets)
         if target is not None:
             raise UsageError(
-                f"{where}: Python would import {_shorten(file)}, which may come from the author of {target}; to import "
-                f"this file, give {option('--plugin', _shorten(files[-1]))}"
+                f"{where}: Python would import {_shorten(file)}, which may come from the author of {target}; if you "
+                f"trust this file, use {option('--plugin', _shorten(files[-1]))}"
             )
 
 
@@ -58,25 +58,25 @@ def check_configured(name: str, request: PluginRequest) -> None:
     """Raise UsageError unless the module named by the configuration is installed, and not part of what is judged."""
     where = f"{request.config_path}: plugins: {name!r}"
     _check_name(name, where, "write a module of an installed package, such as acme.rules")
-    advice = f"give {option('--plugin', name)}"
+    advice = f"use {option('--plugin', name)}"
     if request.is_judged:
         raise UsageError(
             f"{where}: is not imported, because the author of the checkpoints may have written this configuration; "
-            f"{advice}, or give {option('--config', request.config_path)}"
+            f"if you trust the plugin, {advice} or {option('--config', request.config_path)}"
         )
     if not _is_declared(name):
-        why = f"no package in site-packages declares it as an entry point of the group {ENTRY_POINT_GROUP}"
+        why = f"no package in site-packages declares this module as an entry point of the group {ENTRY_POINT_GROUP}"
         raise UsageError(f"{where}: is not imported, because {why}; install the package, or {advice}")
     with search_path.use_installed_only():
         files = _find_files(name, where)
     for file in files:
         if _find_site_folder(file) is None and _is_in_checkout(file):
-            why = f"{_shorten(file)} lies in the current folder or its repository"
+            why = f"{_shorten(file)} is in the current folder or its Git repository"
             raise UsageError(f"{where}: is not imported, because {why}; install the package as a wheel, or {advice}")
         target = _find_judged_target(file, request.targets)
         if target is not None:
             why = f"{_shorten(file)} may come from the author of {target}"
-            raise UsageError(f"{where}: is not imported, because {why}; install the package elsewhere")
+            raise UsageError(f"{where}: is not imported, because {why}; install the package in another folder")
 
 
 def _check_name(name: str, where: str, advice: str) -> None:
@@ -116,7 +116,7 @@ def _find_files(name: str, where: str) -> list[str]:
         full_name = ".".join(parts[:count])
         found = None if count > 1 and folders is None else _find_spec(full_name, folders)
         if found is None:
-            raise UsageError(f"{where}: no module is called {full_name}; check the spelling, or install its package")
+            raise UsageError(f"{where}: no module is called {full_name}; check the spelling, or install the package")
         if found.has_location and found.origin is not None:
             files.append(found.origin)
         # The path of an imported package may have changed since it was found.

@@ -50,11 +50,14 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     """
     if not request.rules:
         filters = f"{option('--select')} and {option('--ignore')}"
-        raise UsageError(f"no rule is selected: {filters} or the configuration exclude all rules; select at least one")
+        raise UsageError(
+            f"no rule is selected: {filters} or the configuration exclude all rules; select at least one rule"
+        )
     for key, rules in RULES_BY_OPTION.items():
         if key in given and not _is_used(key, request):
             raise UsageError(
-                f"{option(f'--{key}')}: {_describe_unselected(rules)}; select the rule or leave the option out"
+                f"{option(f'--{key}')}: {_describe_unselected(rules)}; select a rule that uses the option, or leave "
+                "the option out"
             )
     configured = replace(
         request,
@@ -63,8 +66,8 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     )
     if loaded.config.lock and "lock" not in given and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
         raise UsageError(
-            f"{loaded.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; allow the rule, or remove "
-            "the key from the configuration"
+            f"{loaded.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select a rule "
+            "that uses the key, or remove the key"
         )
 
 
@@ -98,4 +101,4 @@ def _is_any_selected(rules: Collection[str], request: Request) -> bool:
 
 
 def _describe_unselected(rules: Collection[str]) -> str:
-    return f"has no effect without {join_names(list(rules))}, which --select, --ignore or the configuration excludes"
+    return f"has no effect, because --select, --ignore or the configuration excludes {join_names(list(rules))}"

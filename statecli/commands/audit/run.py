@@ -155,7 +155,7 @@ class _Run:
         """Count a skipped file as checked if its content was compared with the lock."""
         if result.status is not Status.SKIPPED or result.target not in self.compared_files:
             return result
-        return replace(result, reason=f"{result.reason}, compared with the lock", not_checked=())
+        return replace(result, reason=f"{result.reason}, but was compared with the lock", not_checked=())
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
@@ -208,7 +208,7 @@ class _Run:
             result = _run_rules(subject, rules, self.request.severity)
             if subject.companions is not None:
                 self.compared_files.update(subject.companions.compared)
-            reason = "is a pipeline of diffusers, whose files were compared with the lock"
+            reason = "is a diffusers pipeline; statecli compared the files of the pipeline with the lock"
             yield _accept_ignored(replace(result, status=Status.SKIPPED, reason=reason), self.request)
 
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
@@ -251,7 +251,7 @@ class _Run:
             self.not_locked[text] = reason
         oddity = Oddity(
             OddityKind.NO_TENSORS.value,
-            f"{reason}: statecli checked only the code that loading this file runs, not its contents",
+            f"{reason}: statecli checked only which code runs when the file is loaded, not the contents",
         )
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
@@ -516,7 +516,9 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)
     uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
-    return (NotChecked("tensor", uncheckable, "values that no rule can check (unread-values)"),) if uncheckable else ()
+    return (
+        (NotChecked("tensor", uncheckable, "no rule can check the values (see unread-values)"),) if uncheckable else ()
+    )
 
 
 def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

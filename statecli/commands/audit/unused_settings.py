@@ -60,9 +60,8 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
         if entry.target not in audited
     )
     for target, count in Counter(missing).items():
-        remark = (
-            f"but the baseline accepts {plural(count, 'finding')} of this target; --write-baseline removes the entries"
-        )
+        accepted = f"the baseline accepts {plural(count, 'finding')} of this target"
+        remark = f"but {accepted}; to remove these entries, use --write-baseline"
         yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
 
 

@@ -40,7 +40,7 @@ class ValuesBudget:
             return None if self.values else "values not read: --no-values"
         size = sum(map(_count_value_bytes, tensors))
         if files.is_remote(split_section(text)[0]):
-            return "values not read: remote file, needs --values"
+            return "values not read: the file is remote; add --values"
         if size > self.bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
             return f"values not read: above the default limit of {limit}; add --values"
