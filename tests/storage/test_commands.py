@@ -209,9 +209,7 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
         for line, target in zip(found.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert (
-                "lock each target separately, because a lock of a single target applies to a copy in any place" in line
-            )
+            assert "lock each target separately: a lock of one target also applies to copies in other places" in line
             assert "lock each target separately" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
@@ -312,7 +310,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
     trained(served.folder / "run")
-    assert "this finding is fixed; remove the entry" in statecli(*args, "--baseline", "known.json").err
+    assert "no longer has this finding; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
     (served.folder / "run" / "model.safetensors").unlink()
     (served.folder / "run" / "train.ckpt").unlink()

@@ -124,7 +124,7 @@ def find_companion_files(folder: str) -> list[str]:
         inner, depth, is_walked = pending.pop()
         if depth > MAX_DEPTH:
             raise UnreadableError(
-                f"{folder}: {inner} is more than {MAX_DEPTH} folders deep; lock this folder separately"
+                f"{folder}: {inner} is more than {MAX_DEPTH} folders deep; lock this subfolder separately"
             )
         here = files.join(folder, inner) if inner else folder
         if files.resolve_links(here) in seen:  # a link to a folder that was read
@@ -300,7 +300,7 @@ def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algori
         count, reason = len(locked), "not compared: the lock has these files, but the target is a single file"
         return CompanionChanges(not_checked=(NotChecked("file", count, reason),))
     if locked is None:
-        reason = "not compared: the lock has no files"
+        reason = "not compared: the lock does not record these files; run `statecli lock` again"
         return CompanionChanges(not_checked=(NotChecked("file", len(digests), reason),) if digests else ())
     digests = digests or {}
     compared = () if is_file else tuple(files.join(folder, name) for name in digests if name in locked)

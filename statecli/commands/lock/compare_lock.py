@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 #: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
 OTHER_SECTION = ("beside",)
 #: Remedy for a target that is not in the lock.
-NEW_TARGET_ADVICE = "remove this target if it should not exist; otherwise run `statecli lock` again"
+NEW_TARGET_ADVICE = "if this target is expected, run `statecli lock` again; otherwise remove the target"
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "the lock names local files and this target is a URL, or the reverse; lock each target separately, because a lock "
-    "of a single target applies to a copy in any place"
+    "the lock names local files and this target is a URL, or the reverse; lock each target separately: a lock of one "
+    "target also applies to copies in other places"
 )
 
 
@@ -77,7 +77,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
         return target
     frozen_lines = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
     if not frozen_lines and not request.by_name:
-        message = "the lock has no frozen tensors: none has requires_grad=False, and policy.frozen matches none"
+        message = "the lock has no frozen tensors: no tensor has requires_grad=False or matches policy.frozen"
         raise NothingMatched(f"{text}: {option('--frozen-only')}: {message}")
     return replace(target, tensors=frozen_lines)
 

@@ -22,6 +22,7 @@ from statecli.targets.section_of_target import split_section
 from statecli.values.digest_algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
+_LOCK_AGAIN = "run `statecli lock` again"
 #: Bytes of the largest lock file that is read: enough for millions of tensors.
 MAX_BYTES = 1 << 30
 #: Markers that git writes around a conflict; no line of JSON begins with them.
@@ -155,12 +156,12 @@ def read_lock(path: str) -> Lock:
     schema = document.get("schema")
     if schema != SCHEMA:
         raise MalformedError(
-            f"{path}: this version cannot read the lock file: its schema is {schema!r}, expected {SCHEMA!r}; lock again"
+            f"{path}: the lock file has the schema {schema!r}, but this statecli reads {SCHEMA!r}; {_LOCK_AGAIN}"
         )
     try:
         lock = msgspec.convert(document, Lock)
     except msgspec.ValidationError as error:
-        raise MalformedError(f"{path}: is not a valid lock file: {error}; lock again") from error
+        raise MalformedError(f"{path}: is not a valid lock file: {error}; {_LOCK_AGAIN}") from error
     _check_lock(lock, path)
     return lock
 
@@ -178,7 +179,7 @@ def read_document(path: str, what: str) -> dict[str, object]:
     except UnreadableError as error:
         raise type(error)(f"{path}: {quoting.append_reason(what, error)}") from error
     if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
-        raise MalformedError(f"{path}: {what} has conflict markers of a merge; write the file again")
+        raise MalformedError(f"{path}: {what} contains conflict markers of a Git merge; write the file again")
     document, repeats = json_object.parse_object(raw, f"{path}: {what}")
     json_object.refuse_repeats(repeats, f"{path}: {what}")
     return document
@@ -188,7 +189,8 @@ def _check_lock(lock: Lock, path: str) -> None:
     """Check conditions beyond JSON types. Raises `MalformedError`."""
     names = [target.target for target in lock.targets]
     if not names or (None in names and len(names) > 1):
-        raise MalformedError(f"{path}: has {len(names)} targets, but not all have a name; lock again")
+        problem = f"has {len(names)} targets, but not all have a name" if names else "has no targets"
+        raise MalformedError(f"{path}: {problem}; {_LOCK_AGAIN}")
     refuse_twins([str(name) for name in names], f"{path}: locks the target")
     for target in lock.targets:
         refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in target.tensors], f"{path}: locks")
@@ -198,10 +200,12 @@ def _check_lock(lock: Lock, path: str) -> None:
 
 def _check_tensor(tensor: LockedTensor, path: str) -> None:
     if tensor.shape is not None and any(size < 0 for size in tensor.shape):
-        raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)} with a negative size; lock again")
+        raise MalformedError(
+            f"{path}: {tensor.fqn}: has shape {list(tensor.shape)} with a negative size; {_LOCK_AGAIN}"
+        )
     if tensor.digest is not None and (len(tensor.digest) != 64 or set(tensor.digest) - set("0123456789abcdef")):
         raise MalformedError(
-            f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is not a digest of 64 hexadecimal digits; lock again"
+            f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is not a digest of 64 hexadecimal digits; {_LOCK_AGAIN}"
         )
 
 

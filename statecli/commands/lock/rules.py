@@ -11,9 +11,9 @@ NOTHING_TO_LOCK = Rule(
     ("lock",),
     Severity.NOTE,
     summary="A target has no tensor that can be locked, so it is not in the lock file.",
-    why="`audit --lock` compares only tensors in the lock file. A later version of this target always passes.",
+    why="`audit --lock` compares only tensors in the lock file, so any later version of this target passes.",
     example="`statecli lock runs/` where one checkpoint holds only the state of callbacks.",
-    fix="check that the target is not a model. To leave the file out, list the other targets in the command.",
+    fix="check that the target is not a model. To avoid the note, name only the other targets in the command.",
 )
 CALLBACKS_NOT_LOCKED = Rule(
     "callbacks-not-locked",
@@ -21,10 +21,10 @@ CALLBACKS_NOT_LOCKED = Rule(
     ("lock",),
     Severity.NOTE,
     summary="Tensors that callbacks keep in a checkpoint are not in the lock file.",
-    why="""these tensors record the training, such as the best score; they are not weights. A lock of them would
-report each new epoch.""",
+    why="""these tensors record the training, such as the best score; they are not weights. With these tensors
+in the lock file, `audit --lock` would report each new epoch.""",
     example="a Lightning checkpoint whose `ModelCheckpoint` keeps `best_model_score` as a tensor.",
-    fix="ignore the note, unless one of these tensors is a weight: then save the weight in the state_dict.",
+    fix="ignore the note. If one of these tensors is a weight, save this tensor in the state_dict of the model.",
 )
 #: A note where a lock file is written, a warning where a checkpoint is compared with the file.
 VALUES_NOT_LOCKED = Rule(
