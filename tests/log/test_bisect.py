@@ -98,7 +98,17 @@ def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
     result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
     assert result.code == 0
     assert result.json["first"]["path"].endswith("0.pt")
-    assert any("already at the first" in note["message"] for note in result.json["notes"])
+    assert any("already at the first checkpoint" in note["message"] for note in result.json["notes"])
+
+
+def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_path):
+    """The checkpoint before cannot be read, so the note does not speak of the first checkpoint of the run."""
+    (tmp_path / "0.pt").write_bytes(b"PK")
+    for number in (1, 2):
+        torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
+    result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
+    assert result.json["answer"] == "inconclusive"
+    assert any("already at the first readable checkpoint" in note["message"] for note in result.json["notes"])
 
 
 def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder):
@@ -138,7 +148,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
         ("changed ", "glob is missing"),
         ("cosine<2", "between -1 and 1"),
         ("cosine", "write a number"),
-        ("cosine<0.9x", "follows the number"),
+        ("cosine<0.9x", "unexpected 'x' after the number"),
         ("loss>3", "is not a condition"),
         ("", "empty"),
         ("changed zz*", "no tensor of the model matches 'zz*'"),

@@ -51,9 +51,12 @@ def parse_condition(text: str) -> Condition:
     if match := _COSINE.match(words):
         limit, glob = float(match[1]), words[match.end() :]
         if glob and not glob[0].isspace():
-            raise UsageError(f"{given}: {glob!r} follows the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'")
+            raise UsageError(f"{given}: unexpected {glob!r} after the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'")
         if not -1 < limit <= 1:
-            raise UsageError(f"{given}: a cosine is between -1 and 1, so the condition never changes its answer")
+            raise UsageError(
+                f"{given}: a cosine is between -1 and 1, so the answer is the same for every checkpoint; "
+                "write another number"
+            )
         return Condition(text, Measure.COSINE, glob.strip() or None, limit)
     name, _, glob = words.partition(" ")
     measure = next((measure for measure in Measure if measure.value == name.lower()), None)
@@ -63,5 +66,5 @@ def parse_condition(text: str) -> Condition:
         raise UsageError(f"{given}: is not a condition; write {FORMS}")
     if measure is Measure.CHANGED and not glob.strip():
         example = option("--first", "changed layers.*", quoted=True)
-        raise UsageError(f"{given}: the glob is missing; write it in the same quotes: {example}")
+        raise UsageError(f"{given}: the glob is missing; write the glob inside the quotes: {example}")
     return Condition(text, measure, glob.strip() or None)

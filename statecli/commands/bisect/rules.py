@@ -11,10 +11,10 @@ NEVER_HOLDS = Rule(
     ("bisect",),
     Severity.ERROR,
     summary="The condition of `--first` does not hold at the last checkpoint.",
-    why="""`bisect` assumes that a condition stays true once it is true, so a condition that is false at the end
-was never true. The exit status is 1, as that of grep without a match.""",
-    example="`statecli bisect runs/ --first nan`, and the last checkpoint is finite.",
-    fix="check the condition; if it may have become false again, look at every checkpoint with `statecli log`.",
+    why="""`bisect` assumes that a condition stays true after it becomes true. A condition that is false at the
+last checkpoint was then never true. The exit status is 1, as for grep without a match.""",
+    example="`statecli bisect runs/ --first nan`, and the last checkpoint has no NaN.",
+    fix="check the condition. If the condition can become false again, read all checkpoints with `statecli log`.",
 )
 
 RULES = (NEVER_HOLDS,)

@@ -50,7 +50,9 @@ def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) ->
     run = order_run(request.targets)
     prober.check_order = False
     note = Oddity(
-        "all-settings-read", f"the settings of all {len(run.checkpoints)} checkpoints were read for the order"
+        "all-settings-read",
+        f"statecli read the settings of all {len(run.checkpoints)} checkpoints, "
+        "because the names do not give the order of the steps",
     )
     return _search(request, replace(run, notes=(*run.notes, note)), prober)
 
@@ -113,7 +115,7 @@ class _Prober:
             return self._count(measured)
         if self._reference is None:
             self._reference = measured
-            return False, "the others are compared with this one"
+            return False, "the reference: statecli compares the other checkpoints with this checkpoint"
         if self._condition.measure is Measure.CHANGED:
             return self._find_changed(self._reference, measured)
         return self._compute_cosine(self._reference, measured)
@@ -146,7 +148,10 @@ class _Prober:
         distance = compute_distance(first, now, compare_checkpoints(first, now, self._cache))
         cosine = distance.cosine
         if cosine is None:
-            raise UnreadableError(f"{now.model.target}: has no cosine with {first.model.target}: no finite parameters")
+            raise UnreadableError(
+                f"{now.model.target}: cannot compute the cosine with {first.model.target}: "
+                "no parameter is finite and nonzero in both"
+            )
         limit = self._condition.limit
         skipped = f", {plural(distance.left_out, 'tensor')} with NaN or infinity left out" if distance.left_out else ""
         return limit is not None and cosine < limit, f"cosine {cosine:.6g}{skipped}"
@@ -160,13 +165,15 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
         return _build(request, run, prober, Answer.INCONCLUSIVE, notes)
     first, last = prober.decide(low, checkpoints[low]), prober.decide(high, checkpoints[high])
     if first.holds:
-        notes.append(Oddity("holds-at-first", "the condition holds already at the first checkpoint of the run"))
+        which = "first" if low == 0 else "first readable"
+        text = f"the condition holds already at the {which} checkpoint of the run"
+        notes.append(Oddity("holds-at-first", text))
         answer = Answer.FOUND if low == 0 else Answer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, first=first, between=checkpoints[:low])
     if not last.holds:
         answer = Answer.NEVER if high == len(checkpoints) - 1 else Answer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, last_before=last, between=checkpoints[high + 1 :])
-    notes.append(Oddity("assumed-monotone", "assumed: once the condition is true, it stays true"))
+    notes.append(Oddity("assumed-monotone", "bisect assumes that the condition stays true after it becomes true"))
     while high - low > 1:
         middle = _find_readable(low, high, checkpoints, prober)
         if middle is None:

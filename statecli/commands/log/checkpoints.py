@@ -106,7 +106,7 @@ def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | No
 def read_state(path: str) -> ModelState:
     """Read the checkpoint. Raises StateError; UnreadableError for a class, because a run has only checkpoints."""
     if load.find_class_spec(path) is not None:
-        raise UnreadableError(f"{path}: is a model class; name checkpoints of a run")
+        raise UnreadableError(f"{path}: is a model class; name the checkpoints of a run")
     return load.read_checkpoint(path)
 
 
@@ -124,8 +124,8 @@ def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
     notes = [Oddity("step-source", _describe_sources(ordered))]
     if is_left_out:
         left_out = [entry.path for entry in entries if entry.path in is_left_out]
-        message = f"{plural(len(left_out), 'checkpoint')} without a step left out: {quoting.names(left_out)}"
-        notes.append(Oddity("no-step", f"{message}; name the path in the command to include it"))
+        message = f"{plural(len(left_out), 'checkpoint')} left out, because no step is known: {quoting.names(left_out)}"
+        notes.append(Oddity("no-step", f"{message}; to include a checkpoint, name its path in the command"))
     return Run(tuple(ordered), tuple(notes))
 
 
@@ -136,6 +136,6 @@ def _sort_key(entry: Checkpoint) -> tuple[bool, int, str]:
 def _describe_sources(entries: Sequence[Checkpoint]) -> str:
     sources = list(dict.fromkeys(entry.step.source for entry in entries if entry.step is not None))
     if not sources:
-        return "no checkpoint has a step, so the order is the natural order of the names"
+        return "no checkpoint has a step, so the checkpoints are ordered by name"
     texts = ["the number in the name" if source == NAME_SOURCE else f"the setting {source}" for source in sources]
     return f"the step is {' or '.join(texts)}"

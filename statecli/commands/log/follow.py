@@ -105,7 +105,7 @@ class Follower:
         """Return a line if the checkpoint before does not exist any more; () if it does, or if there is none."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
-        return (f"{self._last.whole.target}: was deleted before the next checkpoint was finished",)
+        return (f"{self._last.whole.target}: was deleted before statecli could compare it with the next checkpoint",)
 
     def _build_row(self, checkpoint: Checkpoint, now: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
         counted = [(now.model.tensors[n], now.figures[n]) for n in list_counted(now.model)]

@@ -69,7 +69,7 @@ def _report(rows: Sequence[CheckpointRow]) -> Iterator[Finding]:
     for row in rows:
         yield from report_new_nan(row)
         for name in row.stopped:
-            message = f"{quoting.name(name)}: equal bit for bit since {describe_place(row)}"
+            message = f"{quoting.name(name)}: unchanged, bit for bit, since {describe_place(row)}"
             yield rules.STOPPED.finding(message, target=row.path, about=name)
 
 
@@ -88,7 +88,7 @@ def describe_place(row: CheckpointRow) -> str:
 def _list_notes(rows: Sequence[CheckpointRow]) -> Iterator[Oddity]:
     counts = Counter(name for row in rows for name in row.other_sections)
     if counts:
-        message = f"not part of the norm: the sections {quoting.names(list(counts))}"
+        message = f"sections not counted in the norm: {quoting.names(list(counts))}"
         yield Oddity("sections-left-out", message)
 
 
