@@ -11,8 +11,8 @@ CANNOT_TELL = Rule(
     ("inspect",),
     Severity.WARNING,
     summary="statecli cannot tell whether the tensor moves with its model.",
-    why="""the tensor was not found again after the move, or it could not be measured. If the tensor is left on its
-device, the first forward on the other device raises.""",
+    why="""statecli did not find the tensor after the move, or could not read its device. If the tensor is left on the
+old device, the first forward on the new device raises.""",
     example="a class whose own `_apply` deletes a cached tensor.",
     fix="""run `statecli verify --check forward`, which calls forward on a fake GPU and reports tensors on the wrong
 device.""",
@@ -22,10 +22,10 @@ BYTES_DIFFER = Rule(
     "move",
     ("inspect",),
     Severity.ERROR,
-    summary="After the load to a device, a tensor there differs from the tensor in the file.",
-    why="the model would compute with other weights than those in the file. The device or its driver is faulty.",
-    example="a GPU with broken memory returns other bytes than the bytes that were copied to it.",
-    fix="run the command again. If the finding remains, test the device and its driver, and do not use its results.",
+    summary="After a load to a device, a tensor on the device differs from the tensor in the file.",
+    why="the model would not compute with the weights of the file. The device or its driver is faulty.",
+    example="a GPU with faulty memory changes bytes of a tensor that was copied to the GPU.",
+    fix="run the command again. If the finding remains, do not use this device; test the device and its driver.",
 )
 
 RULES = (CANNOT_TELL, BYTES_DIFFER)
