@@ -261,7 +261,7 @@ def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
     diagnosis = explain("net.py:Net", "other.pt")["diagnosis"]
     assert diagnosis["loads"]
     assert not diagnosis["proved"]
-    assert "may be another" in diagnosis["proof"]
+    assert "pairs of names are uncertain" in diagnosis["proof"]
 
 
 def test_an_average_is_named(desk, net, explain, run_lines):
@@ -404,7 +404,9 @@ def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, 
     torch.save({"embed.weight": weight, "head.weight": weight + 1 if apart else weight}, "a.pt")
     found = statecli("explain", "tied.py:Tied", "a.pt")
     assert found.code == 0
-    assert ("the class ties embed.weight and head.weight, the checkpoint has a tensor for each" in found.out) == apart
+    assert (
+        "the class ties embed.weight and head.weight and the checkpoint has a tensor for each" in found.out
+    ) == apart
     if apart:
-        command = found.out.splitlines()[0].partition("to compare their values: statecli ")[2].split()
+        command = found.out.splitlines()[0].partition("to compare the values, run: statecli ")[2].split()
         assert statecli(*command).code == 1

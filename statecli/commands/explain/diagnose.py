@@ -18,7 +18,7 @@ from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import Step, apply_steps, find_steps
-from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries, read_entries
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
@@ -107,10 +107,10 @@ def diagnose(subject: Subject) -> Diagnosis:
     if codes:
         message = (
             f"{plural(len(codes), 'tensor')} of {codes[0].dtype}, which {subject.model.target} registers as "
-            "floating-point: load_state_dict would copy codes as weights"
+            "floating-point: load_state_dict would copy the quantized codes as weights"
         )
         evidence = Evidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
-        return Diagnosis((evidence,), proof="there are no lines to prove: the scales are not known")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the codes are not known")
     matching = _match(subject)
     taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
     if taken < MIN_SHARE * len(subject.registered) or not taken:
@@ -124,18 +124,18 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
     found = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
     for weights, has, place, advice in (
-        (found.in_file, "the file", target, f"apply the same function to the modules of {target} before the load"),
-        (found.in_class, target, "the file", "load the file before the function is applied to the modules"),
+        (found.in_file, "the file", target, f"apply the same function to the modules of {target}, then load the file"),
+        (found.in_class, target, "the file", "load the file first, then apply the function to the modules"),
     ):
         if weights:
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
             message = (
                 f"{has} has the parts from which {functions} computes {plural(len(names), 'weight')}, "
-                f"and {place} has the whole: {_list_modules(names)}"
+                f"and {place} has the computed weights: {_list_modules(names)}"
             )
             evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
-            return Diagnosis((evidence,), proof=f"there are no lines to prove: {advice}")
+            return Diagnosis((evidence,), proof=f"{NO_CODE}; {advice}")
     return None
 
 
@@ -192,27 +192,23 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         steps, in_order = (), tuple(subject.registered)
     causes = _list_causes(subject, matching, steps)
     if steps is None:
-        message = (
-            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ in more ways than short lines can rename"
-        )
+        message = f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and no short rules rename them"
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
-        return Diagnosis(
-            (Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof="there are no lines to prove"
-        )
+        return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
     initial = (*(pair.registered for pair in matching.mismatched), *matching.missing)
     dropped = [apply_steps(steps, name) for name in (*(p.name for p in matching.mismatched), *matching.unexpected)]
     kept = [names[pair.name] for pair in matching.pairs]
     if 2 * len(initial) > len(subject.registered):
         why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
-        return Diagnosis(causes, maps=_list_maps(steps), proof=f"there are no lines to prove: {why}")
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
     left_out = leave_out(dropped, kept) if dropped else LeftOut()
     if left_out is None or subject.entries.source is None:
         why = (
-            "statecli knows no lines that read this format"
+            "statecli cannot write code that reads this format"
             if subject.entries.source is None
             else "too many modules differ"
         )
-        return Diagnosis(causes, maps=_list_maps(steps), proof=f"there are no lines to prove: {why}")
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
     recipe = Recipe(
         subject.entries.source,
         build_model_code(subject.built.spec),
@@ -255,20 +251,20 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: LoadResult) -> Diagnosis:
     """Return the diagnosis with the result of the proof."""
     if result.error:
-        return replace(diagnosis, proof=f"cannot load on meta: {result.error}")
+        return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:
         return replace(diagnosis, proof=_describe_objections(result))
     diagnosis = replace(diagnosis, loads=True)
     doubts = list(_list_doubts(subject, matching))
     if doubts:
-        return replace(diagnosis, proof=f"a load on meta accepts the lines, but {'; '.join(doubts)}")
+        return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")
     renamed = any(pair.name != pair.registered for pair in matching.pairs)
     strict = (
-        "a strict load on meta accepts the lines"
+        "a strict load with this code succeeds on the meta device"
         if diagnosis.strict
-        else "a load on meta accepts the lines, with no other missing key"
+        else "a load with this code succeeds on the meta device, and no other key is missing"
     )
-    unique = ", and shapes and words decide each pair of names" if renamed else ""
+    unique = "; the shapes and the words in the names allow only one pairing" if renamed else ""
     return replace(diagnosis, proved=True, proof=strict + unique)
 
 
@@ -287,8 +283,8 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
         pair = undecided[0]
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
         yield (
-            f"{plural(len(undecided), 'pair')} of names may be another: {pair.name} is loaded as {pair.registered}, "
-            f"by order and likeness, and {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
+            f"{plural(len(undecided), 'pair')} of names are uncertain: {pair.name} is loaded as {pair.registered}, "
+            f"but {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
     yield from list_doubts_about_rest(
         Rest(
@@ -301,7 +297,7 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     )
     if subject.entries.rivals:
         yield (
-            f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} fits as well as "
+            f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} could be loaded instead of "
             f"{quoting.name(subject.entries.section)}"
         )
     refused = [
@@ -328,7 +324,7 @@ def _describe_objections(result: LoadResult) -> str:
         )
         if names
     ]
-    return f"a load on meta still fails: {'; '.join(parts)}"
+    return f"a load on the meta device still fails: {'; '.join(parts)}"
 
 
 # --- the causes ------------------------------------------------------------------------------------------------------
@@ -382,8 +378,9 @@ def _list_modules(names: Sequence[str]) -> str:
 def _other_model(subject: Subject, taken: int) -> Diagnosis:
     total = len(subject.registered)
     message = (
-        f"{subject.checkpoint.target} has {plural(len(subject.entries.rows), 'tensor')}, and only {taken} of the "
-        f"{total} tensors of {subject.model.target} fit: this is probably the checkpoint of another model"
+        f"only {taken} of the {plural(total, 'tensor')} of {subject.model.target} match a tensor of "
+        f"{subject.checkpoint.target} ({plural(len(subject.entries.rows), 'tensor')}): the checkpoint is probably of "
+        "another model"
     )
     example = f"{subject.entries.names[0]}, {next(iter(subject.registered), 'no tensor')}"
-    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, taken, example),), proof="there are no lines to prove")
+    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, taken, example),), proof=NO_CODE)

@@ -36,7 +36,7 @@ def _find_possible_pair(rest: Rest) -> Iterable[str]:
     for name in rest.missing:
         other = free.get((_leaf(name), rest.shapes[name]))
         if other is not None:
-            yield f"{other} is not used, and may be {name}, which has the same shape"
+            yield f"the unused tensor {other} may be {name}: both have the same shape"
             return
 
 
@@ -55,7 +55,8 @@ def _find_possible_join(rest: Rest) -> Iterable[str]:
             for names, shapes in ((unused, rest.own_shapes), (unfilled, rest.shapes))
         ]
         if unused and unfilled and len(unused) != len(unfilled) and counts[0] == counts[1]:
-            yield f"{', '.join(unused[:4])} are not used, and may be the rows of {', '.join(unfilled[:4])}"
+            noun = "tensors" if unused[1:] else "tensor"
+            yield f"the unused {noun} {', '.join(unused[:4])} may be the rows of {', '.join(unfilled[:4])}"
             return
 
 
@@ -69,7 +70,7 @@ def _find_possible_tie(rest: Rest) -> Iterable[str]:
     for name in rest.missing:
         tied = embeddings.get(rest.shapes[name])
         if tied is not None:
-            yield f"{name} keeps its initial values, and may be tied to {tied}, which has the same shape"
+            yield f"{name} keeps its initial values and may be tied to {tied}: both have the same shape"
             return
 
 
@@ -82,7 +83,7 @@ def _find_transposed_kernels(rest: Rest) -> Iterable[str]:
     if kernels:
         yield (
             f"{plural(len(kernels), 'kernel')}, such as {kernels[0]}, may be transposed: TensorFlow and Flax store "
-            "[in, out], and torch [out, in]"
+            "[in, out], torch stores [out, in]"
         )
 
 

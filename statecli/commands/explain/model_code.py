@@ -37,7 +37,7 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
     if built.library is Library.TIMM:
         return ModelCode(("import timm",), f"timm.create_model({', '.join(filter(None, [repr(name), arguments]))})")
     if built.library is Library.SENTENCE_TRANSFORMERS:
-        line = "from sentence_transformers import SentenceTransformer  # the folder needs weights"
+        line = "from sentence_transformers import SentenceTransformer  # the folder must contain weights"
         return ModelCode((line,), f"SentenceTransformer({folder})")
     replaced = ", ".join(filter(None, [folder, format_call((), built.replaced)]))
     configuration = ", ".join(filter(None, [f"AutoConfig.from_pretrained({replaced})", arguments]))

@@ -28,7 +28,7 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
         first = next(iter(renamed))
         example = f"{first} → {current[first]}"
         if normed:
-            message = f"the file has weight_norm in the form of parametrizations, {model} in the older form"
+            message = f"the file has weight_norm as a parametrization (original0, original1), {model} the older form"
             yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
         else:
             yield Evidence(
@@ -56,7 +56,7 @@ def _describe_prefix(step: Step, changed: Sequence[str], total: int, model: str,
     elif step.at_start:
         message = f"{names} have the prefix {step.old!r}, which {model} does not have"
     else:
-        message = f"{names} contain {step.old!r} of a wrapper, which {model} does not have"
+        message = f"{names} contain {step.old!r} of a wrapper; the names of {model} do not"
     return Evidence(Cause.PREFIX, message, len(changed), example)
 
 

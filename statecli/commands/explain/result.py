@@ -8,6 +8,9 @@ import msgspec
 
 from statecli.core.model_state import ModelState, Oddity
 
+#: Start of `Diagnosis.proof` without code; a reason or a remedy follows.
+NO_CODE = "no code to load the file"
+
 
 class Cause(str, Enum):
     """Why a checkpoint does not load.

@@ -14,7 +14,7 @@ DOES_NOT_LOAD = Rule(
     why="""`load_state_dict` lists each missing and unexpected key, although all of them often have one cause: a prefix,
 other names, or another number of classes.""",
     example="all 39 names of the checkpoint have the prefix `module.` of DistributedDataParallel.",
-    fix="""load the checkpoint with the printed lines. If the lines are not proved, compare the results of the loaded
+    fix="""load the checkpoint with the printed code. If the code is not proved, compare the results of the loaded
 model with known results.""",
 )
 OTHER_LINES = Rule(
@@ -23,8 +23,8 @@ OTHER_LINES = Rule(
     ("explain",),
     Severity.NOTE,
     summary="The checkpoint can also be loaded in another way: into another class, or from another key in it.",
-    why="the arguments of the class can be changed, or the tensors of another shape can keep their initial values.",
+    why="you can change the arguments of the class, or tensors of another shape can keep their initial values.",
     example="`Net(num_classes=1000)` loads the whole checkpoint; `Net()` loads all tensors except the head.",
-    fix="choose the lines for your purpose: the saved model, or a new head to train.",
+    fix="choose the code for your purpose: the saved model, or a new head to train.",
 )
 RULES = (DOES_NOT_LOAD, OTHER_LINES)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.recipe import Loader
-from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries
 from statecli.core import quoting
 from statecli.core.model_state import Kind, ModelState
@@ -60,11 +60,11 @@ def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence
     folder = _find_folder(state, "adapter_config.json")
     if folder is None or not alone:
         why = (
-            "the folder has no adapter_config.json"
+            ": the folder has no adapter_config.json"
             if alone
-            else "merge the adapter with PEFT (merge_and_unload) and save the model again"
+            else "; merge the adapter with PEFT (merge_and_unload) and save the model again"
         )
-        return Diagnosis((evidence,), proof=f"there are no lines to prove: {why}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}{why}")
     model = build_model_code(spec)
     code = (
         "from peft import PeftModel",
@@ -76,16 +76,16 @@ def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence
 
 
 def _diagnose_quantized(state: ModelState, names: Sequence[str], library: str) -> Diagnosis:
-    message = f"the weights are quantised ({library}): {plural(len(names), 'tensor')} such as {quoting.name(names[0])}"
+    message = f"the weights are quantized ({library}): {plural(len(names), 'tensor')} such as {quoting.name(names[0])}"
     evidence = Evidence(Cause.QUANTIZED, message, len(names), names[0])
     folder = _find_folder(state, CONFIG)
     if folder is None:
-        return Diagnosis((evidence,), proof=f"there are no lines to prove: build the class with layers of {library}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; build the class with layers of {library}")
     code = (
         "from transformers import AutoModelForCausalLM",
-        f"model = AutoModelForCausalLM.from_pretrained({folder!r})  # needs the library that quantised it",
+        f"model = AutoModelForCausalLM.from_pretrained({folder!r})  # needs the quantization library",
     )
-    return Diagnosis((evidence,), code, proof=NOT_RUN.format("quantised layers"))
+    return Diagnosis((evidence,), code, proof=NOT_RUN.format("quantized layers"))
 
 
 def _find_folder(state: ModelState, file: str) -> str | None:
@@ -97,9 +97,9 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 def diagnose_without_model(state: ModelState) -> Diagnosis:
     """Return the diagnosis of a checkpoint without a tensor of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
-    message = f"{state.target} contains no tensors of a model, only of: {', '.join(kinds)}"
+    message = f"{state.target} contains no tensors of a model, only tensors of kind: {', '.join(kinds)}"
     evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
-    return Diagnosis((evidence,), proof="there are no lines to prove: name the file with the model")
+    return Diagnosis((evidence,), proof=f"{NO_CODE}; name the file with the model")
 
 
 def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evidence]:

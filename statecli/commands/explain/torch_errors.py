@@ -10,7 +10,7 @@ from statecli.commands.explain.align import align_names
 from statecli.commands.explain.recipe import LeftOut, Loader, ModelCode, Recipe, Source, leave_out
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
-from statecli.commands.explain.result import Cause, Diagnosis, Evidence, Explanation
+from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence, Explanation
 from statecli.commands.explain.source import PLAIN_CLASSES
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
@@ -18,7 +18,7 @@ from statecli.core.units import plural
 
 #: Characters of standard input that are read.
 MAX_CHARACTERS = 16 << 20
-NOT_PROVED = "not proved: give the class and the checkpoint to prove it: statecli explain CLASS CHECKPOINT"
+NOT_PROVED = "not proved; to prove the code, run: statecli explain CLASS CHECKPOINT"
 _MISSING = re.compile(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
 _UNEXPECTED = re.compile(r'Unexpected key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
 _MISMATCH = re.compile(
@@ -165,17 +165,17 @@ def _read_refused_names(text: str) -> Diagnosis | None:
     names = list(dict.fromkeys(_REFUSED.findall(text))) if "eights only" in text or "weights_only" in text else []
     if not names:
         return None
-    message = f"torch.load(weights_only=True) refuses {quoting.names(names)}, which the file names besides its tensors"
+    message = f"torch.load(weights_only=True) refuses {quoting.names(names)} in the file"
     evidence = Evidence(Cause.UNSAFE_FILE, message, len(names), names[0])
     if not set(names) <= PLAIN_CLASSES:
-        what = "scan the file with statecli audit before you allow a name or load with weights_only=False"
-        return Diagnosis((evidence,), proof=f"there are no safe lines: {what}")
+        what = "scan the file with statecli audit before you allow these names or use weights_only=False"
+        return Diagnosis((evidence,), proof=f"no safe code; {what}")
     source = _find_source(text)
     recipe = Recipe(Source(source.files, source.loader, (), "", tuple(names)), ModelCode((), ""))
     return _build((evidence,), recipe)
 
 
-_AGAIN = "compare the size of the file with that at its source, and fetch the file again"
+_AGAIN = "download or copy the file again, and compare the size with the size at the source"
 
 
 class _FileError(NamedTuple):
@@ -200,22 +200,22 @@ _FILE_ERRORS = (
         "the file is probably a web page",
     ),
     _FileError(
-        "invalid load key", Cause.NOT_A_CHECKPOINT, "the file is not a pickle: another format, or a damaged download"
+        "invalid load key", Cause.NOT_A_CHECKPOINT, "the file is not a pickle: it has another format or is damaged"
     ),
     _FileError(
         "failed finding central directory|failed reading zip archive|not a ZIP archive|BadZipFile",
         Cause.TRUNCATED,
-        "the file ends before the central directory of its zip archive: the download or the write was cut off",
+        "the file ends before the central directory of the zip archive: a download or write was interrupted",
     ),
     _FileError(
         "unexpected EOF|Ran out of input|MetadataIncompleteBuffer|(?i:Header ?Too ?Small)|(?i:incomplete metadata)",
         Cause.TRUNCATED,
-        "the file ends before its data: the download or the write was cut off",
+        "the file ends before the end of the data: a download or write was interrupted",
     ),
     _FileError(
         "(?i)Header ?Too ?Large|Invalid ?Header|invalid UTF-8 in header",
         Cause.NOT_A_CHECKPOINT,
-        "the file is not a safetensors file, maybe a git-lfs pointer or a web page: its header is not valid",
+        "the header is not a safetensors header; the file may be a git-lfs pointer or a web page",
     ),
     _FileError(
         r"Expected state_dict to be dict-like, got <class '[\w.]+'>",
@@ -234,5 +234,5 @@ def _read_file_errors(text: str) -> Diagnosis | None:
         if error.cause is Cause.WHOLE_MODULE:
             source = Source(_find_source(text).files, Loader.MODULE)
             return _build((evidence,), Recipe(source, ModelCode((), "")))
-        return Diagnosis((evidence,), proof=f"there are no lines to prove: {error.advice}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; {error.advice}")
     return None
