@@ -528,7 +528,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), nn.Linear(2, 2), atol=1),
             UsageError,
-            "atol: needs values, and the snapshot has only digests; take Snapshot(model, values=True)",
+            "atol: needs values, but the snapshot has only digests; use Snapshot(model, values=True)",
         ),
         (lambda: statecli.audit([]), UsageError, "targets: is empty; pass a path or a live object"),
         (lambda: statecli.lock(iter(())), UsageError, "targets: is empty"),

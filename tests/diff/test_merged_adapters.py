@@ -145,7 +145,7 @@ def test_a_weight_outside_of_the_adapter_is_found(merge):
     edit(merged, lambda tensors: _corrupt(tensors, name))
     (finding,) = check(base, merged, adapter).findings
     assert finding.fqn == name
-    assert "the adapter does not change it" in finding.message
+    assert "the adapter does not change this tensor" in finding.message
 
 
 def test_another_scale_is_named(merge):
@@ -178,14 +178,14 @@ def test_dora_cannot_be_checked(merge):
     result = check(*merge(build_llama(), target_modules=["q_proj"], use_dora=True))
     assert result.findings == ()
     assert len(result.broken) == 2
-    assert all("not plain LoRA" in item.message for item in result.broken)
+    assert all("only plain LoRA" in item.message for item in result.broken)
 
 
 def test_values_that_are_not_finite(merge):
     base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
     edit(adapter, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
     result = check(base, merged, adapter)
-    assert [item.message.endswith("it has values that are not finite") for item in result.broken] == [True]
+    assert [item.message.endswith("a value is NaN or infinite") for item in result.broken] == [True]
     edit(merged, lambda tensors: tensors["model.layers.1.self_attn.q_proj.weight"].fill_(float("inf")))
     assert [finding.rule for finding in check(base, merged, adapter).findings] == ["not-merged"]
 

@@ -178,8 +178,8 @@ def test_the_last_equals_sign_parts_a_rule():
     [
         ("nothing", "--map 'nothing': write REGEX=REPLACEMENT, as in --map '^model[.]='"),
         ("=x", "--map '=x': write REGEX=REPLACEMENT, as in --map '^model[.]='"),
-        ("(=x", "--map '(=x': is not a regular expression with a replacement: missing )"),
-        (r"a=\9", r"--map 'a=\\9': is not a regular expression with a replacement: invalid group reference 9"),
+        ("(=x", "--map '(=x': the regular expression or the replacement is not valid: missing )"),
+        (r"a=\9", r"--map 'a=\\9': the regular expression or the replacement is not valid: invalid group reference 9"),
         ("zzz=x", "--map 'zzz=x': matches none of the 2 names of a.pt"),
         ("[ab]=x", "--map renames both a and b of a.pt to 'x'"),
     ],
@@ -238,7 +238,7 @@ def test_sections_that_cannot_be_told_apart():
     (note,) = pairing.pair_tensors(before, after, ()).notes
     assert note.name == "sections-apart"
     assert note.message.startswith("cannot pair the sections gen, disc of a.pt and model of b.pt")
-    assert note.message.endswith("as in a.pt#gen")
+    assert note.message.endswith("such as a.pt#gen")
     assert [m.before is None or m.after is None for m in pairing.pair_tensors(before, after, ()).matches] == [True] * 3
 
 
@@ -343,7 +343,7 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
         assert (tie.after.storage is None) is (after is two)
         (note,) = found.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
-        assert note.message.startswith(f"{lacking} does not have head.w; its tied tensor embed.w")
+        assert note.message.startswith(f"{lacking} does not have head.w; statecli compares the tied tensor embed.w")
 
 
 def test_each_dropped_tie_is_found_whatever_happened_to_the_others():

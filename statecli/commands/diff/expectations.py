@@ -156,7 +156,7 @@ def _explain_beyond_cast(change: Change) -> str:
         return "differs by more than a cast: "
     if (lost := describe_lost_values(change)) is not None:
         return lost
-    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest values"
+    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest value of the new dtype"
 
 
 #: Largest relative error of a value that is rounded within the range of the dtype: half of the spacing next to 1.
@@ -180,7 +180,7 @@ def describe_lost_values(change: Change) -> str | None:
     new = values.inf_after + values.nan_after - values.inf_before - values.nan_before
     if new > 0:
         verb = "is" if new == 1 else "are"
-        return f"{new:,} of {values.elements:,} elements {verb} beyond the range of {dtype} and {verb} not finite"
+        return f"{new:,} of {values.elements:,} elements {verb} beyond the range of {dtype} and became NaN or infinite"
     if values.relative_l2 is not None and values.relative_l2 > 2 * _ROUNDING_ERRORS.get(dtype, 1.0):
         return f"values are beyond the range of {dtype}: rel. change {values.relative_l2:.2g}"
     return None
@@ -191,7 +191,7 @@ def explain_beyond_merge(change: Change) -> str:
     done = change.transformation
     if done is None or done.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
-        return "" if is_cast else "differs, but the adapter does not change it: "
+        return "" if is_cast else "differs, although the adapter does not change this tensor: "
     if change.status is Status.IDENTICAL:
         return "is unchanged: the update of the adapter is not merged"
     if not _CAST_FIELDS.issuperset(change.fields):
@@ -264,7 +264,7 @@ def check_expectations(
         if expected.only and not entry.stays_within(expected.only):
             findings.append(entry.finding(rules.OUTSIDE_ONLY, f"outside --only {_quote(expected.only)}: "))
         if entry.matches(expected.frozen):
-            forbidden = f"changed, but --frozen {_quote(expected.frozen)} forbids it: "
+            forbidden = f"changed, but --frozen {_quote(expected.frozen)} allows no change: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
         if expected.cast and entry.beyond_cast:
             findings.append(entry.report(rules.INEXACT_CAST, entry.beyond_cast))

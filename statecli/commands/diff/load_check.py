@@ -45,7 +45,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     left_out = len(state.tensors) - len(selected)
     if not left_out:
         return state, []
-    message = f"not compared: {count_tensors(left_out)} of {state.target} outside its state_dict()"
+    message = f"not compared: {count_tensors(left_out)} of {state.target} that are not in state_dict()"
     return replace(state, tensors=selected), [Oddity("not-expected", message)]
 
 
@@ -64,13 +64,13 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     meant = select_loaded_sections(sections)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
-        raise UsageError(f"{state.target}: contains {len(sections)} models; name the one to compare: {names}")
+        raise UsageError(f"{state.target}: contains {len(sections)} models; choose one of these targets: {names}")
     section = meant[0]
     others = [other for other in state.sections if other != section]
     if not others:
         return state, []
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
-    message = f"{', '.join(others)} of {state.target}: not compared, because {model.target} loads only {section}"
+    message = f"not compared: {', '.join(others)} of {state.target}; {model.target} loads only {section}"
     return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
@@ -96,7 +96,7 @@ def pair_as_loaded(
     notes = [
         Oddity(
             "renamed-on-loading",
-            f"{model.target} renames {len(loads)} entries when they are loaded, such as {name} to {others[0]}",
+            f"{model.target} renames {len(loads)} keys on load, such as {name} to {others[0]}",
         )
         for name, others in islice(loads.items(), 1)
     ]
@@ -128,7 +128,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
     for whole, kept in zip((before, after), both, strict=True):
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
-            message = f"{', '.join(left)} of {whole.target}: not compared, because the other side contains only a model"
+            message = f"not compared: {', '.join(left)} of {whole.target}; the other target contains only a model"
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
     return joined, notes
 
@@ -179,7 +179,9 @@ def _model_sections(state: ModelState) -> list[str]:
 
 def _joined_note(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:
     own = ", ".join(section for section in state.sections if section not in joined.sections)
-    message = f"{own} of {state.target} are compared together with section {joined.sections[0]!r} of {other.target}"
+    message = (
+        f"section {joined.sections[0]!r} of {other.target} is compared with these sections of {state.target}: {own}"
+    )
     return Oddity(OddityKind.SECTIONS_PAIRED.value, message)
 
 
@@ -311,7 +313,7 @@ class _Load:
         )
 
     def _report_missing(self, name: str) -> Finding:
-        message = f"missing: {self.model.target} requires this key, {self.checkpoint.target} does not have it"
+        message = f"missing: {self.model.target} requires this key, but {self.checkpoint.target} does not contain it"
         return self._finding(MISSING_ENTRY, name, message)
 
     def _report_unexpected(self, name: str) -> Finding:
@@ -331,13 +333,15 @@ class _Load:
         """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
-            message = f"{target} lacks {_list_names(filled)}; {model} accepts this: {_CODE} fills or renames it"
+            message = f"{target} lacks {_list_names(filled)}, but {model} loads: {_CODE} fills in or renames such keys"
             yield Oddity("filled-in", message)
         if taken := self._list_taken(answer):
-            message = f"{model} does not register {_list_names(taken)} but accepts this: {_CODE} renames or drops it"
+            message = (
+                f"{target} has {_list_names(taken)}, not registered by {model}; {_CODE} renames or drops such keys"
+            )
             yield Oddity("taken-over", message)
         if adapted := self._list_adapted(answer):
-            message = f"{model} loads {_list_names(adapted)} although the shapes differ: {_CODE} adapts them"
+            message = f"{model} loads {_list_names(adapted)} although the shapes differ: {_CODE} adapts the shapes"
             yield Oddity("shape-adapted", message)
         yield from self._of_transformers(answer)
         if answer.extra:
@@ -346,23 +350,23 @@ class _Load:
     def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
-            message = f"{target} lacks {_list_names(answer.unsaved)}, which {model} lists as not saved and not required"
+            message = f"{target} lacks {_list_names(answer.unsaved)}, which {model} does not save or does not require"
             yield Oddity(
                 OddityKind.NOT_SAVED_BY_CLASS.value,
-                f"{message}: from_pretrained accepts this, a strict load_state_dict raises",
+                f"{message}: from_pretrained loads the checkpoint, but a strict load_state_dict fails",
             )
         if answer.unread:
             names = [self._own.get(name, name) for name in answer.unread]
             yield Oddity(
                 OddityKind.NOT_READ_BY_CLASS.value,
-                f"{model} ignores {_list_names(names)}; a strict load_state_dict would raise",
+                f"from_pretrained of {model} ignores {_list_names(names)}, but a strict load_state_dict fails",
             )
         if answer.converted:
             names = [self._own.get(name, name) for name in answer.converted]
             message = f"transformers converts these names of {target} on load: {_list_names(names)}"
             yield Oddity(
                 OddityKind.CONVERTED_ON_LOAD.value,
-                f"{message}; statecli only checked that the number of elements equals that of {model}",
+                f"{message}; statecli checked only that {model} has the same number of elements",
             )
 
     def _list_filled(self, answer: Answer) -> list[str]:
@@ -395,7 +399,7 @@ def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator
             yield PrefixedName(name, registered, *(reversed(stripped) if swapped else stripped))
 
 
-_CODE = "the class's own loading code"
+_CODE = "the loading code of the class"
 #: Names that a note lists.
 MAX_NAMES_IN_NOTE = 3
 

@@ -26,7 +26,7 @@ class Keys(str, Enum):
 
     NUMBERS = "by number"
     NAMES = "by parameter name"
-    FLAT = "by parameter name without nesting"
+    FLAT = "by flat parameter name"
 
 
 class OptimizerPair(NamedTuple):
@@ -124,9 +124,9 @@ def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int
 
 def _describe_pair(pair: OptimizerPair, count: int) -> str:
     old, new = pair.keys
-    by = "the order of the parameters, whose shapes agree" if Keys.NUMBERS in pair.keys else "name"
+    by = "the order of the parameters" if Keys.NUMBERS in pair.keys else "name"
     return (
-        f"the optimizer is keyed {old.value} before and {new.value} after: {count:,} tensors of "
+        f"the optimizer state is keyed {old.value} before and {new.value} after; {count:,} tensors of "
         f"{len(pair.places[0]):,} parameters are paired by {by}"
     )
 

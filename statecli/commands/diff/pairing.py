@@ -171,7 +171,8 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
 
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
     which = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
-    return f"cannot pair the sections {which}; name one on each side, as in {before.target.partition('#')[0]}#{left[0]}"
+    example = f"{before.target.partition('#')[0]}#{left[0]}"
+    return f"cannot pair the sections {which}; name one section of each target, such as {example}"
 
 
 def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
@@ -203,7 +204,7 @@ def _apply_rule(rule: str, names: list[str], target: str) -> list[str]:
         mapped = [regex.sub(replacement, name) for name in names]
         matches = any(map(regex.search, names))
     except (re.error, IndexError, RecursionError, OverflowError) as error:
-        problem = f"is not a regular expression with a replacement: {error}"
+        problem = f"the regular expression or the replacement is not valid: {error}"
         raise UsageError(f"{option('--map', rule, quoted=True)}: {problem}") from error
     if not matches:
         raise UsageError(f"{option('--map', rule, quoted=True)}: matches none of the {len(names)} names of {target}")
@@ -289,7 +290,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             replaced[id(match)] = Match(
                 *((row, restored) if present_side == "before" else (restored, row)), MatchedBy.TIE
             )
-            message = f"{state.target} does not have {row.fqn}; its tied tensor {tied.fqn} is compared instead"
+            message = f"{state.target} does not have {row.fqn}; statecli compares the tied tensor {tied.fqn} instead"
             effect = f"a strict load_state_dict reports {row.fqn} as missing"
             notes.append(Oddity("tied-entry-left-out", f"{message}; {effect}", row.fqn))
     return [replaced.get(id(match), match) for match in pairs], notes

@@ -17,17 +17,17 @@ def _rule(name: str, summary: str, why: str, example: str, fix: str) -> Rule:
 ADDED = _rule(
     "added",
     summary="A tensor is only in the second checkpoint.",
-    why="a class that does not define the tensor refuses the checkpoint in a strict load.",
+    why="a strict load fails if the class does not define the tensor.",
     example="a fine-tuned checkpoint has `lora_A` and `lora_B` for each layer; its base model has neither.",
-    fix="check that the tensor belongs to the model; use `--only GLOB` if new tensors are expected there.",
+    fix="check that the tensor belongs to the model. If the new tensor is expected, allow it with `--only GLOB`.",
 )
 REMOVED = _rule(
     "removed",
     summary="A tensor is only in the first checkpoint.",
-    why="""a strict load of the second checkpoint fails. With `strict=False` the tensor keeps the values that the
-constructor gave it.""",
+    why="""a strict load of the second checkpoint fails. With `strict=False` the tensor keeps its
+initial values.""",
     example="`head.bias` is in the first checkpoint and not in the second.",
-    fix="save the second checkpoint again with the tensor; use `--map OLD=NEW` if the tensor only has another name.",
+    fix="save the second checkpoint again with the tensor. If only the name differs, use `--map OLD=NEW`.",
 )
 CHANGED = _rule(
     "changed",
@@ -49,15 +49,15 @@ METADATA = _rule(
     summary="A setting in the checkpoint differs (its config, step or hyperparameters).",
     why="the same weights can give another result with another setting, such as a learning rate or the model's config.",
     example="`epoch` is 3 in the first checkpoint and 4 in the second.",
-    fix="check that the change is intended; list the settings that may change: `--only 'head.*' --only epoch`.",
+    fix="check that the change is intended. List the settings that may change: `--only 'head.*' --only epoch`.",
 )
 OUTSIDE_ONLY = _rule(
     "outside-only",
-    summary="A tensor or setting changed, and `--only` does not list it.",
+    summary="A tensor or setting changed that `--only` does not allow.",
     why="the training or conversion changed more than the part that `--only` allows.",
     example="`--only 'head.*'` is given, and `encoder.bias` differs.",
-    fix="""freeze the other parts with `requires_grad_(False)` and `eval()`, or add a glob to `--only` for the change
-that is intended.""",
+    fix="""freeze the other parts with `requires_grad_(False)` and `eval()`, or allow an
+intended change with another `--only GLOB`.""",
 )
 FROZEN_CHANGED = _rule(
     "frozen-changed",
@@ -76,14 +76,15 @@ UNCHANGED = _rule(
 INEXACT_CAST = _rule(
     "inexact-cast",
     summary="A tensor differs by more than the rounding of the cast that `--cast` names.",
-    why="the export has values of another run, was rounded by another rule, or lost values that the new dtype has.",
+    why="""the export has values of another run, was not rounded to the nearest values, or lost values that the new
+dtype can hold.""",
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
     fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
 )
 NOT_MERGED = _rule(
     "not-merged",
-    summary="A tensor is not the sum of the one before and the adapter of `--adapter`.",
-    why="the merge left out a layer, used another scale, or began with other weights than the adapter's training.",
+    summary="A merged tensor is not the sum of the base tensor and the update of `--adapter`.",
+    why="the merge left out a layer, used another scale, or used another base model than the training of the adapter.",
     example="the merged checkpoint has the update of `q_proj` in three of four layers.",
     fix="merge again with peft's `merge_and_unload()`, from the base model that `adapter_config.json` names.",
 )

@@ -244,7 +244,10 @@ class _Comparison:
         if not matches and not (all_matches and settings):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
-            self._note("settings-alone", f"the filters select no tensor; settings compared: {len(settings)}")
+            self._note(
+                "settings-alone",
+                f"the filters exclude all tensors; statecli compared only {plural(len(settings), 'setting')}",
+            )
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
@@ -622,7 +625,7 @@ class _Comparison:
             kept = [change for change in settings if change.status is Status.CHANGED]
             if len(kept) < len(settings):
                 count = plural(len(settings) - len(kept), "setting")
-                self._note("adapter-settings", f"{count} of the model or of the adapter alone are not listed")
+                self._note("adapter-settings", f"{count} that only the model or only the adapter has are not listed")
             return kept
         kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
         done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
@@ -798,7 +801,9 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings too many to read, because the rest may differ."""
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
-        Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the other settings differ")
+        Broken(
+            SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the remaining settings differ"
+        )
         for oddity in oddities
     ]
 

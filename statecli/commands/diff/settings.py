@@ -75,13 +75,14 @@ def compare_settings(
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
     """Return a note on settings recorded only by one side's format. `keys` may repeat a file next to the weights."""
-    message = f"not compared: only the format of one side records {quoting.names(list(dict.fromkeys(keys)))}"
+    names = quoting.names(list(dict.fromkeys(keys)))
+    message = f"settings that only one of the two formats records are not compared: {names}"
     return [Oddity("format-metadata", message)] if keys else []
 
 
 def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"not compared: only one side records these attributes of whole modules ({shown})"
+    message = f"attributes of whole modules that only one side records are not compared: {shown}"
     return [Oddity("module-attributes", message)] if keys else []
 
 

@@ -18,8 +18,8 @@ from statecli.values.require_numpy import require_numpy
 _ALGORITHM = Algorithm.BLAKE3
 #: What a diff with a snapshot cannot show.
 NOTE = (
-    "a snapshot has digests and no values: whether a tensor changed is known bit for bit, the size of a change is not; "
-    "Snapshot(model, values=True) keeps the values"
+    "a snapshot has only digests: the diff shows which tensors changed, but not how much; to keep the values, use "
+    "Snapshot(model, values=True)"
 )
 
 
@@ -72,5 +72,5 @@ def refuse_value_options(given: Sequence[tuple[str, object]]) -> None:
     for flag, value in given:
         if value:
             raise UsageError(
-                f"{option(flag)}: needs values, and the snapshot has only digests; take Snapshot(model, values=True)"
+                f"{option(flag)}: needs values, but the snapshot has only digests; use Snapshot(model, values=True)"
             )

@@ -56,10 +56,10 @@ def suggest_prefix_rule(
         if pairs((*rules, rule)) >= pairs(rules) + count:
             long, short = (after, before) if side else (before, after)
             message = (
-                f"the names of {count_tensors(count)} of {long.target} differ from those of {short.target} "
-                f"only by the prefix {prefix!r}"
+                f"{count_tensors(count)} of {long.target} have the same names as in {short.target}, except for the "
+                f"prefix {prefix!r}"
             )
-            return [Oddity("prefix-apart", f"{message}; to compare them, add --map {shlex.quote(rule)}")]
+            return [Oddity("prefix-apart", f"{message}; to compare these tensors, add --map {shlex.quote(rule)}")]
     return []
 
 
@@ -155,8 +155,8 @@ def suggest_component_rules(
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
-    message = f"{count_tensors(expected)} without a partner may have other names on both sides: their shapes are equal"
-    return [Oddity("components-apart", f"{message}; to compare them, add {lines}")]
+    message = f"{count_tensors(expected)} may be renamed: both sides have unpaired tensors of equal shapes"
+    return [Oddity("components-apart", f"{message}; to compare these tensors, add {lines}")]
 
 
 def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:

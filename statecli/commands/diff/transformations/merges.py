@@ -43,19 +43,19 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 
     def report(number: int | None, row: TensorInfo, problem: str) -> None:
         fqn, section = (row.fqn, row.section) if number is None else (changes[number].fqn, changes[number].section)
-        message = f"cannot check whether it was merged: {problem}"
+        message = f"cannot check whether this update was merged: {problem}"
         broken.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
 
     for module, row in parsed.unknown.items():
         number = _find_number(numbers, f"{module}.weight")
-        report(number, row, "this is not plain LoRA (DoRA and other variants)")
+        report(number, row, "statecli checks only plain LoRA, not DoRA or other variants")
 
     tasks: list[tuple[int, LoraUpdate, MergeTask]] = []
     for update in parsed.updates:
         number = _find_number(numbers, f"{update.module}.weight")
         if number is None and _find_number(places, f"{update.module}.weight") is not None:
             continue
-        built = "the base has no weight of this name" if number is None else _build_tasks(changes[number], update)
+        built = "the base model has no weight of this name" if number is None else _build_tasks(changes[number], update)
         if number is None or isinstance(built, str):
             report(number, update.b, str(built))
         else:
@@ -66,7 +66,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
             if number not in found or done.exceptions < found[number].exceptions:
                 found[number] = done
         else:
-            report(number, update.b, str(result or "it has values that are not finite"))
+            report(number, update.b, str(result or "a value is NaN or infinite"))
 
     copies = [
         (number, CheckTask(name, operation, *sides))
@@ -110,18 +110,18 @@ def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     pair = _pair(change.before, change.after)
     a, b = get_data(update.a), get_data(update.b)
     if pair is None or a is None or b is None:
-        return f"{change.fqn} is not a pair of float tensors of one shape"
+        return f"{change.fqn} is not a float tensor of the same shape in both checkpoints"
     sides = [flatten(side) for side in (*pair, locate(a, update.a.fqn), locate(b, update.b.fqn))]
     if not all(data.dtype in SPACING for data in (*pair, a, b)):
         return f"the dtypes are {', '.join(dict.fromkeys(data.dtype for data in (*pair, a, b)))}"
     before, after, a, b = sides
     if None in sides or before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
-        return "the shapes of lora_A and lora_B do not fit"
+        return "the shapes of lora_A and lora_B do not match"
     shape = b.shape[0], a.shape[1]
     ways = [] if update.is_embedding or before.shape != shape else [(b, a)]
     ways += [(permute(a, (1, 0)), permute(b, (1, 0)))] if before.shape == shape[::-1] else []
     if not ways:
-        return f"the update is {list(shape)}, but {change.fqn} is {list(before.shape)}"
+        return f"the update has the shape {list(shape)}, but {change.fqn} has {list(before.shape)}"
     return [MergeTask(change.fqn, before, after, *way, update.scale) for way in ways]
 
 
