@@ -458,7 +458,7 @@ def test_a_comment_has_room_for_everything_that_failed():
     assert len(text) <= 65_536
     assert "500 failed" in text
     assert "error[nan]: fc.weight: is nan" in text
-    assert "more lines, beyond the limit of 65,536 characters for a comment" in text
+    assert "more lines, because a comment has at most 65,536 characters" in text
 
 
 def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):

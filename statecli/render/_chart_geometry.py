@@ -288,7 +288,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
         parts.append(
-            f"each bar merges {size:,} values: strong colour up to the smallest, faint colour up to the largest"
+            f"each bar shows {size:,} values: strong colour up to the smallest, faint colour up to the largest"
         )
     if zero:
         parts.append(f"{zero:,} zero (grey)")

@@ -139,9 +139,9 @@ const Filters = (() => {
       const bare = word.replace(/^[-!]+/, "");
       const parts = FIELD.exec(bare);
       const field = parts ? findField(parts[1]) : "";
-      if (language.spectra.includes(field) && !data.spectra?.length) return `${word}: no singular values were computed; statecli report --spectra does`;
+      if (language.spectra.includes(field) && !data.spectra?.length) return `${word}: the report has no singular values; run statecli report --spectra`;
       const byValues = language.statistics.includes(field) || ["problem", "nan", "inf", "outlier"].includes(bare.toLowerCase());
-      if (byValues && !("min" in data.stats)) return `${word}: the values were not read; statecli report --stats reads them`;
+      if (byValues && !("min" in data.stats)) return `${word}: the report has no statistics; run statecli report --stats`;
       if (language.choices.includes(field)) {
         const values = [...new Set(columns[field].values.map(plain))].sort();
         const rest = values.length - MAX_VALUES;

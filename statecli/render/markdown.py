@@ -86,7 +86,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     sink.text(closing)
     dropped = outcome_budget.dropped_lines + row_budget.dropped_lines + below_budget.dropped_lines
     if dropped:
-        reason = f"beyond the limit of {MAX_COMMENT_CHARACTERS:,} characters for a comment"
+        reason = f"because a comment has at most {MAX_COMMENT_CHARACTERS:,} characters"
         sink.text(f"\n… and {dropped:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
 
 

@@ -249,7 +249,10 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
-        more = Line(("… not listed, because the names have one cause (--all)", *("" for _ in columns[1:])), mood="dim")
+        more = Line(
+            ("… not listed: all names differ for the one cause below (--all lists each)", *("" for _ in columns[1:])),
+            mood="dim",
+        )
         groups = tuple(replace(group, lines=(more,)) for group in groups)
     if diff.scalars and view.top is None:
         groups = (*groups, _build_settings_group(diff.scalars, columns, view))
@@ -763,7 +766,7 @@ def _build_charts(diff: Diff) -> tuple[Bars | Spread, ...]:
         (format_name(item.fqn, item.section, has_sections), *measured) for item, measured in _measure_parameters(diff)
     ]
     names, values, words = zip(*bars, strict=True)
-    title = "change over depth: each parameter, equal values at zero"
+    title = "change over depth: one bar per parameter, zero for equal values"
     return (Bars(title, names, values, "relative L2 change", words), *spreads)
 
 
@@ -791,5 +794,7 @@ def _measure_change(change: Change) -> tuple[float, str]:
     if delta.max_abs is None or change_text.choose_mood(change) == "bad":
         return math.nan, ""
     return (
-        (delta.relative_l2, "") if delta.relative_l2 is not None else (math.inf, "changed from zero, without a ratio")
+        (delta.relative_l2, "")
+        if delta.relative_l2 is not None
+        else (math.inf, "changed from zero, so without a relative change")
     )

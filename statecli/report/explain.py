@@ -42,10 +42,10 @@ def describe_verdict(explanation: Explanation) -> str:
     """Return the answer in one line."""
     diagnosis = explanation.diagnosis
     if explanation.loads:
-        return "loads as it is: a strict load on meta accepts the checkpoint" + _describe_untied(explanation)
+        return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
     if diagnosis is None or not diagnosis.code:
         return "does not load"
-    return f"does not load; the lines below are {'proved' if diagnosis.proved else 'not proved'}"
+    return f"does not load; the code below is {'proved' if diagnosis.proved else 'not proved'}"
 
 
 def _describe_untied(explanation: Explanation) -> str:
@@ -56,8 +56,8 @@ def _describe_untied(explanation: Explanation) -> str:
     more = f" (and {plural(len(explanation.untied) - 1, 'more tie')})" if explanation.untied[1:] else ""
     checkpoint, model = (quote_for_shell(text or "") for text in (explanation.checkpoint, explanation.model))
     return (
-        f", but the class ties {names}{more}, the checkpoint has a tensor for each, and the load keeps the last one; "
-        f"to compare their values: statecli audit {checkpoint} --model {model} --values"
+        f", but the class ties {names}{more} and the checkpoint has a tensor for each name: the load keeps only the "
+        f"last tensor; to compare the values, run: statecli audit {checkpoint} --model {model} --values"
     )
 
 
@@ -76,7 +76,11 @@ def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...
         return None
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")
     texts = [quote_for_shell(text) for text in (explanation.model, explanation.checkpoint) if text]
-    more = (f"other lines: statecli explain {' '.join(texts)}",) if explanation.alternatives else ()
+    more = (
+        (f"other code that loads the checkpoint: statecli explain {' '.join(texts)}",)
+        if explanation.alternatives
+        else ()
+    )
     return replace(problem, effects=problem.effects + more, findings=findings or problem.findings)
 
 

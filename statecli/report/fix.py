@@ -54,12 +54,11 @@ def describe_verdict(fixes: Fixes) -> str:
     if kept and fixes.written:
         parts.append(f"{plural(kept, 'edit')} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
     elif kept:
-        parts.append(
-            f"{plural(kept, 'edit')} proved and not written; add --write to write {'it' if kept == 1 else 'them'}"
-        )
+        edits = "the edit" if kept == 1 else "the edits"
+        parts.append(f"{plural(kept, 'edit')} proved, but not written; add --write to write {edits}")
     if remaining:
         parts.append(f"{plural(remaining, 'defect')} without a proved edit")
-    nothing = "nothing found to fix; not all proofs have a result" if fixes.inconclusive else "nothing to fix"
+    nothing = "nothing found to fix, but not all proofs have a result" if fixes.inconclusive else "nothing to fix"
     return "; ".join(parts) or nothing
 
 
@@ -100,7 +99,9 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
         effects.append(f"not repaired: {', '.join(failed)}")
     if edit.new_keys:
         names = join_names(edit.new_keys, MAX_NAMES)
-        effects.append(f"older checkpoints lack {names}; load them with model.load_state_dict(state, strict=False)")
+        effects.append(
+            f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False)"
+        )
     if edit.reason:
         effects.append(edit.reason if edit.reason.startswith("no edit") else f"no edit: {edit.reason}")
     help = edit.advice or None

@@ -228,7 +228,7 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
         return "all problems are accepted"
     if not problems:
         are_registered = state.traits.is_class and count and not unregistered
-        but = f" but {len(names):,} of quantized weights" if names else ""
+        but = f", except {len(names):,} of quantized weights" if names else ""
         return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""

@@ -43,5 +43,5 @@ def _describe_stack(stack: str, layers: Mapping[str, Sequence[Change]]) -> str:
         return ""
     name = format_fqn(".".join(filter(None, (stack, unusual[0]))))
     ratio = f"{sizes[unusual[0]] / median:,.0f}"
-    more = f", and {plural(len(unusual) - 1, 'other layer')} {MIN_RATIO:.0f} times more" if len(unusual) > 1 else ""
-    return f"{name} changed {ratio} times more than the median of {len(sizes):,} layers{more}"
+    more = f", and {plural(len(unusual) - 1, 'other layer')} at least {MIN_RATIO:.0f} times" if len(unusual) > 1 else ""
+    return f"{name} changed {ratio} times as much as the median of {len(sizes):,} layers{more}"

@@ -224,9 +224,9 @@ def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> 
     elif row.nan or row.inf:
         yield f"{plural(row.nan + row.inf, 'value')} not finite"
     if row.is_copy:
-        yield "no tensor differs from the checkpoint before"
+        yield "no tensor differs from the previous checkpoint"
     if row.stopped:
-        yield f"unchanged from here on: {_fold_names(row.stopped)}"
+        yield f"unchanged from this checkpoint on: {_fold_names(row.stopped)}"
     for names, word in ((row.added, "added"), (row.removed, "removed")):
         if names:
             yield f"{plural(len(names), 'tensor')} {word} ({_fold_names(names)})"
@@ -340,7 +340,7 @@ def _build_charts(log: Log) -> tuple[Curve, ...]:
     changes = tuple(_to_float(row.relative_change) for row in rows[1:])
     charts = [Curve("norm of the parameters", labels, places, norms, alarms, "L2 norm", below)]
     if changes:
-        title = "change since the checkpoint before"
+        title = "change since the previous checkpoint"
         charts.append(Curve(title, labels[1:], places[1:], changes, alarms[1:], "rel. change", below))
     return tuple(charts)
 

@@ -64,16 +64,16 @@ ONE_CAUSE = {
     UNEXPECTED_ENTRY.name: "{} keys are unexpected",
     SHAPE_MISMATCH.name: "{} tensors have another shape",
     OUTSIDE_ONLY.name: "{} tensors differ outside {}",
-    FROZEN_CHANGED.name: "{} tensors differ, but {} forbids it",
+    FROZEN_CHANGED.name: "{} tensors differ, but {} allows no change",
 }
 #: The class, or the option with its globs, that a message names.
 _OWNER = compile_on_use(
-    r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) forbids it: |outside (--only .+?): "
+    r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) allows no change: |outside (--only .+?): "
 )
 _SHORTER = (
     (re.compile(r"missing: .+? registers this (.+), but .+ does not contain it$"), r"\1"),
     (re.compile(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
-    (re.compile(r"changed, but --frozen .+ forbids it: |outside --only .+?: "), ""),
+    (re.compile(r"changed, but --frozen .+ allows no change: |outside --only .+?: "), ""),
 )
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")

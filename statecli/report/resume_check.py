@@ -72,7 +72,7 @@ def _build_page(result: ResumeCheck) -> Page:
 
 def _format_verdict(result: ResumeCheck) -> str:
     if result.answer is Answer.EQUAL:
-        return f"a training resumed from step {result.saved_at} of {result.steps} goes on as before"
+        return f"a training resumed from step {result.saved_at} of {result.steps} equals the uninterrupted training"
     if result.answer is Answer.INCONCLUSIVE:
         return f"cannot tell: {result.reason}"
     return f"a resumed training differs: {plural(len(result.findings), 'finding')}"

@@ -31,7 +31,9 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     known = {rule.name: rule for rule in rules}
     if name not in known:
         near = get_close_matches(name.lower(), known, n=3)
-        listed = f"run statecli rules for the list, with {option('--plugin', 'MODULE')} for the rules of a plugin"
+        listed = (
+            f"run statecli rules for the list, with {option('--plugin', 'MODULE')} to include the rules of a plugin"
+        )
         hint = f"did you mean {', '.join(near)}?" if near else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")
     return known[name]

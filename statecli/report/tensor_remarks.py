@@ -52,18 +52,18 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
             return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
         parts.append({False: "not saved", True: "saved", None: "cannot tell whether it is saved"}[tensor.saved])
     elif tensor.persistent is False:
-        parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
+        parts.append("non-persistent, but in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
     if tensor.after is None and live:
         if tensor.moves is not True:
             parts.append(
-                {False: "left on the old device by a move", None: "cannot tell whether a move takes it along"}[
+                {False: "left on the old device by .to()", None: "cannot tell whether .to() moves the tensor"}[
                     tensor.moves
                 ]
             )
         elif tensor.kind is Kind.UNREGISTERED:
-            parts.append("follows the model's moves")
+            parts.append("moved by .to()")
     return ", ".join(parts)
 
 

@@ -540,7 +540,7 @@ def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change
         sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes)))) if sizes else "-"
         text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
-        unscaled = "" if scale is not None else " without the scale, which adapter_config.json does not say"
+        unscaled = "" if scale is not None else " without the scale, which is not in adapter_config.json"
         text = f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}"
         yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), text)
         for row in rows:
@@ -601,7 +601,7 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], unfol
         coded = f"{codes}{f' ({library})' if library else ''}"
         types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
         text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
-        far = f"{len(wrong):,} not near the weight {_name_dense_side(done)}"
+        far = f"{len(wrong):,} far from the weight {_name_dense_side(done)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
@@ -635,12 +635,12 @@ def _error_of(change: Change) -> float:
 
 def _describe_quantized(done: Transformation) -> str:
     assert done.quantization is not None  # noqa: S101 - so are they built
-    far = f"not near the weight {_name_dense_side(done)}: " if done.exceptions else ""
+    far = f"far from the weight {_name_dense_side(done)}: " if done.exceptions else ""
     return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
 
 
 def _name_dense_side(done: Transformation) -> str:
-    return "before" if done.kind is TransformationKind.QUANTIZED else "after"
+    return "in the first checkpoint" if done.kind is TransformationKind.QUANTIZED else "in the second checkpoint"
 
 
 def _describe_rule(quantization: Quantization) -> str:

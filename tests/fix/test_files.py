@@ -281,7 +281,7 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x3")
     assert result.code == 2
-    assert "nothing found to fix; not all proofs have a result" in result.out
+    assert "nothing found to fix, but not all proofs have a result" in result.out
     assert "net.py:Net: inconclusive: step (" in result.err
     assert "(net.py:12); the first layer takes 4 values in the last dimension: --input 2x4" in result.err
     assert "statecli-fix-" not in result.err + result.out

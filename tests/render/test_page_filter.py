@@ -53,4 +53,4 @@ def test_names_have_their_section():
 def test_values_that_were_not_read_are_no_answer():
     """The message says which option reads them."""
     for found in find(build_state(with_stats=False), ["nan>0", "problem"]):
-        assert "the values were not read; statecli report --stats reads them" in found["problem"]
+        assert "the report has no statistics; run statecli report --stats" in found["problem"]

@@ -148,13 +148,13 @@ def test_a_rename_shows_both_names():
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ([0.05] * 7 + [5.0] + [0.05] * 4, "model.layers.7 changed 100 times more than the median of 12 layers"),
+        ([0.05] * 7 + [5.0] + [0.05] * 4, "model.layers.7 changed 100 times as much as the median of 12 layers"),
         ([0.05] * 7 + [0.4] + [0.05] * 4, None),
         ([0.05, 0.05, 5.0], None),
         ([0.01 * 4**n for n in range(12)], None),
         (
             [0.5, 7.0, *[0.05] * 10],
-            "model.layers.1 changed 140 times more than the median of 12 layers, and 1 other layer 10 times more",
+            "model.layers.1 changed 140 times as much as the median of 12 layers, and 1 other layer at least 10 times",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
     """Than the median of its siblings: one or few, not a trend over all layers."""
     changes = [nudged(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")]
     parts = verdict(*changes, nudged("head", 900.0)).split("; ")
-    assert [part for part in parts if "times more" in part] == ([text] if text else [])
+    assert [part for part in parts if "times as much" in part] == ([text] if text else [])
 
 
 def test_a_page_sorts_its_rows_by_the_change():
@@ -468,7 +468,7 @@ def test_a_change_from_zero_is_no_nan():
     (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
-    assert bars.words == ("changed from zero, without a ratio", "", "")
+    assert bars.words == ("changed from zero, so without a relative change", "", "")
 
 
 def test_what_has_no_measure_is_not_drawn_as_unchanged():
@@ -650,7 +650,7 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_lines_limit_findings_too(output):
     """-n 2: two of them and how many more, beside the rows; alone they are one line."""
-    forbidden = "changed, but --frozen '*' forbids it: dtype"
+    forbidden = "changed, but --frozen '*' allows no change: dtype"
     findings = tuple(replace(one, message=f"{one.fqn}: {forbidden} {n}") for n, one in enumerate(EXPECTED))
     text = written(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
