@@ -34,6 +34,7 @@ from statecli.targets.target_result import Accepted, Status, TargetResult
 SCHEMA = "statecli.baseline/2"
 #: The schema of files that accept findings by name, whatever their content.
 SCHEMA_BY_NAME = "statecli.baseline/1"
+_WRITE_AGAIN = "write the baseline again with --write-baseline FILE --reason TEXT"
 #: The rule of findings about a bug in statecli, which no baseline accepts.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
 _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
@@ -136,12 +137,12 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     if document.get("schema") != SCHEMA:
         raise MalformedError(
             f"{path}: the baseline has the schema {document.get('schema')!r}, but this statecli reads {SCHEMA!r}; "
-            "write the baseline again"
+            f"{_WRITE_AGAIN}"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
-        raise MalformedError(f"{path}: is not a valid baseline: {error}; write the baseline again") from error
+        raise MalformedError(f"{path}: is not a valid baseline: {error}; {_WRITE_AGAIN}") from error
     for entry in baseline.findings:
         if plugin_rules is not None and entry.rule not in DICTIONARY and entry.rule not in plugin_rules:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
@@ -264,7 +265,7 @@ def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddi
     _, rule, _, fqn, about, content = key
     remedy = "but the target no longer has this finding; remove the entry from the baseline"
     if (fqn or about) and key[:5] in remaining:
-        remedy = "but the content of this finding has changed; review the finding and write the baseline again"
+        remedy = f"but the content of this finding has changed; review the finding, then {_WRITE_AGAIN}"
     return Oddity(
         OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}, {remedy}", fqn
     )
