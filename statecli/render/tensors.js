@@ -452,7 +452,7 @@ const copyGlobs = async (rows) => {
   element("globs").hidden = !isShown;
   shown.hidden = false;
   if (!isShown) {
-    const why = globs ? `These ${count} need ${globs.length.toLocaleString("en")} globs, too many for a command line` : `No globs select exactly these ${count}`;
+    const why = globs ? `These ${count} need ${globs.length.toLocaleString("en")} globs, too many for a command line` : `Globs cannot select only these ${count}`;
     element("told").textContent = rows.length ? `${why}: change the filter.` : "No tensor is listed.";
     return;
   }
