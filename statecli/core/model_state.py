@@ -424,6 +424,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         bombs: Calls that take more memory or time to load than the file's size explains.
         hazards: Plain data by which loaders do harm.
         uses_storages: The pickle names storages of the file, so that its calls may be given their bytes.
+        sparse_tensors: Number of sparse tensors that the pickle makes.
         digest: SHA-256 of its bytes, of all possible bytes of a pickle without an end; "" if there are too many. Of the
             whole file, if loading is harmful and other bytes of the file may decide how.
         refused_opcode: An opcode unknown to the unpickler of `torch.load(path)`.
@@ -442,5 +443,6 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     bombs: tuple[Bomb, ...] = ()
     hazards: tuple[Hazard, ...] = ()
     uses_storages: bool = False
+    sparse_tensors: int = 0
     digest: str = ""
     refused_opcode: int | None = None

@@ -501,6 +501,7 @@ class FileScan:
                 refused_opcode=scanner.refused_opcode,
                 hazards=hazards,
                 uses_storages=bool(scanner.persistent),
+                sparse_tensors=scanner.count_sparse_tensors(),
             )
             bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
             self._add_pickle(structs.replace(pickle, digest=self._compute_digest([bounds])))

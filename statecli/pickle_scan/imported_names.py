@@ -18,7 +18,7 @@ from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
-from statecli.pickle_scan.expected_calls import get_plain_name, iter_indirect_calls, named_arguments
+from statecli.pickle_scan.expected_calls import REBUILD_SPARSE, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
@@ -147,6 +147,11 @@ class Scanner(Machine):
         """Return whether the pickle makes a Python object that is neither a tensor nor plain data."""
         names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
         return any(not name.startswith(_TENSOR_PREFIXES) and name not in _PLAIN_CLASSES for name in names)
+
+    def count_sparse_tensors(self) -> int:
+        """Return the number of sparse tensors that the pickle makes."""
+        calls = {id(call): call.cls for call in self.flow.calls if type(call.cls) is Global}
+        return sum(get_plain_name(name) == REBUILD_SPARSE for name in calls.values())
 
     def gives_tensor_objects(self) -> bool:
         """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
-from statecli.core.units import join_names
+from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
@@ -110,25 +110,44 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
     return is_of_e3nn or _PLACEHOLDER.search(tensor.fqn) is not None
 
 
-def _lacks_values(subject: Subject) -> str | None:
-    return None if subject.values is None else "the values were read, so the indices were checked too"
+def _count_unlisted(subject: Subject) -> int:
+    """Return the number of sparse tensors in pickles that are not rows: attributes, keys of dicts, example inputs."""
+    count = sum(pickle.sparse_tensors for pickle in subject.pickles)
+    rows = _list_sparse(subject.full_state) if count else ()
+    return max(0, count - len({(tensor.layout, tensor.shape, tensor.parts) for tensor in rows}))
 
 
-@rule(Severity.WARNING, needs_file, _lacks_values)
+def _list_sparse(state: ModelState) -> Iterator[TensorInfo]:
+    return (tensor for tensor in state.tensors if tensor.layout.startswith("sparse"))
+
+
+def needs_unchecked_indices(subject: Subject) -> str | None:
+    """Return a reason if the indices of all sparse tensors were checked; pickles say how many there are."""
+    is_checked = subject.values is not None and not _count_unlisted(subject)
+    return "the values were read, so the indices were checked too" if is_checked else None
+
+
+@rule(Severity.WARNING, needs_file, needs_unchecked_indices)
 def unchecked_indices(subject: Subject) -> Iterator[Issue]:
-    """The indices of a sparse tensor were not checked, because no values were read.
+    """The indices of a sparse tensor were not checked.
 
     Why: with wrong indices, operators read and write memory outside of the tensor, and `torch.load` does not check the
-    indices. The rule `sparse-indices` checks them if the values are read.
+    indices. The rule `sparse-indices` checks them if the values are read, but only of tensors that statecli lists: not
+    of an attribute of another tensor, of a key of a dict, or of the example inputs of an exported program.
 
     Example: an adjacency matrix in a checkpoint of 10,000 tensors, whose values are not read by default.
 
-    Fix: audit with `--values`.
+    Fix: audit with `--values`. For a tensor that is not listed, call
+    `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
     """
-    for tensor in subject.state.tensors:
-        if tensor.layout.startswith("sparse"):
-            message = f"{subject.name_of(tensor)}: the indices of the sparse tensor were not checked"
-            yield Issue(message, tensor.fqn, tensor.section, "add --values to check the indices")
+    for tensor in _list_sparse(subject.state) if subject.values is None else ():
+        message = f"{subject.name_of(tensor)}: the indices of the sparse tensor were not checked"
+        yield Issue(message, tensor.fqn, tensor.section, "add --values to check the indices")
+    unlisted = _count_unlisted(subject)
+    if unlisted:
+        message = f"{plural(unlisted, 'sparse tensor')} in the pickles {'is' if unlisted == 1 else 'are'} not listed"
+        help = "call torch.sparse.check_sparse_tensor_invariants.enable() before torch.load"
+        yield Issue(f"{message}, so the indices were not checked", help=help)
 
 
 RULES = (empty_checkpoint, empty_tensor, unchecked_indices)

@@ -625,6 +625,36 @@ def test_sparse_indices_spares_the_last_place_and_duplicates(found, tmp_path):
     assert not found("sparse-indices", tmp_path / "a.pt", values=True)
 
 
+@pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin"])
+def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
+    """torch makes them too, and their indices are checked by nobody."""
+    path, sparse = str(tmp_path / "a.pt"), torch.eye(4).to_sparse()
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    weight.mask = sparse
+    if where == "an attribute":
+        torch.save({"w": weight}, path)
+    elif where == "a key":
+        torch.save({"w": torch.ones(2), "names": {sparse: "mask"}}, path)
+    elif where == "an unlisted twin":
+        torch.save({"w": weight, "m": torch.ones(4, 4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, path)
+    else:
+        path = str(tmp_path / "a.pt2")
+        program = torch.export.export(torch.nn.Linear(4, 4), (torch.ones(4, 4),))
+        program.example_inputs = ((sparse,), {})
+        torch.export.save(program, path)
+    (target,) = audit(Request((path,), select=("unchecked-indices",), values=True)).targets
+    assert ["1 sparse tensor in the pickles is not listed" in one.message for one in target.findings] == [True]
+
+
+def test_unchecked_indices_spares_tensors_that_are_listed(tmp_path):
+    """Also if the file has one under two names, or as a parameter."""
+    sparse = torch.eye(4).to_sparse()
+    state = {"m": sparse, "again": sparse, "p": torch.nn.Parameter(torch.ones(4, 4).to_sparse_csr())}
+    torch.save(state, tmp_path / "a.pt")
+    request = Request((str(tmp_path / "a.pt"),), select=("unchecked-indices", "sparse-indices"), values=True)
+    assert not audit(request).targets[0].findings
+
+
 def test_unchecked_indices_spares_dense_tensors(tmp_path):
     """They have none."""
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")

@@ -34,6 +34,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
 from statecli.rules import audit_run
 from statecli.rules.audit_rule import AuditRule, Issue
+from statecli.rules.contents import needs_unchecked_indices
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
@@ -229,11 +230,11 @@ class _Run:
         return None
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
-        """Return the pickles of a file or folder if a rule about pickles is selected; else why they are unread."""
+        """Return the pickles of a file or folder if a selected rule needs them; else why they are unread."""
         path, _ = split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:
-            pickles = scan_pickles(path) if exists and any(map(_is_about_pickles, self.rules)) else ()
+            pickles = scan_pickles(path) if exists and any(map(_reads_pickles, self.rules)) else ()
             return self.module_finder.mark_pickles(pickles), None
         except UnreadableError as error:
             return (), str(error)
@@ -422,6 +423,10 @@ def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:
     if _is_about_pickles(rule):
         return bool(subject.pickles)
     return needs_digest_as_name in rule.needs and rule.why_not(subject) is None
+
+
+def _reads_pickles(rule: AuditRule) -> bool:
+    return _is_about_pickles(rule) or needs_unchecked_indices in rule.needs
 
 
 def _is_about_pickles(rule: AuditRule) -> bool:
