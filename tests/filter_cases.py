@@ -102,11 +102,11 @@ PROBLEMS = [
     (
         "foo:3",
         84,
-        "foo:3: no field foo; fields are name, dtype, kind, shape, section, device, remark, size, elements, nan, inf, "
-        "zeros, min, max, mean, std, rank, stable_rank, sigma",
+        "foo:3: unknown field foo; the fields are name, dtype, kind, shape, section, device, remark, size, elements, "
+        "nan, inf, zeros, min, max, mean, std, rank, stable_rank, sigma",
     ),
-    ("dtype:float8", 0, "dtype:float8: no tensor has this dtype; there are bfloat16, float32, int64"),
-    ("head kind:opt", 0, "kind:opt: no tensor has this kind; there are buffer, parameter"),
+    ("dtype:float8", 0, "dtype:float8: no tensor has this dtype; the tensors have bfloat16, float32, int64"),
+    ("head kind:opt", 0, "kind:opt: no tensor has this kind; the tensors have buffer, parameter"),
     ("typo", 0, "typo: no tensor matches"),
     ("head norm", 0, "no tensor matches all words"),
 ]

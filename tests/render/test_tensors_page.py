@@ -144,7 +144,10 @@ def test_a_filter_keeps_the_tensors_that_match(shown, state, text, keep):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("size>big", "size>big: write a number after >, such as size>1MB"), ("foo:1", "foo:1: no field foo; fields are ")],
+    [
+        ("size>big", "size>big: write a number after >, such as size>1MB"),
+        ("foo:1", "foo:1: unknown field foo; the fields are "),
+    ],
 )
 def test_a_wrong_filter_says_what_to_write(shown, text, problem):
     """The word is ignored, and the status names it."""
