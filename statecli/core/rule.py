@@ -18,6 +18,10 @@ FORMER_NAMES: dict[str, str] = {
     "untied-by-move": "broken-tie",
     "untied-by-copy": "broken-tie",
     "frozen-updated": "frozen-changed",
+    "inconsistent-module": "module-size-mismatch",
+    "move-unknown": "cannot-tell",
+    "other-way-to-load": "other-lines",
+    "to-returns-no-model": "lost-by-move",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from statecli.commands.explain.result import Diagnosis, Evidence, Explanation
-from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_LINES
+from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_WAY_TO_LOAD
 from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
@@ -67,7 +67,7 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
         return ()
     target = explanation.checkpoint or "error text"
     first = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, target)
-    return (first, *(_build_problem(OTHER_LINES, other, target) for other in explanation.alternatives))
+    return (first, *(_build_problem(OTHER_WAY_TO_LOAD, other, target) for other in explanation.alternatives))
 
 
 def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...]) -> Problem | None:

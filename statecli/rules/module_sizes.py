@@ -32,7 +32,7 @@ def needs_module(subject: Subject) -> str | None:
 
 
 @rule(Severity.ERROR, needs_module)
-def module_size_mismatch(subject: Subject) -> Iterator[Issue]:
+def inconsistent_module(subject: Subject) -> Iterator[Issue]:
     """In a pickled module, the size of a weight contradicts the module's settings or its other weights.
 
     Why: loading a whole module does not run its constructor, so nothing checks the sizes of the weights. The kernels of
@@ -134,4 +134,4 @@ def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Iss
             yield Issue(message, norm.fqn, norm.section, _HELP)
 
 
-RULES = (module_size_mismatch,)
+RULES = (inconsistent_module,)

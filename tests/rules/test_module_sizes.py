@@ -12,7 +12,7 @@ from statecli.commands.audit.run import Request, audit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
-RULE = "module-size-mismatch"
+RULE = "inconsistent-module"
 
 
 class Encoder(nn.Module):
@@ -71,7 +71,7 @@ CELLS = {
 
 @pytest.mark.parametrize("save", [pickled, scripted, traced])
 @pytest.mark.parametrize("name", CELLS)
-def test_module_size_mismatch_spares_modules_as_they_are_built(name, save, tmp_path):
+def test_inconsistent_module_spares_modules_as_they_are_built(name, save, tmp_path):
     """Each cell by each writer; in a checkpoint of a state_dict the rule has nothing to judge."""
     module = Encoder(CELLS[name]())
     assert messages(save(module, tmp_path / "x.pt")) == []
@@ -94,7 +94,7 @@ SHORT = {
 
 @pytest.mark.parametrize("save", [pickled, scripted])
 @pytest.mark.parametrize("name", SHORT)
-def test_module_size_mismatch_finds_a_short_weight(name, save, tmp_path):
+def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The constructor made it, and the file has another."""
     build, what = SHORT[name]
     (message,) = messages(save(Encoder(build()), tmp_path / "x.pt"))

@@ -397,7 +397,7 @@ def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
     body = "self.fc = nn.Linear(2, 2)\n---\ndef to(self, *args, **kwargs):\n    super().to(*args, **kwargs)\n"
     check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
     assert set(verdicts(check, "moves").values()) == {"passed"}
-    assert rules(check) == ({} if returns else {None: "lost-by-move"})
+    assert rules(check) == ({} if returns else {None: "to-returns-no-model"})
     assert returns or check.findings[0].help == "net.py:7: end the method with: return self"
 
 

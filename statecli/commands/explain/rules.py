@@ -17,8 +17,8 @@ other names, or another number of classes.""",
     fix="""load the checkpoint with the printed code. If the code is not proved, compare the results of the loaded
 model with known results.""",
 )
-OTHER_LINES = Rule(
-    "other-lines",
+OTHER_WAY_TO_LOAD = Rule(
+    "other-way-to-load",
     "explain",
     ("explain",),
     Severity.NOTE,
@@ -27,4 +27,4 @@ OTHER_LINES = Rule(
     example="`Net(num_classes=1000)` loads the whole checkpoint; `Net()` loads all tensors except the head.",
     fix="choose the code for your purpose: the saved model, or a new head to train.",
 )
-RULES = (DOES_NOT_LOAD, OTHER_LINES)
+RULES = (DOES_NOT_LOAD, OTHER_WAY_TO_LOAD)

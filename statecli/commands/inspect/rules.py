@@ -5,8 +5,8 @@ from __future__ import annotations
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
-CANNOT_TELL = Rule(
-    "cannot-tell",
+MOVE_UNKNOWN = Rule(
+    "move-unknown",
     "move",
     ("inspect",),
     Severity.WARNING,
@@ -28,4 +28,4 @@ BYTES_DIFFER = Rule(
     fix="run the command again. If the finding remains, do not use this device; test the device and its driver.",
 )
 
-RULES = (CANNOT_TELL, BYTES_DIFFER)
+RULES = (MOVE_UNKNOWN, BYTES_DIFFER)

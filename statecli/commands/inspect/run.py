@@ -316,7 +316,7 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -
     if followed is None:
         why = tensor.note or "not found after the move"
         message = f"{tensor.fqn}: cannot tell whether the tensor moves to {to}: {why}"
-        return rules.CANNOT_TELL.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
+        return rules.MOVE_UNKNOWN.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)

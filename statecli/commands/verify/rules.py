@@ -25,8 +25,8 @@ _WITH_INPUT = ("inspect", "verify")
 
 # --- move -----------------------------------------------------------------------------------------------------------
 
-LOST_BY_MOVE = _rule(
-    "lost-by-move",
+TO_RETURNS_NO_MODEL = _rule(
+    "to-returns-no-model",
     "move",
     summary="The class has a `.to` of its own that does not return the model, so `model = model.to(device)` breaks.",
     why="most code calls `model = model.to(device)`. After this line, `model` is None or another object.",
@@ -387,7 +387,7 @@ output depends in these steps, such as a counter for the log.""",
 )
 
 RULES = (
-    *(LOST_BY_MOVE, CHANGED_BY_MOVE),
+    *(TO_RETURNS_NO_MODEL, CHANGED_BY_MOVE),
     *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
     *(LOST_BY_SAVING, CHANGED_BY_SAVING, NOT_RESTORED, NOT_LOADABLE, NOT_PLAIN_DATA),
     *(CHANGED_BY_SAFETENSORS, NOT_IN_SAFETENSORS, SHARED_IN_SAFETENSORS),

@@ -178,7 +178,7 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
     message = f"{owner.__name__}.to returns {what}, so model = model.to(...) loses the model"
     return judging.build_finding(
         subject,
-        rules.LOST_BY_MOVE,
+        rules.TO_RETURNS_NO_MODEL,
         message,
         None,
         help=judging.place_at_method(subject, owner.to, "end the method with: return self"),
