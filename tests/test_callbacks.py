@@ -78,8 +78,8 @@ def test_frozen_parameters_that_move_are_named():
         return error(model(torch.randn(4, 3)))
 
     moved, buffers = train(model, optimizer, loss=loss)
-    assert moved == "norm.weight moved although frozen"
-    assert buffers.startswith("norm.*: buffers moved although the parameters of the module are frozen; call .eval()")
+    assert moved == "norm.weight changed although frozen"
+    assert buffers.startswith("norm.*: these buffers of a frozen module changed; call .eval()")
     model.norm.eval()
     assert train(model, optimizer) == []
 
@@ -98,7 +98,7 @@ def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
     assert train(model, optimizer, 4, loss) == []
     optimizer.param_groups[0]["lr"] = 0.0
     assert train(model, optimizer, 2) == [
-        "no parameter got an update in 2 steps; the learning rate or all gradients are zero"
+        "no parameter got an update in 2 steps: the gradient or the learning rate is zero or too small"
     ]
 
 
@@ -122,7 +122,7 @@ def test_an_update_that_rounding_removes_is_named():
     model = nn.ParameterDict({"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.zeros(3)})
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     lines = train(model, optimizer, loss=lambda m: (m["a"].sum() + m["b"].sum()) ** 2)
-    assert lines == ["a got no update: rounding to bfloat16 removes the update"]
+    assert lines == ["a got no update: the update is too small for the precision of bfloat16"]
 
 
 def test_a_finding_warns_or_raises():
@@ -159,10 +159,10 @@ def test_a_saved_file_is_compared_with_the_model(tmp_path):
     check.check_file(str(tmp_path / "b.pt"), model)
     assert check.findings == [
         f"head.*: missing in {tmp_path / 'b.pt'}",
-        f"base.bias: in {tmp_path / 'b.pt'} not as in the model",
+        f"base.bias: differs between {tmp_path / 'b.pt'} and the model",
     ]
     check.check_file(str(tmp_path / "c.pt"), model)
-    assert check.findings[-1].startswith("the saved file is not checked: ")
+    assert check.findings[-1].startswith("cannot check the saved file: ")
 
 
 # --- transformers ---------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_transformers_with_a_frozen_module_that_moves(tmp_path):
 
         return [Moves()]
 
-    assert train_with_transformers(tmp_path, spoil) == ["transformer.ln_f.* moved although frozen"]
+    assert train_with_transformers(tmp_path, spoil) == ["transformer.ln_f.* changed although frozen"]
 
 
 def test_transformers_with_a_file_that_lacks_a_tensor(tmp_path):
@@ -223,7 +223,7 @@ def test_transformers_with_a_file_that_lacks_a_tensor(tmp_path):
 
     lines = train_with_transformers(tmp_path, spoil)
     assert [line.replace(str(tmp_path), "") for line in lines] == [
-        f"transformer.ln_f.bias: in /checkpoint-{step}/model.safetensors not as in the model" for step in (2, 3)
+        f"transformer.ln_f.bias: differs between /checkpoint-{step}/model.safetensors and the model" for step in (2, 3)
     ]
     with pytest.raises(AssertionError, match=r"transformer\.ln_f\.bias"):
         train_with_transformers(tmp_path / "b", spoil, fail=True)
@@ -328,4 +328,4 @@ def test_accelerate_names_what_was_not_trained_and_not_saved(tmp_path):
 
     found = run_accelerator(tmp_path, make_optimizer, change=lambda model: model.head.bias.data.add_(1))
     assert found[0] == "adapter.* got no update: not in the optimizer"
-    assert found[1:] == [f"head.bias: in {tmp_path}/saved/model.safetensors not as in the model"]
+    assert found[1:] == [f"head.bias: differs between {tmp_path}/saved/model.safetensors and the model"]

@@ -64,7 +64,7 @@ class TrainingCheck:
         tensors = _list_tensors(model)
         self._before = statecli.Snapshot(tensors) if tensors else None
         if self._before is None:
-            self.report(["the updates are not checked: this process has no values of the model"])
+            self.report(["cannot check the updates: this process holds no elements of the model"])
 
     def record_rates(self, optimizers: Iterable[Any]) -> None:
         """Record the learning rates before `optimizer.step()`, because a scheduler changes them after it."""
@@ -104,11 +104,11 @@ class TrainingCheck:
         self._before = None
         steps = "step 1" if self._steps == 1 else f"{self._steps} steps"
         names = dict(model.named_parameters())
+        reason = f"in {steps}: the gradient or the learning rate is zero or too small"
         if self._waiting is None:
-            self.report([f"no parameter got an update in {steps}; the learning rate or all gradients are zero"])
+            self.report([f"no parameter got an update {reason}"])
         else:
-            text = f"got no update in {steps}: the gradient or the learning rate is zero or too small"
-            self.report([f"{_join_globs(self._waiting, names)} {text}"] if self._waiting else [])
+            self.report([f"{_join_globs(self._waiting, names)} got no update {reason}"] if self._waiting else [])
 
     def _explain_no_update(self, parameter: Any) -> str:
         """Return the reason why a parameter has the same values as before; "" if a later step may change them."""
@@ -119,14 +119,14 @@ class TrainingCheck:
         dtype = str(parameter.dtype).removeprefix("torch.")
         is_zero = not bool(parameter.grad.any()) or not self._rates.get(id(parameter), 1)
         # In float32 the gradient of a bias before a BatchNorm is rounding noise, as expected.
-        return "" if is_zero or dtype not in _SHORT_DTYPES else f"rounding to {dtype} removes the update"
+        return "" if is_zero or dtype not in _SHORT_DTYPES else f"the update is too small for the precision of {dtype}"
 
     def check_folder(self, folder: str | os.PathLike[str], expected: Any) -> None:
         """Compare the file of the model in a checkpoint folder with a snapshot or a model."""
         paths = (os.path.join(folder, name) for name in _MODEL_FILES)
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
-            self.report([f"the saved files are not checked: {folder} has no file of the whole model"])
+            self.report([f"cannot check the saved files: {folder} has no model.safetensors or pytorch_model.bin"])
         else:
             self.check_file(path, expected)
 
@@ -135,7 +135,7 @@ class TrainingCheck:
         try:
             diff = statecli.diff(path, expected, ignore=("kind", "requires_grad", "device", "tying"))
         except StateError as error:
-            self.report([f"the saved file is not checked: {error}"])
+            self.report([f"cannot check the saved file: {error}"])
             return
         changes = [change for change in diff.changes if change.after is not None]
         held = {change.fqn for change in changes if _is_held(change)}
@@ -143,7 +143,7 @@ class TrainingCheck:
         lost = {change.fqn for change in changes if change.fqn not in held and held.isdisjoint(ties[change.fqn])}
         missing = {change.fqn for change in changes if change.status is Status.ADDED}
         names = [change.fqn for change in changes]
-        groups = (lost & missing, f"missing in {path}"), (lost - missing, f"in {path} not as in the model")
+        groups = (lost & missing, f"missing in {path}"), (lost - missing, f"differs between {path} and the model")
         lines = [f"{_join_globs(group, names)}: {text}" for group, text in groups if group]
         self.report([*lines, *(f"not checked: {pair.message}" for pair in diff.broken)])
 
@@ -179,12 +179,10 @@ def _describe_frozen(model: nn.Module, changed: set[str]) -> list[str]:
         if own and not any(parameter.requires_grad for parameter in own):
             buffers |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)}
     buffers &= changed
-    lines = [f"{_join_globs(frozen, parameters)} moved although frozen"] if frozen else []
+    lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
     if buffers:
         names = _join_globs(buffers, [name for name, _ in model.named_buffers()])
-        lines.append(
-            f"{names}: buffers moved although the parameters of the module are frozen; call .eval() on the module"
-        )
+        lines.append(f"{names}: these buffers of a frozen module changed; call .eval() on the module")
     return lines
 
 

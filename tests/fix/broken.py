@@ -352,15 +352,17 @@ BROKEN = {
 
 #: Models without a proved edit: the text, the input, and a part of the reason.
 UNFIXABLE = {
-    "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for no-gradient",), "2x4"),
+    "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for the rule no-gradient",), "2x4"),
     "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
     "plain-object": Broken(
         net(
             "self.box = Box()", head=HEAD + "class Box:\n    def __init__(self):\n        self.t = torch.ones(4)\n\n\n"
         ),
-        ("the fix needs a decision",),
+        ("fix cannot make this change: make it by hand",),
     ),
-    "in-a-closure": Broken(net("t = torch.ones(4)\nself.act = lambda x: x + t"), ("the fix needs a decision",)),
+    "in-a-closure": Broken(
+        net("t = torch.ones(4)\nself.act = lambda x: x + t"), ("fix cannot make this change: make it by hand",)
+    ),
     "a-list-changed-in-forward": Broken(
         net("self.a = [torch.ones(4)]", "self.a.append(self.a[0] * 2)\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
     ),
@@ -368,11 +370,11 @@ UNFIXABLE = {
         net("self.a = [torch.ones(4)]", "self.a[0] = self.a[0] * 2\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
     ),
     "read-from-the-class": Broken(
-        net("", "return self.fc(x) + Net.t", before="    t = torch.arange(4.)\n"), ("from the class Net",), "2x4"
+        net("", "return self.fc(x) + Net.t", before="    t = torch.arange(4.)\n"), ("of the class Net",), "2x4"
     ),
     "assigned-from-outside": Broken(
         net("self.w = self.fc.weight * 2", more="\n\ndef reset(model):\n    model.w = torch.ones(4)\n"),
-        ("other code assigns w",),
+        ("code outside of the class assigns w",),
     ),
     "own-getattr": Broken(
         net(

@@ -150,8 +150,8 @@ def test_an_installed_class_is_not_edited(statecli):
     result = statecli("fix", "torch.nn:Linear(2, 2)")
     assert result.code == 2
     assert result.err == (
-        "statecli: torch.nn:Linear(2, 2): torch.nn is not a module of the current folder; "
-        "fix edits only files of your own, such as net.py:Net\n"
+        "statecli: torch.nn:Linear(2, 2): the current folder has no module torch.nn; "
+        "fix edits only your own files; name a class such as net.py:Net\n"
     )
 
 
@@ -181,11 +181,11 @@ def test_a_change_that_is_not_committed_is_noted(desk, statecli):
     assert "git does not track this file" in statecli("fix", "net.py:Net").out
     subprocess.run([*git, "add", "net.py"], check=True)
     subprocess.run([*git, "commit", "-qm", "net"], check=True)
-    assert "not committed" not in statecli("fix", "net.py:Net").out
+    assert "uncommitted" not in statecli("fix", "net.py:Net").out
     with open("net.py", "a") as file:
         file.write("# more\n")
     result = statecli("fix", "net.py:Net", "--write")
-    assert "net.py: has changes that are not committed" in result.out
+    assert "net.py: has uncommitted changes" in result.out
     assert result.code == 0
 
 
@@ -245,7 +245,7 @@ def test_an_unproved_edit_leaves_the_file(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
     assert result.code == 1
-    assert "  no edit is known for no-gradient\n" in result.out
+    assert "  no edit is known for the rule no-gradient\n" in result.out
     assert (desk / "net.py").read_text() == UNUSED
 
 

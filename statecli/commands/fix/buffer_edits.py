@@ -21,7 +21,7 @@ def _find_registration(source: Source, name: str, line: int) -> tuple[cst.Call, 
         is_named = isinstance(key, cst.SimpleString) and key.evaluated_value == name
         if is_attribute(call.func, instance, "register_buffer") and is_named and call.args[1].keyword is None:
             return call, method, instance
-    raise NoEdit(f"the line does not register {name} by a plain call")
+    raise NoEdit(f'the line has no call of the form self.register_buffer("{name}", tensor)')
 
 
 def make_parameter(source: Source, name: str, line: int, filename: str) -> Iterator[Changes]:
@@ -29,10 +29,10 @@ def make_parameter(source: Source, name: str, line: int, filename: str) -> Itera
     call, _, instance = _find_registration(source, name, line)
     statement = source.get_parent(call)
     if not isinstance(statement, cst.Expr):
-        raise NoEdit(f"the result of register_buffer is used for {name}")
+        raise NoEdit(f"the call of register_buffer for {name} is part of a larger expression")
     nn = find_torch_nn_name(filename)
     if nn is None:
-        raise NoEdit("the file does not import torch.nn")
+        raise NoEdit("the edit uses torch.nn, which the file does not import")
     value = source.format(_drop_requires_grad(call.args[1].value))
     new = source.parse_statements(f"{instance}.{name} = {nn}.Parameter({value})")[0]
     assert isinstance(new, cst.SimpleStatementLine)  # noqa: S101 - from the code above
@@ -66,9 +66,9 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)
     if is_saved and source.find_method(owner, "_load_from_state_dict") is not None:
-        raise NoEdit(f"{owner.name.value} has its own _load_from_state_dict")
+        raise NoEdit(f"the edit adds _load_from_state_dict, which {owner.name.value} already defines")
     if not re.search(r"(?m)^import torch$|^import torch\b(?!\.)", source.module.code):
-        raise NoEdit("the file does not import torch")
+        raise NoEdit("the edit uses torch, which the file does not import")
     value = call.args[1].value
     changes: Changes = {value: [source.parse_expression(f"torch.view_as_real({source.format(value)})")]}
     for node in source.find(cst.Attribute, within=owner.body):
@@ -78,7 +78,7 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
         if not is_attribute(node, get_instance_name(around)):
             continue
         if isinstance(source.get_parent(node), (cst.AssignTarget, cst.AugAssign)):
-            raise NoEdit(f"{around.name.value} assigns {name}")
+            raise NoEdit(f"the method {around.name.value} also assigns {name}")
         read = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
         changes = join_changes(changes, {node: [read]})
     if is_saved:

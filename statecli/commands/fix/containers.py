@@ -13,7 +13,7 @@ from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_n
 def build_container_property(source: Source, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
     """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
     if assigned.method is None:
-        raise NoEdit(f"{name} is not assigned in a method")
+        raise NoEdit(f"the class body assigns {name}, not a method")
     _check_not_changed(source, assigned, name)
     instance = get_instance_name(assigned.method)
     is_dict = _is_dict(source, assigned.value, names)
@@ -36,7 +36,7 @@ def _check_not_changed(source: Source, assigned: Assigned, name: str) -> None:
         else:
             is_changed = isinstance(parent, cst.Attribute) and parent.attr.value in _CHANGING_METHODS
         if is_changed:
-            raise NoEdit(f"{assigned.owner.name.value} changes {name} after its assignment")
+            raise NoEdit(f"a method of {assigned.owner.name.value} changes the items of {name}")
 
 
 #: Methods that change a list or dict.

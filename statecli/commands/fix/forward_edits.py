@@ -59,12 +59,12 @@ def add_device(source: Source, line: int) -> Iterator[Changes]:
         and source.find_around(call, cst.FunctionDef) is not None
     ]
     if not calls:
-        raise NoEdit("the line calls no function of torch that creates a tensor on the default device")
+        raise NoEdit("the line has no call such as torch.zeros(...) without a device")
     method = source.find_around(calls[0], cst.FunctionDef)
     assert method is not None  # noqa: S101 - of the calls above
     devices = list_input_devices(source, method)
     if not devices:
-        raise NoEdit(f"no argument of {method.name.value} is a tensor")
+        raise NoEdit(f"{method.name.value} has no required tensor argument to take the device from")
     for device in devices:
         yield {call: [_add_keyword(source, call, f"device={device}")] for call in calls}
 
@@ -104,7 +104,7 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
         or assigned.method is None
         or source.find_around(condition, cst.FunctionDef) is not assigned.method
     ):
-        raise NoEdit(f"the assignment of {name} is not in an if statement")
+        raise NoEdit(f"no if statement controls the assignment of {name}, so there is no condition to edit")
     instance = get_instance_name(assigned.method)
     used = [
         arg.value
@@ -154,10 +154,10 @@ def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
         if not is_attribute(node, get_instance_name(method)) or isinstance(source.get_parent(node), cst.AssignTarget):
             continue
         if not devices:
-            raise NoEdit(f"no argument of {method.name.value} is a tensor")
+            raise NoEdit(f"{method.name.value} has no required tensor argument to take the device from")
         changes[node] = [source.parse_expression(f"{source.format(node)}.to({devices[0]})")]
     if not changes:
-        raise NoEdit(f"no method of {assigned.owner.name.value} reads {name}")
+        raise NoEdit(f"no other method of {assigned.owner.name.value} reads {name}")
     yield changes
 
 

@@ -27,4 +27,4 @@ def describe_changes(file: ChangedFile) -> str:
         return ""
     if answer.stdout.startswith(b"??"):
         return f"{file.name}: git does not track this file, so git cannot undo the edit"
-    return f"{file.name}: has changes that are not committed; git diff will show them and the edit together"
+    return f"{file.name}: has uncommitted changes; git diff shows these changes together with the edit"

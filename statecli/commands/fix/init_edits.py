@@ -23,6 +23,8 @@ from statecli.commands.fix.source import (
 
 #: Stands for the assigned value in code to parse.
 VALUE = "_statecli_value"
+#: Reason why the assignment cannot become several statements.
+SHARED_LINE = "the assignment shares its line with other code; put the assignment on its own line"
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ def find_assigned(source: Source, name: str, line: int) -> Assigned:
         parent = source.get_parent(node)
         if isinstance(parent, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):
             return Assigned(node, parent, source.find_around(node, cst.FunctionDef), source.find_class(node))
-    raise NoEdit(f"the line does not assign {name} by a plain statement")
+    raise NoEdit(f"the line is not a plain assignment of {name}")
 
 
 def _names(target: cst.BaseExpression, name: str) -> bool:
@@ -70,7 +72,7 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
     try:
         new = parse_with_value(source, code, assigned)
     except cst.ParserSyntaxError as error:
-        raise NoEdit("the printed fix is not a statement on its own") from error
+        raise NoEdit("the printed fix is not complete Python code") from error
     if isinstance(assigned.line, cst.SimpleStatementLine):
         same_line = new[0].body if len(new) == 1 and isinstance(new[0], cst.SimpleStatementLine) else ()
         if len(assigned.line.body) == 1 or len(same_line) >= len(assigned.line.body):
@@ -79,7 +81,7 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
         return {assigned.line: [suite.with_changes(trailing_whitespace=assigned.line.trailing_whitespace)]}
     smalls = [statement for line in new if isinstance(line, cst.SimpleStatementLine) for statement in line.body]
     if not smalls or any(not isinstance(line, cst.SimpleStatementLine) for line in new):
-        raise NoEdit("the fix needs several lines, but the line has other statements")
+        raise NoEdit(SHARED_LINE)
     *first, last = smalls
     semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
     ends = [statement.with_changes(semicolon=semicolon) for statement in first]
@@ -111,32 +113,38 @@ def remove_statement(assigned: Assigned) -> Changes:
 def append_to_init(source: Source, owner: cst.ClassDef, method: cst.FunctionDef | None, code: str) -> Changes:
     """Return the change that adds statements at the end of the constructor."""
     method = method or source.find_method(owner, "__init__")
-    if method is None or not isinstance(method.body, cst.IndentedBlock):
-        raise NoEdit(f"{owner.name.value} has no __init__ with a body of its own")
+    if method is None:
+        raise NoEdit(f"{owner.name.value} does not define __init__")
+    if not isinstance(method.body, cst.IndentedBlock):
+        raise NoEdit(_describe_one_line_body(f"{owner.name.value}.{method.name.value}"))
     last = method.body.body[-1]
     return {last: [last, *source.parse_statements(source.indent(code))]}
+
+
+def _describe_one_line_body(name: str) -> str:
+    return f"the body of {name} is on its first line; put the body on separate lines"
 
 
 def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
     """Return the change that adds statements after the assignment."""
     if not isinstance(assigned.line, cst.SimpleStatementLine):
-        raise NoEdit("the line has other statements")
+        raise NoEdit(SHARED_LINE)
     return {assigned.line: [assigned.line, *source.parse_statements(source.indent(code))]}
 
 
 def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
     """Return the change that moves an assignment behind `super().__init__()`, in another form."""
     if removed.method is None and _is_read_from_class(source, owner, removed):
-        raise NoEdit(f"the file reads the attribute from the class {owner.name.value}")
+        raise NoEdit(f"the file reads the attribute of the class {owner.name.value}, not of an instance")
     method = source.find_method(owner, "__init__")
     new = keep_comments(removed.line, parse_with_value(source, code, removed))
     if method is None:
         return {**remove_statement(removed), owner.body: [_add_init(source, owner, removed, new)]}
     if not isinstance(method.body, cst.IndentedBlock):
-        raise NoEdit(f"__init__ of {owner.name.value} has no body of its own")
+        raise NoEdit(_describe_one_line_body(f"{owner.name.value}.__init__"))
     anchor = next((line for line in method.body.body if _calls_super(line)), None)
     if anchor is None:
-        raise NoEdit(f"__init__ of {owner.name.value} does not call super().__init__() in a statement of its own")
+        raise NoEdit(f"{owner.name.value}.__init__ has no separate statement super().__init__()")
     return {**remove_statement(removed), anchor: [anchor, *new]}
 
 
@@ -164,7 +172,7 @@ def _calls_super(line: cst.BaseStatement) -> bool:
 
 def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Sequence[Statement]) -> cst.BaseSuite:
     if not isinstance(owner.body, cst.IndentedBlock):
-        raise NoEdit(f"{owner.name.value} has no body of its own")
+        raise NoEdit(_describe_one_line_body(owner.name.value))
     code = source.indent("def __init__(self, *args, **kwargs):\n    super().__init__(*args, **kwargs)")
     method = source.parse_statements(code)[0]
     assert isinstance(method, cst.FunctionDef)  # noqa: S101 - from the code above
@@ -188,7 +196,7 @@ def add_import(source: Source, code: str) -> Changes:
     """Return the change that adds an import below the last import at the top of the file."""
     imports = [line for line in source.module.body if _is_import(line)]
     if not imports:
-        raise NoEdit("the file has no import at its top")
+        raise NoEdit("the edit adds a line below the imports of the file, but the file has no imports")
     return {imports[-1]: [imports[-1], *source.parse_statements(code)]}
 
 
@@ -207,15 +215,15 @@ def add_property(
     `kind` is the annotation of the result, used if the constructor has annotations.
     """
     if source.find_method(owner, name) is not None:
-        raise NoEdit(f"{owner.name.value} has a method {name}")
+        raise NoEdit(f"{owner.name.value} already has a method {name}")
     if not isinstance(owner.body, cst.IndentedBlock):
-        raise NoEdit(f"{owner.name.value} has no body of its own")
+        raise NoEdit(_describe_one_line_body(owner.name.value))
     if _is_assigned_from_outside(source, name):
-        raise NoEdit(f"other code assigns {name}, which a property refuses")
+        raise NoEdit(f"the edit makes {name} a read-only property, but code outside of the class assigns {name}")
     method = replaced.method if replaced is not None else None
     anchor = method or source.find_method(owner, "__init__")
     if anchor is None or anchor not in owner.body.body:
-        raise NoEdit(f"{owner.name.value} has no __init__")
+        raise NoEdit(f"{owner.name.value} does not define __init__")
     instance = get_instance_name(anchor)
     result = f" -> {kind}" if kind and anchor.returns is not None else ""
     comment = ""
@@ -228,7 +236,7 @@ def add_property(
     try:
         method_node = source.parse_statements(code)[0]
     except cst.ParserSyntaxError as error:
-        raise NoEdit(f"the value of {name} is not an expression on its own") from error
+        raise NoEdit(f"a property cannot return the value of {name}: the code is not one expression") from error
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
 
 
@@ -255,7 +263,7 @@ def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseE
     method = assigned.method
     value = assigned.value if value is None else value
     if method is None:
-        raise NoEdit("the value is not computed in a method")
+        raise NoEdit("the class body computes the value, not a method")
     instance = get_instance_name(method)
     bound = _list_bound_names(value)
     changes: dict[cst.CSTNode, cst.BaseExpression] = {}
@@ -268,7 +276,7 @@ def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseE
         elif not hasattr(builtins, node.value) and not _is_global(source, node.value):
             raise NoEdit(f"the value uses {node.value}, which the file does not define")
     if any(isinstance(node, cst.NamedExpr) for node in source.find(cst.NamedExpr, within=value)):
-        raise NoEdit("the value assigns a name")
+        raise NoEdit("the value contains an assignment expression (:=)")
     by_id = {id(node): new for node, new in changes.items()}
     changed = value.visit(_ValueReplacer(lambda node: by_id.get(id(node)))) if changes else value
     text = source.module.code_for_node(changed)  # type: ignore[arg-type]
@@ -353,7 +361,7 @@ def _find_attribute_of(source: Source, method: cst.FunctionDef, name: str, insta
             key, registered = call.args[0].value, call.args[1].value
             if isinstance(key, cst.SimpleString) and isinstance(registered, cst.Name) and registered.value == name:
                 return str(key.evaluated_value)
-    raise NoEdit(f"the value uses {name}, a local name of {method.name.value}")
+    raise NoEdit(f"the value uses {name}, a local variable of {method.name.value} that no attribute stores")
 
 
 def _is_parameter_call(source: Source, call: cst.Call) -> bool:

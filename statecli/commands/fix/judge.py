@@ -137,7 +137,7 @@ def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], af
             if proof in required and verdict is not Verdict.PASSED:
                 result = _describe(verdict, proof, after.verification, Names(defect.names))
                 return f"with the edit, the proof {proof.value} {result}"
-    return "" if any(change.after is Verdict.PASSED for change in proofs) else "the edit repairs no proof"
+    return "" if any(change.after is Verdict.PASSED for change in proofs) else "no failed proof passes with the edit"
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
@@ -162,9 +162,9 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
         stopped = check.check in _STOPS_EARLY and old.verdict in _BAD
         if check.verdict in _BAD and old.verdict not in _BAD:
             result = _describe(check.verdict, check.check, after)
-            return f"the proof {check.check.value} passes without the edit; with the edit, it {result}"
+            return f"the proof {check.check.value} passes without the edit, and with the edit {result}"
         if old.verdict is Verdict.PASSED and check.verdict is not Verdict.PASSED:
-            return f"the proof {check.check.value} passes without the edit, and is skipped with it"
+            return f"the proof {check.check.value} passes without the edit, and is skipped with the edit"
         old_verdicts, verdicts = _list_verdicts(old), _list_verdicts(check)
         worse = [
             name
@@ -178,14 +178,14 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
     lost = [
         row.fqn for row in before.state.tensors if row.fqn not in named and normalize(row.fqn) not in kept | aliases
     ]
-    return f"the edited class does not have {join_names(lost, 3)}" if lost else ""
+    return f"the edited class lacks the tensors {join_names(lost, 3)}" if lost else ""
 
 
 def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
     for module, names in old.attributes.items():
         lost = sorted(names - after.attributes.get(module, frozenset()))
         if lost:
-            return f"the edited class does not have the attribute {'.'.join(filter(None, (module, lost[0])))}"
+            return f"the edited class lacks the attribute {'.'.join(filter(None, (module, lost[0])))}"
     return ""
 
 
@@ -193,7 +193,7 @@ def _describe_load(after: Measurement, allowed: Names) -> str:
     if after.load.error:
         return after.load.error
     unknown = [name for name in after.load.missing if name not in allowed]
-    return f"an older state_dict would lack {join_names(unknown, 3)}" if unknown else ""
+    return f"older state_dicts lack {join_names(unknown, 3)}, which the edited class expects" if unknown else ""
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
@@ -203,9 +203,9 @@ def _describe_output(old: Measurement, after: Measurement) -> str:
     if old.output is None:
         return ""
     if after.output is None:
-        return "forward raises with the edit"
+        return "forward of the edited model raises an error"
     same = len(old.output) == len(after.output) and all(
         first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
         for first, second in zip(old.output, after.output, strict=True)
     )
-    return "" if same else "forward returns other values with the edit"
+    return "" if same else "forward of the edited model returns other values"

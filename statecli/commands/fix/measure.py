@@ -126,11 +126,13 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
     except ModelError as error:
         return LoadResult(error=str(error))
     if result.unexpected_keys:
-        return LoadResult(error=f"the entry {result.unexpected_keys[0]} of an older state_dict would be unexpected")
+        return LoadResult(
+            error=f"the edited class does not have the entry {result.unexpected_keys[0]} of older state_dicts"
+        )
     loaded = module.state_dict()
     for name, value in entries.items():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not _is_restored(value, loaded[name]):
-            return LoadResult(error=f"the entry {name} of an older state_dict is not restored")
+            return LoadResult(error=f"the edited class does not restore the entry {name} of older state_dicts")
     return LoadResult(tuple(result.missing_keys))
 
 

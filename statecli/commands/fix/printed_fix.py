@@ -1,7 +1,7 @@
 """Apply the fix that statecli prints for an unregistered tensor: the same code, put in its place.
 
 `live/suggest_fix.py` decides the code, its place and whether a buffer is persistent. What the fix says in comments
-("and read each as …") is edited here too.
+("and read each tensor as …") is edited here too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from statecli.commands.fix.source import (
     list_targets,
 )
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
+
+#: Reason for a fix in words.
+BY_HAND = "fix cannot make this change: make it by hand"
 
 
 class PrintedFix(msgspec.Struct, frozen=True):
@@ -54,12 +57,12 @@ _KNOWN_COMMENTS = (
     *(
         "# delete ",
         "# first delete the class attribute",
-        "# and read each as getattr",
-        "# and iterate over its items()",
+        "# and read each tensor as getattr",
+        "# and iterate over the items()",
     ),
     *(
         "# the keys must be strings without dots",
-        "# and where a list + ",
+        "# and write list + ",
         "# and import torch.nn",
         "# older checkpoints",
     ),
@@ -83,20 +86,20 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
     if fix.has_comment("# and replace "):
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
     if any(not comment.startswith(_KNOWN_COMMENTS) for comment in fix.comments):
-        raise NoEdit("the fix needs a decision")
+        raise NoEdit(BY_HAND)
     if _has_other_branch(source, assigned, attribute) and not any(map(_is_placement, fix.comments)):
         changes = _register_at_end(source, fix, assigned, attribute, value_text)
     else:
         changes = _put_code(source, fix, assigned)
     if fix.has_comment("# first delete the class attribute"):
         changes = join_changes(changes, _delete_class_attribute(assigned.owner, attribute))
-    if fix.has_comment("# and read each as getattr"):
+    if fix.has_comment("# and read each tensor as getattr"):
         changes = join_changes(changes, build_container_property(source, assigned, attribute, names))
-    if fix.has_comment("# and iterate over its items()"):
+    if fix.has_comment("# and iterate over the items()"):
         changes = join_changes(changes, _iterate_items(source, assigned, attribute))
     if fix.has_comment("# the keys must be strings without dots"):
         changes = join_changes(changes, _rename_keys(source, assigned, attribute, fix.code))
-    if fix.has_comment("# and where a list + "):
+    if fix.has_comment("# and write list + "):
         changes = join_changes(changes, _convert_operands(source, assigned, attribute))
     if fix.has_comment("# and import torch.nn"):
         changes = join_changes(changes, init_edits.add_import(source, "from torch import nn"))
@@ -137,7 +140,7 @@ def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: 
     value = f"{instance}.{name}" if is_container else f'{instance}.__dict__.pop("{name}")'
     present = VALUE if VALUE in fix.code else value_text
     if fix.code.count(present) != 1:
-        raise NoEdit(f"{name} is assigned in several branches")
+        raise NoEdit(f"several branches assign {name}")
     return init_edits.append_to_init(source, assigned.owner, assigned.method, fix.code.replace(present, value))
 
 
@@ -159,7 +162,7 @@ def _delete_class_attribute(owner: cst.ClassDef, name: str) -> Changes:
             targets = list_targets(small)
             if len(smalls) == 1 and any(isinstance(target, cst.Name) and target.value == name for target in targets):
                 return {line: []}
-    raise NoEdit(f"the class attribute {name} is not assigned in {owner.name.value}")
+    raise NoEdit(f"the edit deletes the class attribute {name}, but no line of {owner.name.value} assigns only {name}")
 
 
 def _list_reads(source: Source, assigned: Assigned, name: str) -> list[cst.Attribute]:
@@ -180,7 +183,7 @@ def _iterate_items(source: Source, assigned: Assigned, name: str) -> Changes:
     for node in _list_reads(source, assigned, name):
         parent = source.get_parent(node)
         if not (isinstance(parent, (cst.For, cst.CompFor)) and parent.iter is node):
-            raise NoEdit(f"{name} is read in another way than in a for loop")
+            raise NoEdit(f"{assigned.owner.name.value} also uses {name} outside of a for loop")
         changes[node] = [cst.Call(cst.Attribute(node, cst.Name("items")))]
     return changes
 
@@ -189,13 +192,13 @@ def _rename_keys(source: Source, assigned: Assigned, name: str, code: str) -> Ch
     """Return the change of `self.name[key]` to the key of the new container."""
     formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
     if formula is None:
-        raise NoEdit("the new keys are not known")
+        raise NoEdit("the printed fix has no rule for the new keys")
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in _list_reads(source, assigned, name):
         parent = source.get_parent(node)
         slices = parent.slice if isinstance(parent, cst.Subscript) else ()
         if len(slices) != 1 or not isinstance(slices[0].slice, cst.Index):
-            raise NoEdit(f"{name} is read in another way than by a key")
+            raise NoEdit(f"{assigned.owner.name.value} also uses {name} without a key")
         key = slices[0].slice.value
         changes[key] = [source.parse_expression(_format_key(source, key, formula[1]))]
     return changes

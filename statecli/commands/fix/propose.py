@@ -65,7 +65,7 @@ def _propose_changes(defect: Defect, source: Source, filename: str) -> Iterator[
         return _replace_view(source, attribute, defect.line)
     if defect.cause is Cause.UNREGISTERED:
         return _register(defect, source, attribute, filename)
-    raise NoEdit(f"no edit is known for {defect.rule}")
+    raise NoEdit(f"no edit is known for the rule {defect.rule}")
 
 
 def _get_attribute(defect: Defect) -> str:
@@ -88,16 +88,16 @@ def _register(defect: Defect, source: Source, attribute: str, filename: str) -> 
         name = _find_attribute(source, attribute, defect)
         yield printed_fix.apply_code(source, defect.fix, name, defect.line, defect.names)
         return
-    if fix.has_comment("# compute it in forward"):
+    if fix.has_comment("# compute the tensor in forward"):
         yield from _compute_when_read(source, attribute, defect.line)
-    elif fix.has_comment("# to train it, make the result an nn.Parameter"):
+    elif fix.has_comment("# to train the tensor, make the result an nn.Parameter"):
         yield from _detach(source, attribute, defect.line)
     elif fix.has_comment("# leave the tensor unregistered, and move it where forward reads it"):
         yield from forward_edits.move_where_read(source, attribute, defect.line)
     elif (comment := fix.find_comment("# register the tensor once, as ")) is not None:
         yield from _register_once(defect, source, comment, filename)
     else:
-        raise NoEdit("the fix needs a decision" if defect.fix else "no edit is known")
+        raise NoEdit(printed_fix.BY_HAND if defect.fix else "no edit is known")
 
 
 def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:
@@ -117,6 +117,11 @@ def _check_assigned_once(source: Source, assigned: Assigned, name: str) -> None:
         raise NoEdit(f"{assigned.owner.name.value} assigns {name} more than once")
 
 
+def _check_single_target(assigned: Assigned, name: str) -> None:
+    if len(list_targets(assigned.node)) != 1:
+        raise NoEdit(f"the statement also assigns other names; assign {name} in its own statement")
+
+
 def _add_property(source: Source, assigned: Assigned, name: str, value: str) -> Changes:
     kind = "torch.Tensor" if re.search(r"(?m)^import torch$", source.module.code) else ""
     added = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
@@ -127,8 +132,7 @@ def _compute_when_read(source: Source, name: str, line: int) -> Iterator[Changes
     """Yield the change of an attribute computed from parameters to a property."""
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
-    if len(list_targets(assigned.node)) != 1:
-        raise NoEdit("the line assigns several names")
+    _check_single_target(assigned, name)
     yield _add_property(source, assigned, name, init_edits.express_with_attributes(source, assigned))
 
 
@@ -137,8 +141,9 @@ def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
     assigned = find_assigned(source, name, line)
     _check_assigned_once(source, assigned, name)
     value = init_edits.express_with_attributes(source, assigned)
-    if assigned.method is None or len(list_targets(assigned.node)) != 1:
-        raise NoEdit("the line assigns several names")
+    if assigned.method is None:
+        raise NoEdit(f"the class body assigns {name}, not a method")
+    _check_single_target(assigned, name)
     instance = get_instance_name(assigned.method)
     parsed = source.parse_expression(value)
     bases = {node.attr.value for node in _walk_attributes(parsed) if is_attribute(node, instance)}
@@ -182,8 +187,9 @@ def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:
 def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
     """Yield the changes of a result with a graph to a buffer without it: outside of the state_dict, or saved."""
     assigned = find_assigned(source, name, line)
-    if assigned.method is None or len(list_targets(assigned.node)) != 1:
-        raise NoEdit("the line assigns several names")
+    if assigned.method is None:
+        raise NoEdit(f"the class body assigns {name}, not a method")
+    _check_single_target(assigned, name)
     text, instance = source.format(assigned.value), get_instance_name(assigned.method)
     value = (
         f"({text}).detach()"
@@ -198,12 +204,12 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     """Yield the changes that register one name, and make the other names properties."""
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
-        raise NoEdit("the fix needs a decision")
+        raise NoEdit(printed_fix.BY_HAND)
     name, others = named[1], [other.rpartition(".")[2] for other in named[2].split(", ")]
     assigned = find_assigned(source, name, defect.line)
     _check_assigned_once(source, assigned, name)
     if assigned.method is None:
-        raise NoEdit(f"{name} is not assigned in a method")
+        raise NoEdit(f"the class body assigns {name}, not a method")
     instance, text = get_instance_name(assigned.method), source.format(assigned.value)
     torch_nn = find_torch_nn_name(filename) or "nn" if defect.rule == UNREGISTERED_PARAMETER.name else None
     targets = {target.attr.value for target in list_targets(assigned.node) if isinstance(target, cst.Attribute)}

@@ -10,9 +10,9 @@ PROPOSED_FIX = Rule(
     "fix",
     ("fix",),
     Severity.WARNING,
-    summary="An edit of the source repairs a defect, and is not written yet.",
-    why="""the proofs of `verify` fail for the named tensors, and pass with the edit on a copy of the file. All other
-proofs have the same results, and the entries of older state_dicts load.""",
+    summary="A proved edit repairs a defect, but is not written to the file yet.",
+    why="""the proofs of `verify` fail for the named tensors, and pass in a copy of the file with the edit. No other
+proof gets worse, and each entry of an older state_dict loads.""",
     example="""`self.table = torch.arange(8)` becomes
 `self.register_buffer("table", torch.arange(8), persistent=False)`.""",
     fix="read the diff, and write the edit with `statecli fix net.py:Net --write`.",
@@ -22,9 +22,9 @@ WRITTEN_FIX = Rule(
     "fix",
     ("fix",),
     Severity.NOTE,
-    summary="An edit of the source repaired a defect, and was written.",
-    why="""the proofs of `verify` pass with the edit. A checkpoint of the old class has no entry for a tensor that only
-the new class saves.""",
+    summary="A proved edit repaired a defect, and was written to the file.",
+    why="""the proofs of `verify` pass with the edit. If the edited class saves more tensors than before, older
+checkpoints lack these entries.""",
     example="`self.blocks = [nn.Linear(4, 4)]` became `self.blocks = nn.ModuleList([nn.Linear(4, 4)])`.",
     fix="""review the change with `git diff`. If the edit adds names to the state_dict, load older checkpoints with
 `strict=False`.""",
@@ -35,9 +35,9 @@ NOT_FIXED = Rule(
     ("fix",),
     Severity.WARNING,
     summary="A proof of `verify` fails, and no edit repairs the defect.",
-    why="""no edit is known, or `verify` did not prove the edit. An edit without a proof could change what the model
-computes, so the file keeps its bytes.""",
-    example="a layer is not used in forward: its parameters get no gradient.",
-    fix="change the line by hand: `statecli verify` prints the problem and the remedy.",
+    why="""`fix` has no edit for the defect, or the edited class fails a check. An unproved edit could change the
+results of the model, so `fix` leaves the code unchanged.""",
+    example="a layer that forward never calls: its parameters get no gradient.",
+    fix="change the line by hand, as the output of `statecli verify` advises.",
 )
 RULES = (PROPOSED_FIX, WRITTEN_FIX, NOT_FIXED)

@@ -57,7 +57,7 @@ def run(request: Request) -> Fixes:
 def _find_file(spec: ModelSpec) -> str:
     """Return the file of a class. Raises UsageError for a class that is not the user's own."""
     if spec.config is not None or spec.is_library:
-        raise _refuse_installed(spec.text, "is built by an installed package")
+        raise _refuse_installed(spec.text, "the model is built by an installed package")
     if spec.is_file:
         path = os.path.abspath(spec.module)
         if not os.path.isfile(path):
@@ -67,12 +67,12 @@ def _find_file(spec: ModelSpec) -> str:
         candidates = [os.path.abspath(name) for name in (f"{parts}.py", os.path.join(parts, "__init__.py"))]
         found = next(filter(os.path.isfile, candidates), None)
         if found is None:
-            raise _refuse_installed(spec.text, f"{spec.module} is not a module of the current folder")
+            raise _refuse_installed(spec.text, f"the current folder has no module {spec.module}")
         path = found
     if is_installed_file(path):
-        raise _refuse_installed(spec.text, "is a class of an installed package")
+        raise _refuse_installed(spec.text, "the class is in an installed package")
     return path
 
 
 def _refuse_installed(text: str, why: str) -> UsageError:
-    return UsageError(f"{text}: {why}; fix edits only files of your own, such as net.py:Net")
+    return UsageError(f"{text}: {why}; fix edits only your own files; name a class such as net.py:Net")

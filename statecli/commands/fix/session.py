@@ -97,7 +97,7 @@ class Session:
 
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
         """Keep the edits if they are proved; return the reason if they are not."""
-        report_stage(f"verifying the edit of {', '.join(defect.rule for defect, _, _ in edited[:3])}")
+        report_stage(f"verifying the edit for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
         try:
             after = measure_edit(self.project, self.request, contents, self.first)
         except Failure as failure:
@@ -143,12 +143,12 @@ class Session:
     def _locate(self, defect: Defect) -> str:
         """Return the file to edit. Raises NoEdit for a file that is not the user's own."""
         if not defect.file or not defect.line:
-            raise NoEdit(f"no line is known to edit: {defect.message}")
+            raise NoEdit(f"the source line of the defect is not known: {defect.message}")
         path = self.current.copy.locate(defect.file)
         if is_installed_file(path):
             raise NoEdit("the line is in an installed package: report this to the library")
         if not self.project.contains(path) or not os.path.isfile(path):
-            raise NoEdit(f"{defect.file} is outside of the current folder and the folder of the model")
+            raise NoEdit(f"{defect.file} is neither in the current folder nor in the folder of the model")
         return path
 
     def _read(self, path: str, contents: dict[str, bytes]) -> bytes:

@@ -37,7 +37,7 @@ class Source:
         except (cst.ParserSyntaxError, ValueError, RecursionError) as error:
             raise NoEdit(f"the file cannot be parsed: {str(error).splitlines()[0]}") from error
         if module.bytes != data:
-            raise NoEdit("libcst would change other bytes of the file")
+            raise NoEdit("libcst cannot reproduce the file byte for byte")
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = module
         self._positions = wrapper.resolve(PositionProvider)
@@ -159,7 +159,7 @@ def get_instance_name(method: cst.FunctionDef) -> str:
     """Return the method's name for the instance, usually `self`."""
     parameters = (*method.params.posonly_params, *method.params.params)
     if not parameters:
-        raise NoEdit(f"{method.name.value} has no argument for the instance")
+        raise NoEdit(f"{method.name.value} has no self argument")
     return parameters[0].name.value
 
 
