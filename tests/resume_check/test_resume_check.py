@@ -17,7 +17,7 @@ from statecli.core.errors import ModelError  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "script.py"
 HELP = {
-    "unsaved_step": "the checkpoint of step 2 has no step: save the number of the step, and start the loop from it",
+    "unsaved_step": "the checkpoint of step 2 has no step: save the step number, and start the resumed loop there",
     "unsaved_model": "the checkpoint of step 2 has no model: save self.model.state_dict(), and load it",
     "unsaved_optimizer": "the checkpoint of step 2 has no optimizer: save self.optimizer.state_dict(), and load it",
     "unsaved_scheduler": "the checkpoint of step 2 has no scheduler: save self.scheduler.state_dict(), and load it",
@@ -92,7 +92,7 @@ def test_a_script_without_a_seed_is_inconclusive():
     """Two runs without an interruption differ, so nothing is known about the resume."""
     result = check("chance")
     assert (result.answer, result.findings) == (Answer.INCONCLUSIVE, ())
-    assert result.reason.startswith("two runs without an interruption differ: the gradients differ at step 1")
+    assert result.reason.startswith("two uninterrupted runs differ: the gradients differ at step 1")
 
 
 def test_only_generators_that_are_drawn_from_are_named():
@@ -131,9 +131,9 @@ def test_a_loader_that_begins_again_is_named(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("silent", "no checkpoint of step 2 in the folder save_to; it wrote nothing there"),
+        ("silent", "the script saved no checkpoint of step 2: the folder save_to is empty"),
         ("broken", "the resumed training raised ValueError: no such key (script.py:"),
-        ("short", "the function took 1 step of the optimizer instead of 4"),
+        ("short", "the function took 1 step of the optimizer, but must take 4"),
         ("nothing", "the script has no nothing; its functions: main, chance, plain, lost, "),
     ],
 )
@@ -148,7 +148,10 @@ def test_a_wrong_script_is_one_line(name, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("script.py",), "name a function main(steps, save_every, save_to, checkpoint) of the script: train.py::main"),
+        (
+            ("script.py",),
+            "write FILE.py::FUNCTION, such as train.py::main, for a function main(steps,",
+        ),
         (("missing.py::main",), "missing.py: no such file"),
         ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
     ],

@@ -64,21 +64,21 @@ def describe_missing(row: StateRow, whole: RunRecord, names: Sequence[str], save
     kept = _find_kept(row.state, names)
     thing = _name_object(row, whole)
     if row.state is State.STEP:
-        end = "start the loop from it" if kept else "save the number of the step, and start the loop from it"
+        end = "start the loop at this step" if kept else "save the step number, and start the resumed loop there"
     elif row.state is State.DATA:
         end = (
-            "continue with the next batch: skip those of the steps so far, or save the state of the sampler, as "
-            "torchdata's StatefulDataLoader does"
+            "continue with the next batch: skip the batches that were already used, or save the state of the sampler, "
+            "for example with StatefulDataLoader of torchdata"
         )
     elif row.state is State.RANDOM:
         generators = row.evidence.partition(": ")[2].split(", ")
         calls = [_RANDOM_CALLS[name][1 if kept else 0] for name in generators if name in _RANDOM_CALLS]
-        end = f"{'call' if kept else 'save'} {' and '.join(calls)}{'' if kept else ', and set it again'}"
+        end = f"{'call' if kept else 'save'} {' and '.join(calls)}{'' if kept else ', and set the state again'}"
         end = f"{end} before the first step" if kept else f"{end} before the first step of a resumed training"
     elif thing in whole.dict_averages:
         end = f"copy its tensors into {thing}" if kept else f"save {thing}, and load it"
     elif kept:
-        end = f"load it: {thing}.load_state_dict(checkpoint[{kept!r}])"
+        end = f"call {thing}.load_state_dict(checkpoint[{kept!r}])"
     else:
         end = f"save {thing}.state_dict(), and load it"
     has = f"has {kept!r}" if kept else f"has no {_WORDS[row.state]}"
@@ -183,7 +183,7 @@ def _compare_chance(
         position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
         if position is None and differing:
             return [StateRow(State.DATA, None), lost]
-        evidence = f"the first batch is that of step {position}" if position else "the first batch is another one"
+        evidence = f"the first batch is that of step {position}" if position else "the first batch is a different batch"
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
     data = StateRow(State.DATA, True if before.batches else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:

@@ -90,7 +90,7 @@ def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
         return getattr(module, name)  # type: ignore[no-any-return]
     defined = ((other, value) for other, value in vars(module).items() if isinstance(value, FunctionType))
     functions = [other for other, value in defined if value.__module__ == module.__name__]
-    raise _NoFunction(f"has no {name}; its functions: {join_names(functions, MAX_FUNCTIONS) or 'none'}")
+    raise _NoFunction(f"has no function {name}; its functions: {join_names(functions, MAX_FUNCTIONS) or 'none'}")
 
 
 def _describe_error(raised: BaseException) -> str:

@@ -11,9 +11,9 @@ NOT_RESUMED = Rule(
     ("resume-check",),
     Severity.ERROR,
     summary="A training script does not save or does not load a part of its state.",
-    why="""the resumed training goes on with another state than the training without an interruption: moments of
-zeros, a learning rate of the start, the first batches again, other random numbers. The loss often looks plausible.""",
-    example="a checkpoint with the model and the optimizer, of a script with a learning rate scheduler.",
+    why="""the resumed training continues with a wrong state, such as optimizer moments of zero, the initial learning
+rate, batches that were already used, or other random numbers. The loss often looks plausible.""",
+    example="a script with a learning rate scheduler saves only the model and the optimizer.",
     fix="save the `state_dict()` of the named object in each checkpoint, and load it before the first step.",
 )
 RESUMED_DIFFERENTLY = Rule(
@@ -21,7 +21,7 @@ RESUMED_DIFFERENTLY = Rule(
     "resume-check",
     ("resume-check",),
     Severity.ERROR,
-    summary="A resumed training computes other values, and nothing that statecli looks at explains why.",
+    summary="A resumed training computes other values, and statecli finds no cause.",
     why="""the last checkpoints of both trainings differ, although model, optimizer, scheduler, scaler, averages, data
 and random numbers were equal at the first step. The script keeps some other state.""",
     example="a curriculum that depends on a list of losses, which no checkpoint contains.",

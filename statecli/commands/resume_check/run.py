@@ -25,7 +25,7 @@ from statecli.targets import load
 #: Last whole number in the name of a checkpoint: its step.
 _STEP = re.compile(r"(\d+)(?=\D*$)")
 _CHILD = "import sys; from statecli.commands.resume_check import recorder; recorder.main(sys.argv[1:])"
-#: Where the script is to be named, and how the function is called.
+#: The function of the script, and how it is called.
 CONTRACT = "a function main(steps, save_every, save_to, checkpoint)"
 
 
@@ -40,7 +40,7 @@ def check_target(target: str) -> None:
     """Raise UsageError for a target that is not a function of a file."""
     file, separator, name = target.replace("::", ":").rpartition(":")
     if not separator or not name.isidentifier():
-        raise UsageError(f"{target}: name {CONTRACT} of the script: train.py::main")
+        raise UsageError(f"{target}: write FILE.py::FUNCTION, such as train.py::main, for {CONTRACT}")
     if file.endswith(".py") and not os.path.isfile(file):
         raise UsageError(f"{file}: no such file")
 
@@ -63,8 +63,8 @@ class _Comparison:
         if len(whole.steps) < self._steps:
             taken = plural(len(whole.steps), "step")
             raise ModelError(
-                f"{self._target}: the function took {taken} of the optimizer instead of {self._steps}; it must take "
-                "`steps` steps in all"
+                f"{self._target}: the function took {taken} of the optimizer, but must take {self._steps}, "
+                "the value of `steps`"
             )
         checkpoint = self._find_checkpoint("whole", self._saved_at)
         last = self._find_checkpoint("whole", self._steps)
@@ -80,7 +80,7 @@ class _Comparison:
         difference = find_run_difference(whole, self._run("again"))
         if difference is not None:
             reason = (
-                f"two runs without an interruption differ: {difference}; give every random generator a seed, and call "
+                f"two uninterrupted runs differ: {difference}; seed every random generator, and call "
                 "torch.use_deterministic_algorithms(True)"
             )
             return self._build_result(Answer.INCONCLUSIVE, (), reason=reason)
@@ -114,10 +114,10 @@ class _Comparison:
             number = _STEP.search(os.path.splitext(entry)[0])
             if number and int(number[1]) == step:
                 return os.path.join(folder, entry)
-        wrote = f"it wrote {', '.join(entries[:5])}" if entries else "it wrote nothing there"
+        wrote = f"contains {', '.join(entries[:5])}" if entries else "is empty"
         raise ModelError(
-            f"{self._target}: no checkpoint of step {step} in the folder save_to; {wrote}; save one each `save_every` "
-            f"steps, and end its name with the step: step-{step}.pt"
+            f"{self._target}: the script saved no checkpoint of step {step}: the folder save_to {wrote}; save a "
+            f"checkpoint every `save_every` steps, and end its name with the step number: step-{step}.pt"
         )
 
     # --- findings ------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class _Comparison:
         name = _find_first_change(diff)
         if name is None:
             return []
-        message = f"{name}: differs after step {self._steps}, although each state at step {self._saved_at + 1} is equal"
+        message = f"{name}: differs after step {self._steps}, although step {self._saved_at + 1} has equal states"
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
 
 
@@ -162,6 +162,6 @@ def run_child(arguments: list[str]) -> RunRecord:
     process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stderr, check=False)  # noqa: S603 - as asked for
     path = arguments[-1]
     if process.returncode or not os.path.exists(path):
-        raise ModelError(f"{arguments[0]}: the process of the script ended with status {process.returncode}")
+        raise ModelError(f"{arguments[0]}: the process of the script exited with status {process.returncode}")
     with open(path, "rb") as file:
         return msgspec.json.decode(file.read(), type=RunRecord)
