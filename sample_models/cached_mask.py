@@ -3,7 +3,7 @@
 Try:    statecli inspect sample_models/cached_mask.py:Causal
         statecli inspect sample_models/cached_mask.py:Causal --input 2x4x8
 
-Shows:  only `project` is there: the mask appears with the first forward, which `--input` calls. Called once on the CPU
+Shows:  only `project` is there: the mask is created by the first forward, which `--input` calls. Called once on the CPU
         (a test, an export, a warm-up) and moved afterwards, the model mixes devices; `statecli verify --input 2x4x8`
         calls it, moves it and calls it again. cached_mask_fixed.py is the same model fixed.
 """

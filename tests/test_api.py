@@ -550,8 +550,16 @@ def test_verify_of_a_spec_is_the_commands_own():
             UsageError,
             "device='gpu': must be cuda",
         ),
-        (lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"), UsageError, "dtype='f12': torch knows no such dtype"),
-        (lambda: statecli.verify(nn.Linear(2, 2), dtype=torch.int8), UsageError, "dtype='int8': torch casts no model"),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"),
+            UsageError,
+            "dtype='f12': torch does not have this dtype",
+        ),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), dtype=torch.int8),
+            UsageError,
+            "dtype='int8': a model cannot be cast",
+        ),
         (
             lambda: statecli.verify(nn.Linear(2, 2), checks=["move"], dtype="f12"),
             UsageError,

@@ -25,7 +25,7 @@ def test_json_says_what_appeared(statecli):
 @pytest.mark.parametrize("output", ["table", "plain", "markdown", "csv", "jsonl", "html"])
 def test_every_output_says_it(statecli, output):
     """In the words of the note."""
-    assert "appears with the first forward" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", output).out
+    assert "created by the first forward" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", output).out
 
 
 def test_the_page_says_what_forward_was_called_with(statecli):
@@ -71,7 +71,7 @@ def test_a_cache_is_mended_where_forward_assigns_it(statecli):
     """There is nothing to paste: the advice is in words, for the line that made it."""
     found = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
     assert found.code == 1
-    advice = "an earlier forward created it: keep one tensor per device, or create it again when the device changes"
+    advice = "create the tensor again in forward when the device changes, or keep one tensor per device"
     assert "[sample_models/cached_mask.py:23]\n" in found.out
     assert f"help: {advice}\n" in found.out
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json

@@ -76,7 +76,7 @@ def test_a_failure_is_laid_out_for_a_terminal():
 
 def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
     """A tensor that needs no gradient has no part in a step: asked for, it was not proved."""
-    with pytest.raises(AssertionError, match="step: the filters leave no tensor for this check"):
+    with pytest.raises(AssertionError, match="step: the filters exclude all tensors of this check"):
         checked(Left(), include="table", checks=["step"], inputs="2x4")
     assert checked(Left(), include="fc.*", checks=["step"], inputs="2x4").checks[0].verdict is Verdict.PASSED
 

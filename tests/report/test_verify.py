@@ -153,8 +153,8 @@ def test_a_remark_that_is_no_failure_is_told():
 
 def test_what_forward_made_appear_says_so():
     """A row's own note is kept, also of a tensor that passed."""
-    found = run(moved(w=passed()), rows=[tensor("w", note="appears with the first forward")])
-    assert lines(found)["w"] == ("✓", "appears with the first forward")
+    found = run(moved(w=passed()), rows=[tensor("w", note="created by the first forward")])
+    assert lines(found)["w"] == ("✓", "created by the first forward")
 
 
 def test_verbose_has_what_was_measured():

@@ -63,7 +63,7 @@ def test_what_forward_assigns_appears_with_its_line(after):
     """An attribute: unregistered, neither saved nor moved, assigned by the line in forward."""
     row = rows(after("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
     assert (row.appeared, row.kind.value, row.saved, row.moves) == (True, "unregistered", False, False)
-    assert row.note == "appears with the first forward"
+    assert row.note == "created by the first forward"
     assert row.origin.line == line_of("self.mask = torch.ones(3)")
 
 
@@ -133,7 +133,7 @@ def test_lazy_parameters_get_their_shapes():
     assert {row.fqn: row.shape for row in found.state.tensors} == {
         n: tuple(p.shape) for n, p in oracle.state_dict().items()
     }
-    assert noted(found) == dict.fromkeys(oracle.state_dict(), "gets its shape with the first forward")
+    assert noted(found) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
     assert not any(row.appeared for row in found.state.tensors)
 
 
@@ -200,7 +200,7 @@ def test_on_meta_writes_are_counted(after):
     """There are no values to compare; inputs are on meta as the model is."""
     init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
     found = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
-    assert noted(found) == {"count": "changed by forward", "seen": "appears with the first forward"}
+    assert noted(found) == {"count": "changed by forward", "seen": "created by the first forward"}
     assert rows(found)["seen"].device == "meta"
 
 

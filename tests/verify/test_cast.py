@@ -80,7 +80,9 @@ def test_half_leaves_complex_numbers_alone():
     assert "after .to(torch.float64)" in casted(body).findings[0].message
 
 
-@pytest.mark.parametrize(("text", "why"), [("flaot16", "knows no such dtype"), ("int8", "casts no model to integers")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("flaot16", "does not have this dtype"), ("int8", "cannot be cast to integers")]
+)
 def test_what_torch_casts_no_module_to_is_refused(text, why):
     """One line that names dtypes to write."""
     with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; float64"):

@@ -233,7 +233,9 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
     of_source(Name.COMPILE, ZOO["a counter"][0], "2x3")
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "compile")
     assert result.code == 1
-    assert "error[changing-attribute]: n: torch.compile compiles the model again for each value, read at" in result.out
+    assert (
+        "error[changing-attribute]: n: torch.compile compiles the model again for each new value, read at" in result.out
+    )
     assert 'self.register_buffer("n", torch.tensor(0))' in result.out
 
 

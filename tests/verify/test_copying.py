@@ -202,7 +202,7 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
         copy.deepcopy(model)
     assert rules(check) == {"kept": "non-leaf-attribute"}
     assert check.findings[0].help.startswith("store the tensor with .detach()")
-    what = f"kept: a result of {operation}, not a leaf of the graph"
+    what = f"kept: computed by autograd ({operation}), not a leaf tensor"
     assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises"
     check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())

@@ -167,7 +167,7 @@ def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
     assert check.verdict is Verdict.PASSED
     (finding,) = check.findings
     assert (finding.rule, finding.severity.value) == (TENSOR, "note")
-    assert "exported as a constant, read at net.py:9: the constructor gives it the same values" in finding.message
+    assert "exported as a constant, read at net.py:9: the constructor always sets the same values" in finding.message
 
 
 def test_a_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
@@ -243,7 +243,9 @@ def test_the_command_line_shows_what_was_exported(statecli, in_tmp_path):
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "export")
     assert result.code == 1
     assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
-    assert "exported as a constant, read at net.py:9: the program keeps its values after a load" in result.out
+    assert (
+        "exported as a constant, read at net.py:9: a later load_state_dict() does not change the program" in result.out
+    )
 
 
 #: Real classes with plain attributes, a few that torch.export refuses, and others that pass.

@@ -36,8 +36,8 @@ def left(verdict, reason, cells, *kept, found=()):
         ((U, "it raised", {}), "a", U, "it raised"),
         ((S, "no input", {}), "a", S, "no input"),
         # that has nothing to say of what is left
-        ((P, None, {"b": (P, None)}), "a", S, "the filters leave no tensor for this check"),
-        ((F, None, {"b": (F, "why")}, "b"), "a", S, "the filters leave no tensor for this check"),
+        ((P, None, {"b": (P, None)}), "a", S, "the filters exclude all tensors of this check"),
+        ((F, None, {"b": (F, "why")}, "b"), "a", S, "the filters exclude all tensors of this check"),
         ((P, None, {"a": (S, "frozen"), "b": (P, None)}), "a", S, "a: frozen"),
         ((P, "said", {"a": (P, None), "b": (P, None)}), "a", P, "said"),
         ((P, "the model was not moved", {}), "a", P, "the model was not moved"),

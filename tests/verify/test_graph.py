@@ -44,7 +44,7 @@ def test_a_function_whose_backward_gives_none_is_named(between):
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
     check = step(*parts, TIMES.format("None"))
     assert [one.message for one in check.findings] == [
-        "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient for it"
+        "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient"
     ]
     assert check.findings[0].help.startswith("return a gradient from Times.backward, or freeze the parameter")
     (_, (times, _)) = output().grad_fn.next_functions
@@ -109,5 +109,5 @@ def test_what_a_further_round_uses_is_not_called_unused():
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no gradient in 3 rounds, but in a further one: forward does not always use the parameter"
+    told = "no gradient in 3 rounds, but a gradient in a later round: forward does not always use the parameter"
     assert cell(check, "gradient", "late.bias").reason == told

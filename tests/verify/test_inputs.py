@@ -78,17 +78,18 @@ def test_what_can_be_written(text, read):
     ("x=", "the shape is missing; write 2x3"),
     ("2x", "'2x' is not a shape"),
     ("٢x٣", "'٢x٣' is not a shape"),
-    ("int64:2x3<٩", "the bound '٩' is not a number"),
+    ("int64:2x3<٩", "the bound '٩' is not a positive integer"),
     ("-2x3", "'-2x3' is not a shape"),
     ("2.5", "'2.5' is not a shape"),
     ("flaot32:2", "'flaot32' is not a dtype; did you mean float32?"),
     ("q:2", "'q' is not a dtype; write one of float32, float16"),
     ("float32:2x3<5", "the bound needs an integer dtype, not float32; write int64:2x16<5"),
     ("bool:2<5", "the bound needs an integer dtype, not bool"),
-    ("int64:2<0", "the bound '0' is not a number above 0"),
-    ("int64:2<", "the bound '' is not a number above 0"),
-    ("int64:2<-3", "the bound '-3' is not a number above 0"),
-    ("int8:2<300", "the bound is above 127, the largest int8; write int64"),
+    ("int64:2<0", "the bound '0' is not a positive integer"),
+    ("int64:2<", "the bound '' is not a positive integer"),
+    ("int64:2<-3", "the bound '-3' is not a positive integer"),
+    ("int8:2<300", "the bound 300 is too large: the largest int8 is 127; write int64 instead of int8"),
+    (f"int64:2<{2**63 + 1}", f"is too large: the largest int64 is {2**63 - 1}; write a smaller bound"),
     ("a b=2", "'a b' is not an argument name"),
     ("99999x99999", "the input would have 9,999,800,001 elements"),
 ])  # fmt: skip
@@ -354,7 +355,7 @@ def test_an_example_that_raises(tmp_path):
     (tmp_path / "net.py").write_text(source)
     found, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
     assert found is None
-    assert "reading the inputs that the model offers raised OSError: no such data" in why_not
+    assert "reading the example inputs of the model raised OSError: no such data" in why_not
     assert "net.py:7" in why_not
 
 

@@ -455,7 +455,7 @@ def test_a_way_back_that_cannot_be_pretended_is_said():
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
     check = moved(body)
-    assert "the way back cannot be tried: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
+    assert "the move back was not checked: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
 
 
 def test_another_model_is_not_moved_back():
@@ -463,7 +463,7 @@ def test_another_model_is_not_moved_back():
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"
     assert moved(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
-    assert "the way back cannot be tried: the class's own .to returns another model" in moved(body).how
+    assert "the move back was not checked: the class's own .to returns another model" in moved(body).how
 
 
 def test_a_plain_move_imports_no_compiler(tmp_path):

@@ -51,7 +51,7 @@ def cache(check, column: str):
 def test_a_cache_for_each_device_is_not_judged(way, device):
     """Measured on a pretended GPU, whatever the names of its entries."""
     found = cache(proved(Name.MOVE, *ONCE[way], device=device), "moves")
-    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces it when the device changes")
+    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces the tensor when the device changes")
 
 
 def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
@@ -65,7 +65,7 @@ def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
 def test_a_cache_for_each_dtype_is_not_judged(way):
     """As by hand, where a forward after .double() gives float64."""
     found = cache(proved(Name.CAST, *ONCE[way]), "casts")
-    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces it when the dtype changes")
+    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
 
 
 def test_a_cache_by_device_alone_is_read_after_a_cast():
@@ -73,8 +73,7 @@ def test_a_cache_by_device_alone_is_read_after_a_cast():
     check = proved(Name.CAST, "{}", f"k = str(x.device); self.c.setdefault(k, {MAKE})", "self.c[k]")
     assert rules(check) == {"c['cpu']": "keeps-dtype"}
     assert check.findings[0].help == (
-        "an earlier forward created it: keep one tensor per dtype, or create it again when the dtype changes; "
-        "assigned at net.py:7"
+        "create the tensor again in forward when the dtype changes, or keep one tensor per dtype; assigned at net.py:7"
     )
 
 
@@ -105,7 +104,7 @@ def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
     found = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
     assert found.findings == ()
     (moves,) = [one for check in found.checks for one in check.columns if one.name == "moves"]
-    assert moves.cells["c[#0]"].reason == "forward replaces it when the device changes"
+    assert moves.cells["c[#0]"].reason == "forward replaces the tensor when the device changes"
 
 
 def test_a_model_of_doubles_is_asked_with_floats():
@@ -114,7 +113,7 @@ def test_a_model_of_doubles_is_asked_with_floats():
     body = CACHE.format(start="None", forward=ONCE["checked"][1], read="self.c", rest=rest)
     body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
     found = cache(of_source(Name.CAST, body), "casts")
-    assert (found.before, found.reason) == ("float64", "forward replaces it when the dtype changes")
+    assert (found.before, found.reason) == ("float64", "forward replaces the tensor when the dtype changes")
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,8 @@ def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
     (finding,) = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x)")).findings
     assert finding.severity is Severity.WARNING
     assert finding.message == (
-        "n: 2 at the save, 0 after build and load; state_dict() does not contain it: "
-        "no output depends on it in these steps"
+        "n: 2 when saved, 0 in a new instance after the load, because state_dict() does not contain the value: "
+        "in these steps, no output depends on the value"
     )
 
 
@@ -206,21 +206,21 @@ def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
     body = net("self.n = 0", "if self.training:\n    self.n += 1\n    return self.fc(x)\nreturn self.fc(x) * self.n")
     (finding,) = prove(body).findings
     assert finding.severity is Severity.ERROR
-    assert finding.message.endswith("after step 4, eval mode returns another output")
+    assert finding.message.endswith("the output in eval mode differs after step 4")
 
 
 def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
     """Two trainings from one seed differ, so nothing is proved."""
     check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "two trainings from one seed differ" in check.reason
+    assert "two trainings with the same seed differ" in check.reason
 
 
 def test_a_cause_out_of_sight_is_inconclusive(in_tmp_path):
     """The position of a Python generator cannot be read."""
     check = prove(net("self.it = (n for n in range(100))", "return self.fc(x) * next(self.it)"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert check.reason.startswith("after the load, step 3 returns another output")
+    assert check.reason.startswith("after the load, the output of step 3 differs")
 
 
 def test_a_refused_load_is_inconclusive(in_tmp_path):
@@ -264,7 +264,7 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
     prove(ZOO["a counter"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")
     assert result.code == 1
-    assert "error[lost-by-resuming]: n: 2 at the save, 0 after build and load" in result.out
+    assert "error[lost-by-resuming]: n: 2 when saved, 0 in a new instance after the load" in result.out
     assert 'self.register_buffer("n", torch.tensor(0))' in result.out
     assert "with SGD" in result.out
 

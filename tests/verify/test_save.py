@@ -362,7 +362,7 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
     helps = {one.rule: one.help for one in saved(body.format("None"), "2x3").findings}
-    what = "only forward creates this tensor: register it in the constructor with its final shape"
+    what = "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
     assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
     assert saved(body.format("torch.ones(3)"), "2x3").findings == ()
 

@@ -382,7 +382,7 @@ def test_a_frozen_parameter_that_forward_changes(train):
     )
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cells(check, "forward updates") == {"slow": "passed"}
-    assert reason(check, "forward updates", "slow") == "frozen, but forward changes it"
+    assert reason(check, "forward updates", "slow") == "frozen, but forward changes the tensor"
 
 
 def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
@@ -402,7 +402,7 @@ def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
     check = train(linear("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)"))
     assert rules(check) == {"old": "frozen-updated"}
     assert check.findings[0].message == (
-        "old: frozen, but the step of the optimizer changes the tensor: it shares memory with used.weight"
+        "old: frozen, but the step of the optimizer changes the tensor, because it shares memory with used.weight"
     )
 
 

@@ -136,6 +136,4 @@ def build_attribute_fix(attribute: ChangedAttribute) -> str:
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
         return f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
-    return (
-        f"keep {name} out of forward: pass it as an input and return its next value, or register a tensor as a buffer"
-    )
+    return f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"

@@ -262,7 +262,7 @@ def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
             why = f"{name} of the copy shares memory with {original} of the model"
-            raise ModelError(f"the model cannot be copied without changes to the original: {why}")
+            raise ModelError(f"a copy of the model is not independent, so the proofs would change the model: {why}")
 
 
 def _is_written(tensor: torch.Tensor) -> bool:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
 
 #: What is said of a tensor that was not there before the model was first called.
-CREATED_BY_FORWARD = "appears with the first forward"
+CREATED_BY_FORWARD = "created by the first forward"
 #: Of a lazy parameter or buffer, which was there.
-SHAPED_BY_FORWARD = "gets its shape with the first forward"
+SHAPED_BY_FORWARD = "gets its shape in the first forward"
 CHANGED_BY_FORWARD = "changed by forward"
 CHANGED_BY_FORWARD_IN_TRAINING = "changed by forward in training mode"
 
@@ -147,7 +147,7 @@ def _add_note(row: TensorInfo, note: str | None) -> TensorInfo:
 def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
     names_left = {row.fqn for row in state.tensors} | {alias for row in state.tensors for alias in row.aliases}
     gone_names = [row.fqn for row in before.tensors if row.fqn not in names_left]
-    return [Oddity("gone-after-forward", f"{fqn} is gone after the first forward", fqn) for fqn in gone_names]
+    return [Oddity("gone-after-forward", f"the first forward removes {fqn}", fqn) for fqn in gone_names]
 
 
 def _build_instance_maker(subject: ModelUnderTest) -> Callable[[bool, int], nn.Module]:
@@ -212,5 +212,7 @@ def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple
         subject.call(module, training=True)
     except ModelError as error:
         why = str(error).removeprefix(f"{subject.target}: ")
-        return [], (Oddity("not-tried-in-training", f"cannot check what forward changes in training mode: {why}"),)
+        return [], (
+            Oddity("not-tried-in-training", f"cannot list the tensors that forward changes in training mode: {why}"),
+        )
     return before.find_changed(module), ()

@@ -168,9 +168,10 @@ def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
     if dtype not in _INTEGERS:
         problem = f"the bound needs an integer dtype, not {dtype}; write int64:2x16<{bound_text}"
     elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
-        problem = f"the bound {bound_text!r} is not a number above 0; write int64:2x16<30522"
+        problem = f"the bound {bound_text!r} is not a positive integer; write int64:2x16<30522"
     elif int(bound_text) - 1 > _INTEGERS[dtype]:
-        problem = f"the bound is above {_INTEGERS[dtype]}, the largest {dtype}; write int64 instead of {dtype}"
+        advice = "a smaller bound" if dtype == "int64" else f"int64 instead of {dtype}"
+        problem = f"the bound {bound_text} is too large: the largest {dtype} is {_INTEGERS[dtype]}; write {advice}"
     else:
         return int(bound_text)
     raise UsageError(f"{option('--input', text)}: {problem}")
@@ -243,7 +244,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
 
 
 def _convert_to_call(
-    text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "expected at least one"
+    text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
     """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share tensors.
 
@@ -313,7 +314,7 @@ def _describe_value(value: Any) -> str:
 def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
     """Return the first inputs accepted by forward, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
-        with built.user_code("reading the inputs that the model offers"):
+        with built.user_code("reading the example inputs of the model"):
             for name in ("dummy_inputs", "example_input_array"):
                 call = _read_attribute(built, name)
                 if call is not None and _is_accepted(built, call):

@@ -120,11 +120,15 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
     return live.read(called_model, subject.target)
 
 
+#: Reason of a tensor that an instance built for a proof does not have.
+ABSENT_REASON = "a second instance of the model lacks this tensor, so the tensor cannot be compared"
 RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before each forward"
 
 
 _LRU_CACHE = type(functools.lru_cache(len))
-MEMO_REASON = "cached by a function (functools.lru_cache), not by the model: the proof forward reports any harm"
+MEMO_REASON = (
+    "cached by a function with functools.lru_cache, not by the model; the proof forward shows whether this is an error"
+)
 
 
 def has_own_apply(module: nn.Module, fqn: str) -> bool:

@@ -55,7 +55,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
     if input_text is not None:
         examples = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
         raise UsageError(
-            f"inputs: {input_text!r} is a shape, but another input is not; give tensors or shapes ({examples}) for all"
+            f"inputs: {input_text!r} is a shape, but another input is not; give only tensors or only shapes: {examples}"
         )
     model = replace(built, spec=ModelSpec("inputs", "", False, "inputs"))
 

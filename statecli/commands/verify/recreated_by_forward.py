@@ -28,11 +28,11 @@ from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
 
-EACH_TIME_REASON = "every forward replaces it without reading the old value"
+EACH_TIME_REASON = "every forward replaces the tensor without reading the old value"
 REPLACED_REASON = "forward replaces the tensor without reading the old value"
-ELSEWHERE_REASON = "forward replaces it when the {} changes"
+ELSEWHERE_REASON = "forward replaces the tensor when the {} changes"
 #: Remedy for a tensor that forward does not create again.
-HELP = "an earlier forward created it: keep one tensor per {0}, or create it again when the {0} changes"
+HELP = "create the tensor again in forward when the {0} changes, or keep one tensor per {0}"
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:

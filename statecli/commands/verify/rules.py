@@ -39,7 +39,7 @@ CHANGED_BY_MOVE = _rule(
     summary="A tensor has other values after it was moved and moved back.",
     why="a move must not change values. The model gives other results after each move to a GPU or back.",
     example="the class overrides `_apply` and also rounds the weights to float16 in it.",
-    fix="change only the device in the class's own `_apply` or `to`: call `super()` and return what it returns.",
+    fix="change only the device in the class's own `_apply` or `to`: call `super()` and return its result.",
 )
 
 # --- cast -----------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ LOST_BY_SAVING = _rule(
 finds a running state, such as an average that forward updates in train mode. The finding is a warning for a buffer
 with `persistent=False`.""",
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
-    fix="register the tensor as a parameter or a persistent buffer; let the class's `state_dict` keep it.",
+    fix="register the tensor as a parameter or a persistent buffer, and keep it in `state_dict` of the class.",
     commands=_WITH_INPUT,
 )
 CHANGED_BY_SAVING = _rule(
@@ -115,14 +115,14 @@ NOT_LOADABLE = _rule(
     summary="The model cannot load its own saved state_dict.",
     why="no checkpoint of this class loads strictly. People then write `strict=False`, which hides real errors.",
     example="forward registers a buffer, so a used model saves an entry that a new model does not have.",
-    fix="register every tensor in the constructor with its final shape, and let no hook rename entries.",
+    fix="register every tensor in the constructor with its final shape, and do not rename entries in a hook.",
 )
 NOT_PLAIN_DATA = _rule(
     "not-plain-data",
     "save",
-    summary="A saved entry is not plain data: only unrestricted unpickling loads it.",
-    why="""`torch.load` refuses the file by default (`weights_only=True`). With `weights_only=False`, loading can run
-code that the author of the file chose.""",
+    summary="A saved entry is not plain data, so `torch.load` refuses the file by default.",
+    why="""only `torch.load(path, weights_only=False)` loads the file. This setting is dangerous for files from
+other people: loading such a file runs any code that the file contains.""",
     example="`get_extra_state` returns an object of a class of the project.",
     fix="return plain data from `get_extra_state`: tensors, numbers, text, and lists and dicts of these.",
     severity=Severity.WARNING,
@@ -133,7 +133,7 @@ CHANGED_BY_SAFETENSORS = _rule(
     summary="A tensor has other values after it was saved as safetensors and loaded.",
     why="the weights that you publish as safetensors are not the weights that you evaluated.",
     example="a tensor subclass whose quantized values are written without their scales.",
-    fix="save the tensor in a form that safetensors has: a plain, contiguous, strided tensor.",
+    fix="save the tensor in a form that safetensors supports: a plain, contiguous, strided tensor.",
 )
 NOT_IN_SAFETENSORS = _rule(
     "not-in-safetensors",
@@ -162,9 +162,9 @@ NOT_COPYABLE = _rule(
     "not-copyable",
     "copy",
     summary="The model cannot be copied or pickled.",
-    why="`copy.deepcopy(model)` raises. EMA, swapped weights and many trainers copy the model.",
+    why="`copy.deepcopy(model)` raises an error. EMA, stochastic weight averaging and many trainers copy the model.",
     example="`self.lock = threading.Lock()` in `__init__`.",
-    fix="drop the attribute in the class's `__getstate__`, and create it again in `__setstate__`.",
+    fix="remove the attribute in `__getstate__` of the class, and create it again in `__setstate__`.",
 )
 NON_LEAF_ATTRIBUTE = Rule(
     "non-leaf-attribute",
@@ -172,8 +172,8 @@ NON_LEAF_ATTRIBUTE = Rule(
     ("verify", "audit"),
     Severity.ERROR,
     summary="An attribute is the result of an operation on tensors that require grad.",
-    why="""the value was computed once, when the model was built. It is not updated when its parameters learn or move.
-A second backward through the attribute raises, and so does `copy.deepcopy` of the model.""",
+    why="""the value was computed once, when the model was built. It does not change when its parameters are trained
+or moved. A second backward through the attribute raises, and so does `copy.deepcopy` of the model.""",
     example="`self.kernel = self.weight.softmax(0)` in `__init__`.",
     fix="compute the value in `forward`; for a constant, register `value.detach()` as a buffer.",
 )
@@ -205,9 +205,9 @@ UNTIED_BY_COPY = _rule(
     "untied-by-copy",
     "copy",
     summary="Tied tensors no longer share memory in a copy of the model.",
-    why="in the copy the tied tensors are separate. They learn apart, and the copy uses more memory than the model.",
+    why="in the copy, training changes each tensor separately, and the copy uses more memory than the model.",
     example="the class overrides `__deepcopy__` and clones each parameter separately.",
-    fix="pass `memo` on to each `copy.deepcopy` in the class's own method, or tie the weights again at its end.",
+    fix="pass `memo` to each `copy.deepcopy` in `__deepcopy__` of the class, or tie the weights again at its end.",
 )
 
 # --- step -----------------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ NO_GRADIENT = _rule(
     "step",
     summary="A trainable parameter gets no gradient.",
     why="the optimizer never changes it. DistributedDataParallel also raises for a parameter without a gradient.",
-    example="`y = self.fc(x.detach())` cuts off every layer before it; a layer that forward does not call.",
-    fix="use the parameter in forward; look for `.detach()`, `.data` and `torch.no_grad()`; or freeze or delete it.",
+    example="`self.fc(x.detach())`, which cuts off all layers before `fc`; or a layer that forward never calls.",
+    fix="look for `.detach()`, `.data` and `torch.no_grad()` in forward; or freeze or delete the parameter.",
 )
 ZERO_GRADIENT = _rule(
     "zero-gradient",
@@ -226,7 +226,7 @@ ZERO_GRADIENT = _rule(
     summary="A trainable parameter gets a gradient of zeros.",
     why="""only weight decay and momentum change the parameter, so it does not learn. The finding is a
 note for `weight_hh` of a recurrent module that starts from a hidden state of zeros.""",
-    example="a gate that starts at 0 and is multiplied by a branch that is 0 as well.",
+    example="a gate of 0 is multiplied by a branch whose output is 0 too, so neither gets a gradient.",
     fix="look for a factor of zero in forward, for terms that cancel out, and for a hook that changes the gradient.",
     severity=Severity.WARNING,
 )
@@ -277,7 +277,7 @@ FROZEN_UPDATED = _rule(
 DEVICE_MISMATCH = _rule(
     "device-mismatch",
     "forward",
-    summary="forward combines tensors of several devices.",
+    summary="Forward combines tensors on different devices.",
     why="""on a GPU this operator raises "Expected all tensors to be on the same device". Tests on the CPU do not
 find the error.""",
     example="`x + torch.arange(8)` in forward: `torch.arange` creates its tensor on the CPU.",
@@ -292,7 +292,7 @@ LOST_BY_MATERIALIZING = _rule(
     "materialize",
     summary="A tensor of a model built on meta is never initialized.",
     why="""large models are built on meta, get memory from `to_empty`, and load a checkpoint. A tensor that is not in
-the checkpoint keeps the old content of the memory. The model then silently computes with this content.""",
+the checkpoint keeps arbitrary values from the allocated memory. The model then silently computes with these values.""",
     example="""`self.register_buffer("inv_freq", 1 / steps, persistent=False)` in `__init__`, in a class without
 `reset_parameters`.""",
     fix="""compute the tensor in a method `reset_parameters()` that `__init__` also calls, or in `_init_weights` of a
@@ -330,9 +330,10 @@ NOT_BUILT_ON_META = _rule(
 CHANGING_ATTRIBUTE = _rule(
     "changing-attribute",
     "export",
-    summary="forward uses a plain attribute, and changes it in each call.",
-    why="""the value is state, but no state_dict contains it. An exported program keeps the value of today at each call.
-torch.compile compiles the model again for each new value, and after 8 times it runs the model without compiling.""",
+    summary="Forward uses a plain attribute, and changes it in each call.",
+    why="""the value is state, but no state_dict contains it. An exported program uses the value at the time of the
+export in each call. torch.compile compiles the model again for each new value, and after 8 compilations it runs the
+model uncompiled.""",
     example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`.",
     fix="""register a tensor as a buffer and change the buffer in place: `self.steps.add_(1)`; or pass the value as an
 input.""",
@@ -356,18 +357,18 @@ NOT_SYNCHRONIZED = _rule(
     "shard",
     summary="A registered tensor differs between the ranks of a distributed training.",
     why="""each rank trains or computes with other values, and a checkpoint has the values of one rank. `fully_shard`
-shards parameters and synchronizes no buffer. DistributedDataParallel broadcasts buffers from rank 0, except for ignored
-tensors. The finding is a note for modules of torch, such as BatchNorm, and for a random buffer that a checkpoint
-contains. The finding is a warning for other buffers that forward updates.""",
+shards parameters, but does not synchronize buffers. DistributedDataParallel broadcasts buffers from rank 0, except
+for ignored tensors. The finding is a note for modules of torch, such as BatchNorm, and for a random buffer that a
+checkpoint contains. The finding is a warning for other buffers that forward updates.""",
     example="`self.mean.lerp_(x.mean(0), 0.1)` in forward, where `mean` is a buffer, and `fully_shard(model)`.",
-    fix="""average the tensor over the ranks in forward, with `torch.distributed.all_reduce`; list no trained tensor in
-`_ddp_params_and_buffers_to_ignore`.""",
+    fix="""average the tensor over the ranks in forward, with `torch.distributed.all_reduce`; do not list trained
+tensors in `_ddp_params_and_buffers_to_ignore`.""",
 )
 NOT_SHARDABLE = _rule(
     "not-shardable",
     "shard",
     summary="`fully_shard` refuses a parameter.",
-    why="`fully_shard(model)` raises. The parameter can only be ignored, and then no rank shares its gradients.",
+    why="`fully_shard(model)` raises an error. If the parameter is ignored instead, its gradients are not averaged.",
     example="`self.scale = nn.Parameter(torch.tensor(1.0))`.",
     fix="register a parameter with one dimension, `nn.Parameter(torch.ones(1))`, and contiguous memory.",
 )
@@ -377,13 +378,13 @@ NOT_SHARDABLE = _rule(
 LOST_BY_RESUMING = _rule(
     "lost-by-resuming",
     "resume",
-    summary="A value that training changes is not in the state_dict, so a resumed training begins without it.",
-    why="""`state_dict()` does not contain the value, so it begins again after a load. The resumed training computes
-other results than a training without an interruption. The finding is a warning for a number or a list on which no
-output depends in these steps, such as a counter for the log.""",
+    summary="A value that training changes is not in the state_dict, so a resumed training starts with another value.",
+    why="""`state_dict()` does not contain the value, so a load does not restore it. The resumed training computes
+other results than a training without an interruption. The finding is a warning for a number or a list that
+changes no output in these steps, such as a counter for the log.""",
     example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`; an average with `persistent=False`.",
     fix="""register a tensor as a buffer, and change it in place: `self.steps.add_(1)`; or return the value from
-`get_extra_state()` and put it back in `set_extra_state()`.""",
+`get_extra_state()` and restore it in `set_extra_state()`.""",
 )
 
 RULES = (

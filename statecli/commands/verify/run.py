@@ -351,7 +351,7 @@ def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tupl
     return replace(restricted, verdict=worst, reason=_summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)
 
 
-_NO_TENSOR_SELECTED = "the filters leave no tensor for this check"
+_NO_TENSOR_SELECTED = "the filters exclude all tensors of this check"
 
 
 def _list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:

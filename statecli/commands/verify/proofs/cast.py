@@ -50,11 +50,11 @@ def prove(subject: ModelUnderTest, dtype: str | None) -> Check:
 
 def _parse_dtype(text: str) -> _Cast:
     dtype = getattr(torch, text.removeprefix("torch."), None)
-    known_dtypes = "float64, float32, float16 and bfloat16 are dtypes to cast a model to"
+    known_dtypes = "use float64, float32, float16 or bfloat16"
     if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"{option('--dtype', text)}: torch knows no such dtype; {known_dtypes}")
+        raise UsageError(f"{option('--dtype', text)}: torch does not have this dtype; {known_dtypes}")
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise UsageError(f"{option('--dtype', text)}: torch casts no model to integers; {known_dtypes}")
+        raise UsageError(f"{option('--dtype', text)}: a model cannot be cast to integers; {known_dtypes}")
     return f".to({dtype})", dtype, lambda module: module.to(dtype)
 
 
@@ -174,16 +174,13 @@ class _Proof:
     def _build_cell(self, row: TensorInfo) -> Cell:
         steps = self._steps.get(row.fqn)
         if steps is None:
-            return judging.build_inconclusive_cell(
-                "; ".join(self._reasons)
-                or "a second instance of the model lacks this tensor, so its values cannot be compared"
-            )
+            return judging.build_inconclusive_cell("; ".join(self._reasons) or judging.ABSENT_REASON)
         before = _format_dtype(steps.before)
         if not steps.dtypes:
             return (
                 judging.build_inconclusive_cell("the tensor could not be cast", before=before)
                 if not self._casts_done
-                else judging.skip_cell("removed by the model during the cast", before=before)
+                else judging.skip_cell("the model removes the tensor during the cast", before=before)
             )
         fault = steps.fault()
         if fault is None:

@@ -130,7 +130,7 @@ class _Proof(Proof):
                     return []
                 failures.append(pair.failures[start:])
             if not pair.graphs:
-                self._reasons.append("torch.compile captured no graph: it runs the model as it is")
+                self._reasons.append("torch.compile captured no graph, so the model runs uncompiled")
                 return []
             guilty = self._judge_captures([attribute for attribute in changed if attribute not in found], failures)
             if not training and not found:
@@ -163,8 +163,8 @@ class _Proof(Proof):
         others = [self._subject.build_used(values=True) for _ in range(2)]
         first, second = (self._call(other, other, seed=0) for other in others)
         if len(first) == len(second) and all(map(_is_close, first, second)):
-            return "the compiled model returns other values than the model"
-        return "two equal instances return other values, so there is nothing to compare with"
+            return "the compiled model returns other values than the uncompiled model"
+        return "two equal instances return different values, so the compiled model cannot be compared"
 
     # --- numbers -------------------------------------------------------------------------------------------------
 
@@ -179,15 +179,17 @@ class _Proof(Proof):
             if attribute.fqn not in reported:
                 self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
         if not guilty:
-            self._reasons.append(f"torch.compile captures the model again at each call: {_shorten(late[-1][0])}")
+            self._reasons.append(
+                f"torch.compile compiles the model again at each call, because this is false: {_shorten(late[-1][0])}"
+            )
         return guilty
 
     def _report_number(self, attribute: ChangedAttribute, reason: str) -> None:
         place = next(iter(find_frames(reason)[::-1]), None)
         where = format_reader(self._subject, place)
         message = (
-            f"{attribute.fqn}: torch.compile compiles the model again for each value{where}; "
-            f"after {GRAPHS_OF_A_FUNCTION} times it runs the model without compiling"
+            f"{attribute.fqn}: torch.compile compiles the model again for each new value{where}; "
+            f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
         )
         self._report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, build_attribute_fix(attribute))
 
@@ -209,12 +211,16 @@ class _Proof(Proof):
             elif row.fqn in names:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
-                self._cells[row.fqn] = judging.skip_cell("the proof changes only plain floating-point tensors")
+                self._cells[row.fqn] = judging.skip_cell(
+                    "not checked: this proof changes only plain floating-point tensors"
+                )
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:
         kept = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
         if not kept:
-            self._reasons.append("the compiled model returns other values after its tensors were changed")
+            self._reasons.append(
+                "after a change of all tensors, the compiled model returns other values than the uncompiled model"
+            )
         return kept
 
     def _differs_after_change(self, pair: _CompiledPair, names: Iterable[str]) -> bool:

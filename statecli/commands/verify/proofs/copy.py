@@ -43,7 +43,7 @@ _RECOMPUTED_HELP = "use torch.nn.utils.parametrizations, or call remove_weight_n
 _FLAT_WEIGHTS_HELP = (
     "copy the model before its first forward, or call parametrize.remove_parametrizations before copying"
 )
-_OBSTACLE_HELP = "drop the attribute in the class's own __getstate__, and create it again in __setstate__"
+_OBSTACLE_HELP = "remove the attribute in __getstate__ of the class, and create the attribute again in __setstate__"
 #: What torch.save raises of modules that it leaves out of pickles on purpose, and what that means.
 _BY_DESIGN = {
     "Serialization of parametrized modules is only": "torch.save cannot save parametrized modules, only a state_dict()",
@@ -132,9 +132,9 @@ class _Proof:
         }
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
-            is_what = f"a result of {operation}, not a leaf of the graph" if operation else _describe_form(tensor)
+            is_what = f"computed by autograd ({operation}), not a leaf tensor" if operation else _describe_form(tensor)
             when = "after a forward " if name in self._non_leaves_of_forward else ""
-            what = f"{is_what}, so {when}copy.deepcopy of the model raises"
+            what = f"{is_what}, so {when}copy.deepcopy of the model raises an error"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
             help = _STORED_HELP if name in self._non_leaves_of_forward else _NON_LEAF_HELP
@@ -153,7 +153,7 @@ class _Proof:
     def _fail_obstacles(self, module: nn.Module) -> list[str]:
         """Report other attributes that cannot be copied even alone; return a reason for each."""
         obstacles = _find_obstacles(self._subject, module)
-        reasons = [f"{name}: {why}, so copy.deepcopy of the model raises" for name, why in obstacles.items()]
+        reasons = [f"{name}: {why}, so copy.deepcopy of the model raises an error" for name, why in obstacles.items()]
         for name, reason in zip(obstacles, reasons, strict=True):
             self._fail(rules.NOT_COPYABLE, name, reason, _OBSTACLE_HELP)
         return reasons
@@ -188,15 +188,13 @@ class _Proof:
     def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], what: str) -> Cell:
         original, other = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
         if original is None:
-            return judging.build_inconclusive_cell(
-                "a second instance of the model lacks this tensor, so its values cannot be compared"
-            )
+            return judging.build_inconclusive_cell(judging.ABSENT_REASON)
         if row.fqn in self._class_attributes:
-            return judging.skip_cell("class attribute: one tensor for all instances")
+            return judging.skip_cell("class attribute, shared by all instances")
         if other is None:
             return self._judge_absent(row, what)
         if _share_storage(original, other):
-            message = f"{what} shares memory with the original, so training one changes the other"
+            message = f"{what} shares memory with the original, so training the copy also changes the original"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
         if judging.is_lazy_tensor(original):
             return judging.skip_cell("uninitialized: no values before the first forward")
@@ -214,7 +212,7 @@ class _Proof:
     def _judge_absent(self, row: TensorInfo, what: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
             return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} of the model lacks this tensor")
-        return judging.skip_cell(f"{what} lacks the tensor, because the class leaves it out")
+        return judging.skip_cell(f"the class leaves the tensor out of {what}")
 
     def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
         help = judging.suggest_in_own_method(
@@ -249,7 +247,7 @@ class _Proof:
                     continue
                 points_back = name not in cells and _share_storage(self._tensors[name], copied_tensors[name])
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
-                message = "still points to the original's memory" if points_back else f"no longer tied to {first}"
+                message = "still uses the memory of the original" if points_back else f"no longer tied to {first}"
                 cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 tie = self._ties_broken_by_move.get(name)
                 severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else Severity.ERROR
@@ -306,7 +304,7 @@ def _describe_unpicklable(module: nn.Module, raised: str) -> str | None:
     if meaning_:
         return meaning_
     if any("<locals>" in type(submodule).__qualname__ for submodule in module.modules()):
-        return "a class of the model is local to a function, which Python cannot pickle"
+        return "a class of the model is defined inside a function, and Python cannot pickle such a class"
     return None
 
 

@@ -81,9 +81,7 @@ class _Proof(Proof):
         for row in self._subject.state.tensors:
             tensor = tensors.get(row.fqn)
             if tensor is None:
-                self._cells[row.fqn] = judging.build_inconclusive_cell(
-                    "another instance of the model lacks this tensor"
-                )
+                self._cells[row.fqn] = judging.build_inconclusive_cell(judging.ABSENT_REASON)
             elif row.fqn in recomputed:
                 self._cells[row.fqn] = judging.skip_cell(judging.RECOMPUTED_REASON)
             elif row.kind is not Kind.UNREGISTERED or id(tensor) in registered:
@@ -108,9 +106,7 @@ class _Proof(Proof):
             named = _find_attribute(module, target, constant)
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
             where = self._format_place(self._find_reader(program, target))
-            message = (
-                f"{alias}: {registration_rules.EXPORTED}{where}: a load of {owner.fqn} does not change the program"
-            )
+            message = f"{alias}: {registration_rules.EXPORTED}{where}: loading {owner.fqn} does not change the program"
             self._findings.append(
                 judging.build_finding(self._subject, STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
             )
@@ -118,14 +114,17 @@ class _Proof(Proof):
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
         what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
-        why = "the program keeps its values after a load"
+        why = "a later load_state_dict() does not change the program"
         severity = decide_tensor_severity(row)
         if row.fqn in self._subject.created_by_forward:
-            why, severity = "the first forward computes it", Severity.NOTE
+            why, severity = "the first forward computes the tensor", Severity.NOTE
         elif severity is Severity.WARNING and row.rebuilt and not self._is_running_state(row):
-            why, severity = "the constructor gives it the same values each time", Severity.NOTE
+            why, severity = "the constructor always sets the same values", Severity.NOTE
         elif severity is not Severity.ERROR and self._is_running_state(row):
-            why, severity = "forward in train mode updates it, the program keeps its values", Severity.ERROR
+            why, severity = (
+                "forward in train mode updates the tensor, but the program keeps the old values",
+                Severity.ERROR,
+            )
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
         self._findings.append(judging.build_finding(self._subject, rule, message, row.fqn, severity=severity))
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
@@ -152,7 +151,7 @@ class _Proof(Proof):
                 self._report_number(attribute, place)
         if len(changed) > MAX_ATTRIBUTES:
             self._reasons.append(
-                f"{plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')} changed by forward not tried"
+                f"forward changes {plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')}, not checked"
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:
@@ -172,8 +171,8 @@ class _Proof(Proof):
     def _report_number(self, attribute: ChangedAttribute, place: Place | tuple[()]) -> None:
         where = self._format_place(place or None)
         message = (
-            f"{attribute.fqn}: the exported program keeps the value of today{where}; forward changes the attribute, "
-            "and state_dict() does not contain it"
+            f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{where}; "
+            "state_dict() does not contain the attribute"
         )
         help = build_attribute_fix(attribute)
         self._findings.append(

@@ -56,10 +56,9 @@ _ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b"
 _CPU_ERROR = re.compile(rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}")
 #: What a kernel of CUDA refuses by an assertion, after which the whole process can use the GPU no more.
 _INDEX_ERROR = re.compile(r"^calling the model raised IndexError\b")
-_CUDA_CHECK_REASON = "the model calls torch.cuda.is_available(), which is False here,"
 _ADVICE = {
     How.MADE: "create the tensor with device=x.device, or copy it with .to(x.device)",
-    How.DRAWN: "copy the drawn values with .to(x.device); device=x.device needs a generator on that device too",
+    How.DRAWN: "copy the random values with .to(x.device), or pass device=x.device and a generator on this device",
     How.BROUGHT: "copy the tensor to next(self.parameters()).device, not to a stored device",
     How.COMPUTED: "copy the tensor with .to(x.device)",
 }
@@ -118,7 +117,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)
     if requested_device.type == "meta":
-        why = "forward on meta proves nothing about devices, because most operators accept any; use --device fake-cuda"
+        why = "forward on meta does not find device errors, because operators mix devices there; use --device fake-cuda"
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)
@@ -132,7 +131,11 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 def _prove_on_cpu(subject: ModelUnderTest) -> Check:
     subject.call(subject.build_used(values=True))
-    why = "the model was not moved, so this proves nothing about devices" if not subject.created_by_forward else None
+    why = (
+        "the model was not moved, so device errors cannot appear; use --device fake-cuda to find them"
+        if not subject.created_by_forward
+        else None
+    )
     return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", why)
 
 
@@ -250,7 +253,7 @@ def _call_backward(outputs: Any) -> str | None:
     """Call backward from each output with a graph; return why not, or None. A sum of outputs might mix devices."""
     roots = [output for output in find_floating_outputs(outputs) if output.requires_grad]
     if not roots:
-        return "no output has a graph"
+        return "no output of forward requires grad"
     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return None
 
@@ -331,12 +334,16 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
             cells[fqn] = _build_failed_cell(last[0], fqn, finding)
     reasons = list(dict.fromkeys(run.raised for run in reported_runs if run.raised is not None))
     reasons += dict.fromkeys(
-        f"{_CUDA_CHECK_REASON}{_format_place(subject, place)}" for run in reported_runs for place in run.cuda_checks
+        _describe_cuda_check(_format_place(subject, place)) for run in reported_runs for place in run.cuda_checks
     )
     empty_check = judging.check_empty_model(subject, Name.FORWARD)
     if empty_check is not None and not findings and not reasons:
         return empty_check
     return judging.build_check(Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons)
+
+
+def _describe_cuda_check(place: str = "") -> str:
+    return f"the model calls torch.cuda.is_available(){place}: False on this machine, so code for CUDA did not run"
 
 
 def _find_worst(cells: list[Cell]) -> Cell:
@@ -347,7 +354,7 @@ def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
     """Describe the calls and their modes, with backward if backward ran to its end."""
     how, has_backward = last[0].trial.how, backward is not None and backward.raised is None
     if len(last) == 1:
-        return f"{how}, in eval mode (train mode raises on the cpu too)"
+        return f"{how}, in eval mode (train mode raises an error on the cpu too)"
     if how == last[1].trial.how:
         modes = "eval mode, train mode, backward"
         return how.replace("called", modes, 1) if has_backward else f"{how}, in eval and train mode"
@@ -376,7 +383,7 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
         return _build_failed_cell(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
     if not run.has_proved:
-        why = "the call did not finish" if run.raised is not None else _CUDA_CHECK_REASON
+        why = "the call did not finish" if run.raised is not None else _describe_cuda_check()
         return judging.build_inconclusive_cell(why, after=device)
     if device is None or device == run.trial.device_name:
         return Cell(Verdict.PASSED, after=device)
@@ -430,7 +437,7 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     else:
         message, help = (
             f"tensors on several devices are combined{where}",
-            "copy the tensors on the cpu with .to(x.device)",
+            "move the tensors that are on the cpu with .to(x.device)",
         )
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 

@@ -99,7 +99,9 @@ class _Proof(Proof):
         built = self._subject.build_fresh(values=not self._subject.rebuilds)
         self._built = measure.map_tensors(built)
         if any(map(judging.is_lazy_tensor, self._built.values())):
-            self._reasons.append("the model has parameters without a shape, which to_empty() cannot allocate")
+            self._reasons.append(
+                "the model has lazy parameters without a shape, for which to_empty() cannot allocate memory"
+            )
             return
         with self._subject.user_code("state_dict()"):
             self._state = built.state_dict()
@@ -167,7 +169,7 @@ class _Proof(Proof):
             elif name in self._subject.created_by_forward:
                 self._cells[name] = judging.skip_cell("the first forward creates the tensor")
             elif name not in first.tensors or name not in second.tensors or name not in self._built:
-                why = "another instance of the model lacks this tensor, so its values cannot be compared"
+                why = judging.ABSENT_REASON
                 self._cells[name] = judging.build_inconclusive_cell(why)
             else:
                 fault = self._judge(row, first, second)
@@ -194,7 +196,11 @@ class _Proof(Proof):
             raised = next((why for path, why in first.raised.items() if is_inside(name, path)), None)
             if raised is None and self._is_reproduced(name, tensors[0]):
                 return rules.LOST_BY_MATERIALIZING, _describe_unwritten(row, tensors)
-            why = "the init methods write other values each time" if raised is None else f"not written, but {raised}"
+            why = (
+                "the init methods write different values each time"
+                if raised is None
+                else f"not initialized, because {raised}"
+            )
             self._cells[name] = judging.build_inconclusive_cell(why)
         return None
 
@@ -247,15 +253,15 @@ class _Proof(Proof):
 # --- words and values -------------------------------------------------------------------------------------------------
 
 
-_LEFT_ON_META = "left on meta by to_empty()"
-_NEEDS_INIT = "; a buffer also needs an init method that computes it"
+_LEFT_ON_META = "left on meta, because to_empty() does not allocate the tensor"
+_NEEDS_INIT = "; a buffer also needs an init method such as reset_parameters() that computes the values"
 
 
 def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
     """Say how many elements of a tensor depend on the pattern."""
     first, second = (tensor.detach().contiguous() for tensor in tensors)
     what = "uninitialized after to_empty() and load_state_dict()"
-    why = "; it is not in state_dict(), and no init method writes it"
+    why = "; state_dict() lacks the tensor, and no init method computes the values"
     try:
         sides = (side.reshape(-1).view(torch.uint8).reshape(side.numel(), -1) for side in (first, second))
         differing = int(torch.ne(*sides).any(dim=1).sum())
@@ -263,7 +269,7 @@ def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tens
         return what
     if differing == first.numel():
         return what + (why if row.persistent is False else "")
-    return f"{plural(differing, 'element')} of {first.numel():,} uninitialized after to_empty() and load_state_dict()"
+    return f"{differing:,} of {plural(first.numel(), 'element')} uninitialized after to_empty() and load_state_dict()"
 
 
 def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
@@ -276,7 +282,7 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
     own = next((method for method in INIT_METHODS if method in vars(owner)), None)
     own = own or next((method for method in INIT_METHODS if hasattr(owner, method)), None)
     if rule is rules.CHANGED_BY_MATERIALIZING:
-        mend = f"compute {attribute} in __init__ and in the init methods by the same function"
+        mend = f"compute {attribute} with the same function in __init__ and in the init methods"
     elif own is None:
         mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
     else:

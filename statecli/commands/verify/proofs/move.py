@@ -207,7 +207,7 @@ class _Proof:
         self._fail_broken_ties(cells)
         how = self._moved.call
         if set(self._moved.before.values()) == {self._device_name}:
-            how = f"all tensors are on {self._device_name} already; tested with _apply to new memory, and {how}"
+            how = f"all tensors are already on {self._device_name}; tested with _apply to new memory, and {how}"
         return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
 
     def _list_reasons(self) -> list[str]:
@@ -218,13 +218,11 @@ class _Proof:
     def _build_cell(self, row: TensorInfo) -> Cell:
         before, after = self._moved.before.get(row.fqn), self._moved.after.get(row.fqn)
         if before is None:
-            return judging.build_inconclusive_cell(
-                "a second instance of the model lacks this tensor, so its values cannot be compared"
-            )
+            return judging.build_inconclusive_cell(judging.ABSENT_REASON)
         if not self._moved.after or before == self._device_name:
             return self._judge_by_stand_in(row, before)
         if after is None:
-            return judging.skip_cell("removed by the model during the move", before=before)
+            return judging.skip_cell("the model removes the tensor during the move", before=before)
         if after != self._device_name:
             return self._judge_left_behind(
                 row, before, after, f"left on {after} when the model moves to {self._device_name}"
@@ -238,7 +236,7 @@ class _Proof:
                 (oddity.message for oddity in self._stand_in.oddities if oddity.kind is OddityKind.NOT_MEASURED), None
             )
             return judging.build_inconclusive_cell(
-                note or "cannot tell whether the tensor follows a move", before=before
+                note or "cannot tell whether the tensor moves with the model", before=before
             )
         if not follows:
             return self._judge_left_behind(row, before, before, KEEPS_MEMORY)
@@ -408,7 +406,7 @@ def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> Non
     there = move_to_fake_gpu(subject)
     moved.stuck = there.stuck
     why = next(iter(there.reasons), there.why_no_way_back)
-    moved.call += f"; the way back cannot be tried: {why}" if why else ", to a fake CUDA device and back"
+    moved.call += f"; the move back was not checked: {why}" if why else ", to a fake CUDA device and back"
 
 
 def _describe_difference(before: torch.Tensor, after: torch.Tensor) -> str:

@@ -85,19 +85,17 @@ class _Proof(Proof):
             _, without = trainer.resume(training, [other for other in lost if other is not slot])
             self._judge(slot, training, loaded, without)
         if len(lost) > MAX_SLOTS:
-            self._reasons.append(
-                f"{plural(len(lost) - MAX_SLOTS, 'more value')} that a load does not restore not tried"
-            )
+            self._reasons.append(f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}, not checked")
 
     def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: Effect) -> str:
         if find_effect(training.record, trainer.train().record) is not None:
             return (
-                "two trainings from one seed differ, so an interrupted training cannot be compared: look for the time, "
-                "threads, uuid, or a random generator with a seed of the system"
+                "two trainings with the same seed differ, so a resumed training cannot be compared; look for code "
+                "that uses the time, threads, uuid or an unseeded random generator"
             )
         return (
-            f"after the load, {_describe_effect(effect)}, and no attribute of the model explains the difference: "
-            "look for an iterator or an object of a library written in C"
+            f"after the load, {_describe_effect(effect)}, but no attribute of the model explains the difference; "
+            "look for an iterator, or an object of a library written in C"
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, without: Record) -> None:
@@ -109,7 +107,7 @@ class _Proof(Proof):
         if effect is None and (not (remains and is_changed) or _is_of_torch(slot, training)):
             return
         differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
-        consequence = _describe_effect(effect) if effect else "no output depends on it in these steps"
+        consequence = _describe_effect(effect) if effect else "in these steps, no output depends on the value"
         rows = self._list_rows(slot, differing)
         if rows:
             running = all(part in loaded.get(slot, {}) for part in differing)
@@ -140,7 +138,7 @@ class _Proof(Proof):
         elif is_saved:
             what, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
-            why = "training changes it" if is_changed else "the constructor draws other values"
+            why = "training changes it" if is_changed else "the constructor sets other values each time"
             what, help = f"a buffer with persistent=False; {why}", registration_rules.PERSISTENT
         else:
             what = "not in state_dict()"
@@ -170,10 +168,10 @@ class _Proof(Proof):
         part = differing[0] if len(differing) == 1 and not is_generator else ""
         name = f"{slot.fqn}{part}"
         if is_generator:
-            loss = "the random generator begins again after build and load"
+            loss = "the random generator starts again in a new instance"
         else:
             loss = _describe_loss(slot, part, training.values, loaded)
-        message = f"{name}: {loss}; state_dict() does not contain it: {consequence}"
+        message = f"{name}: {loss}, because state_dict() does not contain the value: {consequence}"
         fixes = (self._build_fix(slot, part, training), self._format_line(slot, training))
         help = "; ".join(filter(None, fixes))
         self._findings.append(
@@ -202,8 +200,8 @@ class _Proof(Proof):
         return f"assigned at {origin.file}:{origin.line}" if origin else None
 
 
-_EXTRA_STATE = "return {0} from get_extra_state(), and put it back in set_extra_state()"
-_LOAD_HELP = "look at the class's own load_state_dict, _load_from_state_dict and load hooks"
+_EXTRA_STATE = "return {0} from get_extra_state(), and restore the value in set_extra_state()"
+_LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of the class"
 
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
@@ -218,14 +216,14 @@ def _list_differing(first: Values, second: Values, among: Collection[Slot] | Non
 
 def _describe_effect(effect: Effect) -> str:
     if effect.kind == "output":
-        return f"step {effect.step} returns another output"
+        return f"the output of step {effect.step} differs"
     if effect.kind == "tensor":
         return f"{effect.name} differs after step {effect.step}"
     if effect.kind == "optimizer":
         return f"the state of the optimizer differs after step {effect.step}"
     if effect.kind == "random":
-        return f"other random numbers follow after step {effect.step}"
-    return f"after step {effect.step}, eval mode returns another output"
+        return f"the random numbers differ after step {effect.step}"
+    return f"the output in eval mode differs after step {effect.step}"
 
 
 #: Characters of a value that a message shows.
@@ -236,8 +234,8 @@ def _describe_loss(slot: Slot, part: str, saved: Values, loaded: Values) -> str:
     """Say which value a resumed training has instead of which, if both are short."""
     before, after = (_describe_value(values.get(slot, {}), part) for values in (saved, loaded))
     if slot.place == "module" and before is not None and after is not None and before != after:
-        return f"{before} at the save, {after} after build and load"
-    return "other values after build and load"
+        return f"{before} when saved, {after} in a new instance after the load"
+    return "other values in a new instance after the load"
 
 
 def _describe_value(parts: Parts, part: str) -> str | None:

@@ -78,7 +78,7 @@ class _Proof(Proof):
         self._expected = {name: _copy_if_shared(tensor, shared) for name, tensor in tensors.items()}
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
-        with self._subject.user_code("torch.save and torch.load of its state_dict"):
+        with self._subject.user_code("torch.save and torch.load of the state_dict"):
             loaded, refused = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
         if refused is not None and "Uninitialized" not in refused:
@@ -124,9 +124,7 @@ class _Proof(Proof):
         """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
-            self._saved[name] = judging.build_inconclusive_cell(
-                "a second instance of the model lacks this tensor, so its values cannot be compared"
-            )
+            self._saved[name] = judging.build_inconclusive_cell(judging.ABSENT_REASON)
             return True
         if judging.is_lazy_tensor(expected):
             self._saved[name] = judging.skip_cell("uninitialized: no values before the first forward")
@@ -152,7 +150,11 @@ class _Proof(Proof):
         if self._unloadable:
             self._restored[name] = judging.build_inconclusive_cell(self._unloadable)
         elif same is not False:
-            why = "the values cannot be compared" if same is None else "the tensor could not be given a distinct value"
+            why = (
+                "the values cannot be compared"
+                if same is None
+                else "statecli could not give the tensor a distinct value"
+            )
             self._restored[name] = judging.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
             cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
@@ -210,8 +212,10 @@ class _Proof(Proof):
     def _fail_running_state(self, row: TensorInfo) -> Cell:
         """Fail a tensor updated by forward in training: a warning if the class has decided not to save it."""
         is_declined = row.persistent is False
-        why = "its buffer has persistent=False" if is_declined else "it is not registered"
-        message = f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks it because {why}"
+        why = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
+        message = (
+            f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {why}"
+        )
         help = PERSISTENT if is_declined else None
         severity = Severity.WARNING if is_declined else Severity.ERROR
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
@@ -232,19 +236,17 @@ class _Proof(Proof):
         if row.fqn in self._subject.created_by_forward:
             return judging.skip_cell("not saved; the first forward creates the tensor again")
         if row.kind is Kind.PARAMETER or row.persistent:
-            message = f"{row.fqn}: registered, but not in state_dict(), so a saved model loses the tensor"
+            message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
-            message = (
-                f"{row.fqn}: requires grad but is not in state_dict(), so a saved model loses what training changed"
-            )
+            message = f"{row.fqn}: requires grad but is not in state_dict(), so a checkpoint lacks the trained values"
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
             return judging.skip_cell("not saved, because the buffer has persistent=False")
-        why = "from a single instance, statecli cannot tell which value the constructor sets"
+        why = "with a single instance, statecli cannot tell whether the constructor creates an equal tensor"
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
@@ -271,8 +273,10 @@ class _Proof(Proof):
         self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
-_OWN_STATE_DICT = "keep all entries of super().state_dict() in the class's own state_dict or its hook"
-_IN_CONSTRUCTOR = "only forward creates this tensor: register it in the constructor with its final shape"
+_OWN_STATE_DICT = "keep all entries of super().state_dict() in state_dict() of the class and in its hooks"
+_IN_CONSTRUCTOR = (
+    "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
+)
 #: Methods that decide what is saved and what is loaded, where a class has its own.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
 _KEEP_HELP = "keep all entries of super() in {}"
@@ -318,7 +322,7 @@ class _Safetensors:
             return self._build_same_cell()
         if same is None:
             return judging.build_inconclusive_cell("the values cannot be compared")
-        message = "has other values after a safetensors round trip"
+        message = "has other values after it is saved as safetensors and loaded"
         self._proof.fail(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
@@ -336,7 +340,7 @@ class _Safetensors:
         self._refuse_odd(through)
         taken = self._list_accepted()
         subject = self._proof._subject
-        doing = "safetensors.torch.save of its state_dict"
+        doing = "safetensors.torch.save of the state_dict"
         back, raised = judging.run_user_code(subject, doing, lambda: _find_altered(through, taken))
         if raised or not back:
             return raised
@@ -344,7 +348,7 @@ class _Safetensors:
         tensors = measure.map_tensors(self._target)
         tensor_bits.perturb((tensors[name] for name in taken if name in tensors), phase=100)
         whole = {**self._entries, **back}
-        doing = "load_state_dict() of what safetensors brought back"
+        doing = "load_state_dict() with the entries read from safetensors"
         _, raised = judging.run_user_code(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
         return raised if strictly else None  # it raises what it raised before
 
@@ -390,7 +394,10 @@ class _Safetensors:
             what = f"{_describe_unusual(tensor)}, which safetensors does not write"
             if tensor.layout is not torch.strided or tensor.is_contiguous():
                 self._refuse(
-                    rules.NOT_IN_SAFETENSORS, name, what, "save the entry as a dense tensor with a dtype of safetensors"
+                    rules.NOT_IN_SAFETENSORS,
+                    name,
+                    what,
+                    "save the entry as a dense tensor with a dtype that safetensors supports",
                 )
                 continue
             self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own

@@ -60,7 +60,7 @@ class _Proof(Proof):
 
     def _run(self) -> None:
         if any(map(judging.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
-            self._reasons.append("the model has parameters without a shape, which cannot be sharded")
+            self._reasons.append("the model has lazy parameters without a shape, which cannot be sharded")
             return
         with _use_fake_group(), silence():
             broadcast = self._find_broadcast()
@@ -113,8 +113,8 @@ class _Proof(Proof):
             fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
         for entry in walk(module).unregistered:
             if entry.fqn in aliases and not isinstance(entry.tensor, DTensor):
-                message = f"{entry.fqn}: keeps the memory of {aliases[entry.fqn]} from before fully_shard()"
-                effect = "the training of the sharded parameter does not reach it"
+                message = f"{entry.fqn}: still uses the memory that {aliases[entry.fqn]} had before fully_shard()"
+                effect = "training changes the sharded parameter, but not this tensor"
                 self._report(
                     STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=Severity.ERROR
                 )
@@ -148,7 +148,9 @@ class _Proof(Proof):
             if names is not None and row.fqn not in names and not (names is broadcast and row.fqn in self._unseen)
         }
         if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
-            self._ddp[row.fqn] = judging.build_inconclusive_cell("the tensor cannot be filled, so no broadcast is seen")
+            self._ddp[row.fqn] = judging.build_inconclusive_cell(
+                "cannot detect a broadcast, because the tensor cannot be filled with test values"
+            )
         for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
             cells.setdefault(row.fqn, Cell(Verdict.PASSED))
         if left_out:
@@ -190,7 +192,7 @@ class _Proof(Proof):
         help, severity = _AVERAGE if is_diverging else _BROADCAST, Severity.WARNING
         if is_diverging and self._is_of_torch(row):
             help, severity = (
-                "nn.SyncBatchNorm.convert_sync_batchnorm(model) lets the ranks share the values",
+                "call nn.SyncBatchNorm.convert_sync_batchnorm(model) to share the values between the ranks",
                 Severity.NOTE,
             )
         elif not is_diverging:
@@ -213,7 +215,7 @@ class _Proof(Proof):
 
 _STOP_IGNORING = "remove the name from _ddp_params_and_buffers_to_ignore"
 _AVERAGE = "average the tensor over the ranks in forward, with torch.distributed.all_reduce"
-_BROADCAST = "draw equal values on all ranks, from a seed, or send those of rank 0 with torch.distributed.broadcast"
+_BROADCAST = "use the same seed on all ranks, or send the values of rank 0 with torch.distributed.broadcast"
 _OWN_VALUES = "each rank keeps its own values"
 
 
@@ -222,9 +224,9 @@ def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) ->
     if row.requires_grad:
         return "its gradients are not averaged, so the ranks differ"
     if is_diverging:
-        return "forward in train mode computes other values on each rank"
+        return "forward in train mode computes different values on each rank"
     if is_random:
-        return "the constructor draws other values on each rank"
+        return "the constructor sets different values on each rank"
     return "the constructor gives each rank the same values" if row.rebuilt else _OWN_VALUES
 
 
@@ -265,7 +267,7 @@ def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
     """Return why fully_shard refuses a parameter; None if it does not."""
     if tensor.dim() == 0:
         return _Refusal(
-            "a parameter without a dimension", "register a parameter of one element: nn.Parameter(torch.ones(1))"
+            "a scalar parameter (0 dimensions)", "register a parameter with one dimension: nn.Parameter(torch.ones(1))"
         )
     if tensor.layout is torch.strided and not tensor.is_contiguous():
         return _Refusal("a parameter that is not contiguous", "register the result of .contiguous()")
@@ -306,7 +308,7 @@ def _use_fake_group() -> Iterator[None]:
     if not torch.distributed.is_available():
         raise ModelError("this build of torch has no torch.distributed")
     if torch.distributed.is_initialized():
-        raise ModelError("a process group is initialized; run this proof in a process without one")
+        raise ModelError("this process already has a process group; run this proof in another process")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())

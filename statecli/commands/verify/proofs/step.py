@@ -32,10 +32,10 @@ from statecli.core.rule import Rule
 _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NO_GRADIENT = "gets no gradient: "
-_OTHER_INPUTS_HELP = "give inputs that suit the model"
-_HIDDEN_STATE_HELP = "no action if later calls get the hidden state of the call before; otherwise pass the state"
+_OTHER_INPUTS_HELP = "give inputs for which the output is finite"
+_HIDDEN_STATE_HELP = "no action if training passes the hidden state to the next call; otherwise pass the state"
 #: A teacher that follows its student does so on purpose.
-_CHANGED_BY_FORWARD = "frozen, but forward changes it"
+_CHANGED_BY_FORWARD = "frozen, but forward changes the tensor"
 _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
 
 
@@ -51,7 +51,7 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
     if name.lower() in classes:
         return classes[name.lower()]
     near = difflib.get_close_matches(name.lower(), classes, 1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(classes))}"
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(classes))}"
     raise UsageError(f"{option('--optimizer', name)}: torch.optim does not have this class; {hint}")
 
 
@@ -213,7 +213,7 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         return judging.build_inconclusive_cell(
-            f"the gradient is {what}, but so is the output of forward: {_OTHER_INPUTS_HELP}"
+            f"the gradient is {what}, but the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
         )
     why = f"gradient has {what} elements in round {seen.first_bad_round}, although all outputs are finite"
     help = (
@@ -232,16 +232,14 @@ def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
 def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
-        what = (
-            f"{cancelled:.3g} with the batch norms in eval mode: in train mode, batch statistics cancel the parameter"
-        )
-        return judging.skip_cell(f"zero in each of {_format_rounds(run)}, and {what}")
+        what = f"because batch normalization cancels the parameter; {cancelled:.3g} with the batch norms in eval mode"
+        return judging.skip_cell(f"zero in each of {_format_rounds(run)}, {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
         return judging.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
-        why = "gradient is all zeros: the hidden state is zero by default, so the weight has no gradient in one call"
+        why = "gradient is all zeros: the hidden state is zero by default, so one call gives this weight no gradient"
         return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, Severity.NOTE)
     why = f"gradient is all zeros in each of {_format_rounds(run)}"
     if run.in_eval is not None:
@@ -260,7 +258,9 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         when = f" in {seen.idle} of {_format_rounds(run)}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
-        return f"zero in each of {_format_rounds(run)}; more may be needed, because another gradient began in the last"
+        return (
+            f"zero in each of {_format_rounds(run)}, but another gradient began in the last round: more rounds may help"
+        )
     if run.in_running and run.in_running.why_not:
         return f"the gradient is zero; cannot tell whether batch statistics cancel it: {run.in_running.why_not}"
     return None
@@ -268,15 +268,15 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
     """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
-    gradients = f"{'zero' if 0 in run.seen[name].peaks else 'none'} in each of {_format_rounds(run)}"
+    gradients = f"{'zero' if 0 in run.seen[name].peaks else 'no'} gradient in each of {_format_rounds(run)}"
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
         return judging.build_inconclusive_cell(
-            f"{gradients}, but not in eval mode: dropout or drop path may drop the parameter each time; {help}"
+            f"{gradients}, but a gradient in eval mode: dropout or drop path may drop the parameter each time; {help}"
         )
     why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return judging.build_inconclusive_cell(
-        f"{gradients} with random numbers; eval mode does not show whether by chance: {why}"
+        f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {why}"
     )
 
 
@@ -284,7 +284,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     paths = verdicts.gradient_paths
     if paths and name in paths.late_names:
         rounds = _format_rounds(verdicts.run)
-        reason = f"no gradient in {rounds}, but in a further one: forward does not always use the parameter"
+        reason = f"no gradient in {rounds}, but a gradient in a later round: forward does not always use the parameter"
         return judging.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
     return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
@@ -303,7 +303,7 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
             "look for torch.no_grad() or detach() in forward",
         )
     if paths is None:
-        return "not used in forward, or cut off from the output", f"use it in forward, or {_FREEZE_HELP}"
+        return "not used in forward, or cut off from the output", f"use the parameter in forward, or {_FREEZE_HELP}"
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
     if name in paths.used:
@@ -312,7 +312,7 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
             "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
             "if this is intended, call requires_grad_(False)",
         )
-    return "not used in forward", f"use it in forward, delete it, or {_FREEZE_HELP}"
+    return "not used in forward", "use the parameter in forward, delete it, or freeze it with requires_grad_(False)"
 
 
 def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
@@ -323,7 +323,7 @@ def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
             "look for a hook that removes the gradient",
         )
     return (
-        f"the output uses the parameter, but {giver} does not return a gradient for it",
+        f"the output uses the parameter, but {giver} does not return a gradient",
         f"return a gradient from {giver}, or {_FREEZE_HELP}",
     )
 
@@ -370,9 +370,9 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if seen.lost_peak is not None:
         dtype = str(seen.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
-        reason = f"an update of {update} is lost when {dtype} rounds values of {seen.lost_peak:.3g}"
+        reason = f"an update of {update} is rounded away: too small for values of {seen.lost_peak:.3g} in {dtype}"
         return judging.build_inconclusive_cell(reason)
-    why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change it"
+    why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change the tensor"
     return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes the update")
 
 
@@ -397,7 +397,7 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
 def _suggest_registration(row: TensorInfo) -> str:
     if row.kind is Kind.BUFFER:
         attribute = row.fqn.rpartition(".")[2]
-        return f"self.{attribute} = nn.Parameter(...) to train it; otherwise register tensor.detach()"
+        return f"write self.{attribute} = nn.Parameter(...) to train the tensor; otherwise register tensor.detach()"
     return "register the tensor as nn.Parameter to train it; otherwise call requires_grad_(False)"
 
 
@@ -408,9 +408,9 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
     if "step" not in causes:
         return judging.skip_cell(_CHANGED_BY_FORWARD)
     tied = verdicts.run.subject.rows_by_fqn()[name].tied_to
-    shares = f": it shares memory with {tied[0]}" if tied else ""
+    shares = f", because it shares memory with {tied[0]}" if tied else ""
     why = f"frozen, but the step of the optimizer changes the tensor{shares}"
-    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone() the tensor, or freeze both")
+    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone the frozen tensor, or freeze both tensors")
 
 
 # --- changed by forward -------------------------------------------------------------------------------------
