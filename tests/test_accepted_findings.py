@@ -120,7 +120,7 @@ def test_a_result_of_an_operation_is_accepted_in_every_command(statecli, in_tmp_
     (tmp_path / "net.py").write_text(FOUR.format(more="self.scaled = self.fc.weight * 2"))
     statecli("verify", "net.py:Net", "--write-baseline", "known.json", "--reason", "why", "-q")
     for command in COMMANDS:
-        assert "compute it in forward" in statecli(command, "net.py:Net", "-f", "table").out
+        assert "compute the tensor in forward" in statecli(command, "net.py:Net", "-f", "table").out
         result = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "json")
         assert (result.code, result.json["findings"]) == (0, []), command
         assert "baseline-fixed" not in result.out, command

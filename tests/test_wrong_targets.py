@@ -98,7 +98,7 @@ MISTAKES = {
     "or package.module:Class",
     ("inspect", "no_package.create_model('x')"): "the Python module no_package is not installed; install the package, "
     "then write \"no_package:create_model('x')\"",
-    ("inspect", "no_package:create_model('x')"): "no module is called no_package; install the package of no_package, "
+    ("inspect", "no_package:create_model('x')"): "no module is named no_package; install the package of no_package, "
     "or correct the name",
     ("inspect", "Tiny()"): "the file or module of Tiny(...) is missing; write 'net.py:Tiny()'",
     ("inspect", "Small(3)"): "write 'file.py:Small(3)' or 'package.module:Small(3)'",

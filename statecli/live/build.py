@@ -83,7 +83,9 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         return
     if obj.__module__.startswith("transformers.models.auto."):
         word = quote_for_shell(f"{spec.base}(config=...)")
-        raise ModelError(f"{spec.text}: needs a configuration; write {word} with a config.json, or the folder of one")
+        raise ModelError(
+            f"{spec.text}: needs a configuration; write {word} with the path of a config.json, or of its folder"
+        )
     from statecli.core.target_suggestions import suggest_models_of
 
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
@@ -130,7 +132,7 @@ def _call_spec(
     obj = loaded.value
     if isinstance(obj, nn.Module):
         if spec.called:
-            raise ModelError(f"{spec.text}: {spec.attribute} is a model already; write it without parentheses")
+            raise ModelError(f"{spec.text}: {spec.attribute} is already a model; remove the parentheses")
         return obj
     if not callable(obj):
         raise ModelError(

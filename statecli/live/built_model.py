@@ -55,7 +55,9 @@ class BuiltModel:
         with torch_settings.keep_settings_and_grad_mode():
             instance = self.make_instance(self.values if values is None else values, seed)
         if instance is self.module:
-            raise ModelError(f"{self.spec.text}: returns the same object at each call, but the check needs a new model")
+            raise ModelError(
+                f"{self.spec.text}: builds no new model, which this check needs; name a class or another function"
+            )
         return instance
 
     @contextmanager

@@ -60,11 +60,11 @@ def find_config_file(path: str) -> str:
     if not files.is_folder(path):
         if files.exists(path):
             return path
-        hint = suggest_repository(path) or "name a config.json, the folder of one, or hf://ORGANIZATION/NAME"
+        hint = suggest_repository(path) or "give a config.json, its folder, or hf://ORGANIZATION/NAME"
         raise UsageError(f"{path}: no such file or folder; {hint}")
     names = [name for name in (MODULES, CONFIG) if files.exists(files.join(path, name))]
     if names:
         return files.join(path, names[0])
     if files.exists(files.join(path, PIPELINE)):
         raise UsageError(f"{path}: is a diffusers pipeline, not one model; name the folder of a component")
-    raise UsageError(f"{path}: has no {CONFIG}, which names the model class; name the class: file.py:Class")
+    raise UsageError(f"{path}: has no {CONFIG} that names the model class; name the class: file.py:Class")

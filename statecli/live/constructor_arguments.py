@@ -99,7 +99,7 @@ class _Resolver:
 
         known = [key for namespace in self.namespaces for key in dir(namespace) if not key.startswith("_")]
         near = get_close_matches(name, known, 1, 0.7)
-        return f"; did you mean {near[0]}?" if near else f"; write a text in quotes: {name.partition('.')[0]!r}"
+        return f"; did you mean {near[0]}?" if near else f"; write a string in quotes: {name.partition('.')[0]!r}"
 
     def call(self, name: str, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(called, type):

@@ -45,7 +45,7 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
         if type(class_name) is str:
             return class_name
     what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
-    needs = f", but {option('--model', 'auto')} needs one; name the class instead"
+    needs = f", but {option('--model', 'auto')} needs a class name; name the class instead"
     raise UsageError(f"{config}: architectures {what}{needs if for_auto else '; name the class: file.py:Class'}")
 
 
@@ -129,10 +129,8 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     )  # its get finds nothing
     mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
     if config_class is None or mapping is None or config_class not in mapping:
-        has = f"model_type {str(kind)[:80]!r}" if kind else "no model_type"
-        raise ModelError(
-            f"{config}: has {has}, for which {name} of transformers {transformers.__version__} has no class"
-        )
+        has = f"model_type {str(kind)[:80]!r}" if kind else "a file without model_type"
+        raise ModelError(f"{config}: {name} of transformers {transformers.__version__} has no class for {has}")
     chosen = mapping[config_class]
     if not isinstance(chosen, (tuple, list)):
         return chosen
@@ -185,7 +183,7 @@ def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mappi
     auto_map = document["auto_map"]
     classes = [key for key in auto_map if key.startswith("AutoModel")] if type(auto_map) is dict else []
     if not classes:
-        raise ModelError(f"{config}: auto_map names no model class; name the class: file.py:Class")
+        raise ModelError(f"{config}: auto_map does not name a model class; name the class: file.py:Class")
     with config_guards.disable_hub(), config_guards.silence_logging(transformers.logging):
         settings = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **arguments)
         auto_class = getattr(transformers, classes[-1], transformers.AutoModel)

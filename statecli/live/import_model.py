@@ -169,7 +169,7 @@ def _import_dotted(spec: ModelSpec) -> types.ModuleType:
         missing = error.name or ""
         if spec.module != missing and not spec.module.startswith(missing + "."):
             raise
-        raise ModelError(f"{spec.text}: no module is called {missing}{_suggest_modules(missing)}") from error
+        raise ModelError(f"{spec.text}: no module is named {missing}{_suggest_modules(missing)}") from error
 
 
 def _suggest_modules(missing: str) -> str:

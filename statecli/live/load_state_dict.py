@@ -123,7 +123,7 @@ def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
 def _get_dtype(tensor: TensorInfo) -> torch.dtype:
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"{tensor.fqn} is {tensor.dtype}, which this torch does not know")
+        raise ModelError(f"{tensor.fqn} has the dtype {tensor.dtype}, which this version of torch does not have")
     return dtype
 
 

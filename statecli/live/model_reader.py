@@ -29,6 +29,7 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.units import plural
 from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
@@ -252,7 +253,9 @@ def _try_move(table: _Table) -> measure.MoveTrial:
     copy_holdings = copy_walk.holdings()
     for name, holding in table.walk.holdings().items():
         if copy_holdings.get(name) is not holding:
-            copy_does = "does not have it" if name not in copy_holdings else f"has it as {copy_holdings[name].value}"
+            copy_does = (
+                "lacks the tensor" if name not in copy_holdings else f"has the tensor as {copy_holdings[name].value}"
+            )
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
             message = f"{held_as}, but a copy of the model {copy_does}: cannot tell whether the tensor moves"
@@ -330,14 +333,14 @@ def _add_oddities(table: _Table) -> None:
             Oddity(OddityKind.NOT_SEARCHED.value, f"{short_name} {why}: deeper tensors are not listed", short_name)
         )
     if measure.has_own_cuda_only(table.built.module):
-        message = f"{type(table.built.module).__name__}.cuda is overridden; statecli tests .to and not this method"
+        message = f"{type(table.built.module).__name__}.cuda is overridden; statecli tests only .to and not .cuda"
         table.oddities.append(Oddity("own-cuda", message))
     for prefix, module in table.walk.modules:
         count = count_constants_in_code(module)
         if count:
             name = prefix.rstrip(".")
-            what = f"the TorchScript code of {name or 'the model'} has tensors as constants ({count})"
-            message = f"{what}: these are not moved, not in state_dict() and not listed"
+            what = f"the TorchScript code of {name or 'the model'} contains {plural(count, 'constant tensor')}"
+            message = f"{what}: not moved, not in state_dict() and not listed"
             table.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
     for name in table.walk.packed:
         message = f"{name} stores weights in C++, where statecli cannot read them; these weights are not listed"
@@ -511,7 +514,7 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
                 f"cannot tell whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
             )
         elif row.fqn not in trial.after:
-            row.notes.append("removed by the model when it moves")
+            row.notes.append("the model removes the tensor during the move")
     if trial.keeps_objects:
         _add_broken_ties(table, trial)
         _add_recomputed(table, trial)
@@ -646,7 +649,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
     devices = {row.facts.device for row in table.rows}
     if devices == {str(device_)}:
         instead = f"use {option('--to', 'meta')}" if device_.type != "meta" else f"leave {option('--init-device')} out"
-        raise UsageError(f"{target}: all tensors are on {device_} already, so a move proves nothing; {instead}")
+        raise UsageError(f"{target}: all tensors are already on {device_}, so a move proves nothing; {instead}")
     if "meta" in devices and device_.type != "meta":
         raise UsageError(
             f"{target}: was built on meta and has no values to move to {device_}; build the model on the cpu"
@@ -662,7 +665,7 @@ def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
     """Describe a class with a special case for a device (`if not t.is_meta`): the stand-in does not show this case."""
     behaviour = "gets new memory" if moves else "keeps its memory"
-    return f"{behaviour} on its current device: the class has a special case for {device_.type}"
+    return f"{behaviour} in a move on its current device, because the class has special code for {device_.type}"
 
 
 # --- the state ----------------------------------------------------------------------------------------------

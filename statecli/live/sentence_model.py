@@ -59,7 +59,7 @@ def _iter_modules(modules: str) -> Iterator[tuple[str, str, str]]:
         kind, path = (entry.get("type"), entry.get("path", "")) if isinstance(entry, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str) or split_module_folder(path) is None:
             raise UsageError(
-                f"{modules}: entry {number} has no type, or no folder inside of this one; correct the file"
+                f"{modules}: entry {number} needs a type, and a folder inside of this folder; correct the file"
             )
         yield str(entry.get("name", number)).replace(".", "_") or str(number), kind, path
 

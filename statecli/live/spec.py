@@ -147,7 +147,7 @@ def _parse_call(text: str, rest: str) -> ast.Call:
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise UsageError(f"{text}: write one pair of parentheses with literals in it, like Net(hidden=32)")
+        raise UsageError(f"{text}: write one pair of parentheses with literal values, such as Net(hidden=32)")
     return node
 
 

@@ -267,7 +267,7 @@ def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> st
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
     is_descriptor = hasattr(type(value), "__get__")
     owner = _get_type_name(unregistered.owner)
-    return f"# give it another name: {name} is a method or a property of {owner}" if is_descriptor else None
+    return f"# rename the attribute: {owner} has a method or a property {name}" if is_descriptor else None
 
 
 def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str | None:
@@ -279,13 +279,13 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
     for use in site.find_uses_after_init():
         if use.action == "set" and is_single and unregistered.tensor.requires_grad:
             return (
-                f"# {use.function}() assigns a new tensor to {name}, which an nn.Parameter refuses:\n"
-                f"# change {name} in place there, then make it an nn.Parameter here"
+                f"# change {name} in place in {use.function}(), because an nn.Parameter refuses a new tensor;\n"
+                f"# then make {name} an nn.Parameter here"
             )
         if use.action == "set" and isinstance(use.value, _REFUSED_VALUES) and _is_refused(use.value):
             return (
-                f"# {use.function}() assigns to {name} what a registered {name} refuses:\n"
-                f"# assign the same type there as here, then register {name} here"
+                f"# assign the same type in {use.function}() as here, because a registered {name} refuses others;\n"
+                f"# then register {name} here"
             )
     return None
 
@@ -293,7 +293,7 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
 def _suggest_in_own_class(unregistered: UnregisteredTensor, what: str, rebuild: Rebuild) -> str:
     """Return the advice if another class sets the attribute with setattr."""
     how, kind = _describe_registration(unregistered.tensor, rebuild), _get_type_name(unregistered.owner)
-    text = f"# register {what} in the class {kind}, as {how}, and only change its value here"
+    text = f"# register {what} in the class {kind} as {how}, and change only its value here"
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
 
 
@@ -323,7 +323,7 @@ def _suggest_registration(
         return None
     fix = suggestions.suggest_for_container(unregistered, site, rebuild)
     if fix.needs_single_name and others.count:
-        return _suggest_single_name(f"an attribute for each tensor of {site.name}", others)
+        return _suggest_single_attributes(site.name, ", ".join(others.names) or "the other names")
     return fix.text
 
 
@@ -354,17 +354,23 @@ def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: Oth
 def _suggest_single_name(name: str, others: OtherNames) -> str:
     listed = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
     view = "" if others.same else " (compute a view from it)"
+    return f"# register the tensor once, as {name}, and read this name instead of {listed}{view}:\n{_OLD_MEMORY}"
+
+
+def _suggest_single_attributes(container: str, others: str) -> str:
     return (
-        f"# register the tensor once, as {name}, and read this name instead of {listed}{view}:\n"
-        "# a move copies the registered tensor to new memory; other names still refer to the old memory"
+        f"# register each tensor of {container} once, in an attribute, and read it instead of {others}:\n{_OLD_MEMORY}"
     )
+
+
+_OLD_MEMORY = "# a move copies the registered tensor to new memory; other names still refer to the old memory"
 
 
 def suggest_for_part(fqn: str) -> str:
     """Return the fix for a tensor in the memory of another, `fqn`: registered alone, the tensor would be separated."""
     return (
-        f"# the tensor is a part of {fqn}: compute it from {fqn} where it is read,\n"
-        "# or register a clone() if the two may have different values"
+        f"# the tensor shares memory with {fqn}: compute it from {fqn} at each use,\n"
+        "# or register a clone() if the two tensors may have different values"
     )
 
 
@@ -377,8 +383,7 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
     parts = not _are_all(members, nn.Parameter)
     disjoint = len({storage(member)[0] for member in members}) < len(members)
     if parts and disjoint and _have_common_elements(members):
-        name = f"an attribute for each tensor of {site.name}"
-        return _ContainerFix(_suggest_single_name(name, OtherNames(("a second entry",), 1)), parts)
+        return _ContainerFix(_suggest_single_attributes(site.name, "the entries that share its memory"), parts)
     if any(parameters):
         text = _add_loading(_format_container("Parameter", container, site), f"{site.name}.*")
         return _ContainerFix(text, parts)
@@ -396,7 +401,7 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
-    return _add_loading(text, "keys of these modules" if text.startswith("# keep ") else f"{site.name}.*")
+    return _add_loading(text, "the keys of these modules" if text.startswith("# keep ") else f"{site.name}.*")
 
 
 def _list_modules(container: Any) -> list[nn.Module]:
@@ -429,7 +434,8 @@ def _suggest_module_container(container: Any, site: _Site) -> str:
     if not is_dict and all(_is_named_module(member) for member in members):
         keys = [member[0] for member in members]
         if len(set(keys)) == len(keys) and not any(_is_bad_key(key, nn.ModuleDict) for key in keys):
-            return f"# and iterate over its items()\n{_format_assignment('ModuleDict', site, '{}', container)}"
+            assignment = _format_assignment("ModuleDict", site, "{}", container)
+            return f"# and iterate over the items() of the nn.ModuleDict\n{assignment}"
     is_nested = [issubclass(type(m), (list, tuple)) and _are_all(_members(m), nn.Module) for m in members]
     if is_nested and all(is_nested) and len(members) == len(_members(container)):
         part = "nn.ModuleList(part)"
@@ -474,11 +480,11 @@ def _has(new_class: type, action: str, supported: dict[str, bool]) -> bool:
 
 def _describe_lacking(use: Use, kind: str, name: str) -> str:
     if use.action == "right operand":
-        return f"# and where a list + {name} is computed, write list({name}): a list + nn.{kind} raises TypeError"
+        return f"# and write list + list({name}) instead of list + {name}, because list + nn.{kind} raises TypeError"
     if use.action == "augment":
-        return f"# and replace the |= of {use.function}(), because nn.{kind} does not have it"
+        return f"# and replace the |= in {use.function}(), because nn.{kind} does not support |="
     given = "()" if use.action != "pop" else "() without an index"
-    return f"# and replace .{use.action}{given} in {use.function}(), because nn.{kind} does not have it"
+    return f"# and replace .{use.action}{given} in {use.function}(), because nn.{kind} does not support the call"
 
 
 def _is_container(obj: Any) -> bool:
@@ -569,10 +575,10 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
 def suggest_for_derived(is_from_registered: bool) -> str:
     """Return the decision for a tensor with a grad_fn, if a fix cannot replace its computation."""
     if is_from_registered:
-        return "# compute it in forward: computed once, it keeps the old values when its parameters change or move"
+        return "# compute the tensor in forward: a value computed once stays old when its parameters change or move"
     return (
-        "# to train it, make the result an nn.Parameter; to keep it fixed, register it with .detach() as a buffer:\n"
-        "# the tensor that it is computed from is not registered"
+        "# to train the tensor, make the result an nn.Parameter; to keep the values fixed, register a buffer with the\n"
+        "# result of .detach(): the source of the computation is not registered"
     )
 
 
@@ -596,7 +602,7 @@ def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
     return f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moved}\n{_COMPLEX_BUFFER}"
 
 
-_COMPLEX_BUFFER = "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
+_COMPLEX_BUFFER = "# do not register a complex tensor: .half() or .to(torch.bfloat16) would drop the imaginary part"
 #: Methods that give a tensor on another device, where a function of the class calls them on the attribute.
 _MOVING_METHODS = frozenset(["to", "cuda", "type_as"])
 
@@ -605,8 +611,8 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
     """Return the decision for a tensor created only by a call of the model."""
     name = unregistered.steps[0].label.lstrip(".")
     return (
-        f"# the constructor does not create this tensor. If it is a cache, create it on the device of the inputs\n"
-        f"# at each call; if it is state, register self.{name} in __init__ with its final shape"
+        f"# the constructor does not create this tensor. For a cache, create the tensor on the device of the inputs\n"
+        f"# at each call; for state, register self.{name} in __init__ with its final shape"
     )
 
 
@@ -679,7 +685,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) 
     text = (
         f"{placement}for {'i' if key == 'i' else 'key'}, tensor in {pairs}:\n"
         f'    {owner}.register_buffer(f"{name}_{{{key}}}", tensor{copy}{persistence})\n'
-        f'# and read each as getattr(self, f"{name}_{{{key}}}")'
+        f'# and read each tensor as getattr(self, f"{name}_{{{key}}}")'
     )
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(text, f"{name}_*")
@@ -706,14 +712,14 @@ def _suggest_for_class_attribute(
     source, name = site.source, site.name
     placement = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
     if source is None or source.unpacked or any(_is_attribute_step(step) for step in unregistered.steps[1:]):
-        return f"{placement}# register it there with self.register_buffer(…, persistent=False)"
+        return f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
     if len(unregistered.steps) == 1:
         return placement + _format_registration(unregistered.tensor, site, rebuild)
     if issubclass(type(unregistered.steps[0].value), nn.Module):
         return _add_loading(f"{placement}self.{name} = {source.text}", f"{name}.*")
     text = _suggest_registration(unregistered, site, OtherNames(), rebuild, suggestions)
     if text is None or text.startswith(AT_END_OF_INIT):
-        return f"{placement}# register it there with self.register_buffer(…, persistent=False)"
+        return f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
     return placement + text
 
 
@@ -728,10 +734,10 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild
     if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
         how = "a submodule" if is_module else _describe_registration(tensor, rebuild)
         text = f"# {_describe_reader(unregistered, site, name)}, and register {name} there as {how}"
-        return _add_loading(text, "keys of it") if is_module else _add_loading_if_new(text, tensor, rebuild)
+        return _add_loading(text, "its keys") if is_module else _add_loading_if_new(text, tensor, rebuild)
     text = (
         f"# {_describe_reader(unregistered, site, name)};\n"
-        f"# a function that captures {name} or self uses the original's tensors in a copy of the model\n"
+        f"# in a copy of the model, a function that captures {name} or self still uses the original tensors\n"
     )
     if is_module:
         return text + _add_loading(f"self.{name} = {name}", f"{name}.*")
@@ -774,7 +780,7 @@ def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
 def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str:
     """Add the line that loads older checkpoints if `_describe_registration` adds a key."""
     is_new = tensor.requires_grad or rebuild is Rebuild.DIFFERENT
-    return _add_loading(text, "key of it") if is_new else text
+    return _add_loading(text, "its key") if is_new else text
 
 
 def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, rebuild: Rebuild) -> str:
@@ -793,13 +799,13 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     if issubclass(type(holder), nn.Module):
         steps = [step for step in unregistered.steps if step.value is not holder]
         text = f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
-        return _add_loading(text, "keys of that module")
+        return _add_loading(text, "the keys of this module")
     if issubclass(type(holder), torch.Tensor):
-        text = f"# keep the tensor on the module, as {how}, because a move does not reach attributes of a tensor"
+        text = f"# register the tensor in the module as {how}, because a move does not reach attributes of a tensor"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        text = f"# keep its parameters on the module, each as {how}, and build the distribution in forward"
+        text = f"# register its parameters in the module, each as {how}, and build the distribution in forward"
     elif _is_container(holder) or type(holder).__module__ in _LIBRARY_MODULES:
-        text = f"# keep the tensor on the module, as {how}, and read it from there, not from the {kind}"
+        text = f"# register the tensor in the module as {how}, and read it from the module, not from the {kind}"
     else:
         attribute = unregistered.steps[-1].label.lstrip(".")
         text = f"# make {kind} an nn.Module that registers {attribute} as {how}, or move {attribute} to this module"

@@ -334,8 +334,8 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
         names += 1 + _collect_own_tensors(prefix, module, result)
         if names > MAX_NAMES:
             raise ModelError(
-                f"the model registers more than {MAX_NAMES:,} tensor names, the limit of statecli; the first is "
-                f"{prefix.rstrip('.')}"
+                f"the model registers more than {MAX_NAMES:,} tensor names, the limit of statecli, at "
+                f"{prefix.rstrip('.') or 'the model'}"
             )
         children = [(n, child) for n, child in _read_registry(module, "_modules") if child is not None]
         if children and depth >= MAX_DEPTH:
@@ -412,10 +412,12 @@ class _Search:
                 and len(self._result.unopened) < 10
                 and _hides_tensor(step.value, steps_on)
             ):
-                self._result.unopened.append((step.name(), f"is a {type(step.value).__name__}, which is not opened"))
+                self._result.unopened.append(
+                    (step.name(), f"is a {type(step.value).__name__}, in which statecli does not search")
+                )
             if len(self._seen) > MAX_OBJECTS:
                 self._result.unopened.append(
-                    (step.name(), f"more than {MAX_OBJECTS:,} objects are attributes of the model")
+                    (step.name(), f"is not searched, because the model has more than {MAX_OBJECTS:,} objects")
                 )
                 return
 

@@ -190,7 +190,7 @@ def _get_use(path: str) -> tuple[str, str]:
 def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
     """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
     if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
-        reason = f"{text}: is standard input, and a file of this name is here: write ./{text} for the file"
+        reason = f"{text}: means standard input, but a file of this name exists; write ./{text} for the file"
         yield TargetResult(text, Status.FAILED, reason)
     elif files.is_folder(text):
         yield from _expand_folder(text)
@@ -260,12 +260,12 @@ class _Walk(NamedTuple):
         if real != self.root and not real.startswith(f"{self.root}/"):
             if path not in self.named and not _holds_checkpoint(real):
                 return skip_subfolder(path)
-            what = "that loaders read" if path in self.named else "that holds checkpoints"
-            reason = f"{path}: is a link to a folder {what} outside of this one; name the link as a target"
+            what = "that loaders read" if path in self.named else "with checkpoints"
+            reason = f"{path}: is a link to a folder {what} outside of the target; name the link as a target"
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:
-            return TargetResult(path, Status.SKIPPED, "a link to a folder of this one")
+            return TargetResult(path, Status.SKIPPED, "a link to a folder inside of this folder")
         self.entered.add(real)
         return None
 
@@ -384,20 +384,19 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     """Yield why a loader of the folder reads files, or runs code, unchecked by the walk."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
-        yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
+        yield f"{path}: is an unpacked torch.package: loading it runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
     tracker = checkpoint_folder.MMENGINE_TRACKER
     try:
         if (place := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
-            what = f"{quoting.quote(place)}, which {tracker} names"
-            yield f"{path}: MMEngine would load {what} and which is not in this folder; remove the file"
+            yield f"{path}: {tracker} makes MMEngine load {quoting.quote(place)} from another folder; remove {tracker}"
     except UnreadableError as error:
         yield f"{files.join(path, tracker)}: {error}"
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
-            what = f"{quoting.quote(folder)}, which its files name and which is not below it"
-            yield f"{path}: a library would load a module of {what}; move the module into the folder"
+            name = quoting.quote(folder)
+            yield f"{path}: a file makes a library load the module {name} outside of it; move the module inside"
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:
@@ -475,7 +474,7 @@ def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
         if is_broken and files.explain_process_link(path) is None:
             return skip_file(path, "a broken link")
         if not files.is_remote(path) and not files.is_file(path) and not is_broken:
-            return TargetResult(path, Status.FAILED, f"{path}: {error}: remove it from the folder")
+            return TargetResult(path, Status.FAILED, f"{path}: {error}; remove this path from the folder")
         if not files.get_size(path):
             return TargetResult(path, Status.SKIPPED, str(error))
     return TargetResult(path, Status.FAILED, f"{path}: {error}")

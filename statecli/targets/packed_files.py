@@ -228,7 +228,7 @@ class _Unpacked:
             try:
                 chunk: bytes = decompressor.decompress(self._input, limit)
             except _list_errors() as error:
-                self.damage = "needs too much memory" if "emory" in repr(error) else "it is damaged"
+                self.damage = "unpacking needs too much memory" if "emory" in repr(error) else "it is damaged"
                 return b""
             self._input = b"" if decompressor.eof else getattr(decompressor, "unconsumed_tail", b"")
             if chunk:

@@ -547,7 +547,7 @@ def test_a_checkpoint_that_mmengine_would_fetch_is_not_passed(folder, statecli, 
     (folder / "last_checkpoint").write_text(str(outside) if place == "OUTSIDE" else place)
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert "MMEngine would load" in result.out
+    assert "last_checkpoint makes MMEngine load" in result.out
 
 
 def build_old_tar(first_name: str = "first") -> bytes:

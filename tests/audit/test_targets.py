@@ -739,7 +739,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     assert reasons == {
         **{str(tmp_path / name): of_tool for name in (".git", "__pycache__", "node_modules")},
         str(tmp_path / "out"): ("a link to a folder", NotChecked("folder", 1, "link")),
-        str(tmp_path / "loop"): ("a link to a folder of this one",),
+        str(tmp_path / "loop"): ("a link to a folder inside of this folder",),
     }
 
 

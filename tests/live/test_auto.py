@@ -166,15 +166,15 @@ REFUSED = {
     ),
     "no list": (
         {"architectures": "BertModel"},
-        "architectures does not name a class, but --model auto needs one; name the class instead",
+        "architectures does not name a class, but --model auto needs a class name; name the class instead",
     ),
     "none": (
         {"architectures": [], "model_type": "no such"},
-        "architectures does not name a class, but --model auto needs one; name the class instead",
+        "architectures does not name a class, but --model auto needs a class name; name the class instead",
     ),
     "a number": (
         {"architectures": [3]},
-        "architectures has 3, which is not the name of a class, but --model auto needs one; name the class instead",
+        "architectures has 3, which is not the name of a class, but --model auto needs a class name; name the class",
     ),
     "another type": (
         {"model_type": "gpt2"},

@@ -260,7 +260,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
         "has no config.json, which names the model class" in statecli("inspect", "transformers:BertModel('empty')").err
     )
     near = statecli("inspect", "transformers:BertModl(config='bert')").err
-    assert near.startswith("statecli: bert: no such file or folder; name a config.json, the folder of one, or hf://")
+    assert near.startswith("statecli: bert: no such file or folder; give a config.json, its folder, or hf://")
     configure("bert", **BERT)
     near = statecli("inspect", "transformers:BertModl(config='bert')").err
     assert near.endswith("; did you mean BertModel?\n")
@@ -268,7 +268,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
     assert statecli("inspect", "BertModel(config='bert')").err.endswith(alone)
     assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
     auto = statecli("inspect", "transformers:AutoModel").err
-    line = "write 'transformers:AutoModel(config=...)' with a config.json, or the folder of one"
+    line = "write 'transformers:AutoModel(config=...)' with the path of a config.json, or of its folder"
     assert auto == f"statecli: transformers:AutoModel: needs a configuration; {line}\n"
     Path("sd/unet").mkdir(parents=True)
     Path("sd/model_index.json").write_text("{}")
@@ -496,7 +496,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ),
         ("cfg=torch", "torch is not a class or a value in net.py"),
         ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),
-        ("cfg=relu", "relu is not defined in net.py; write a text in quotes: 'relu'"),
+        ("cfg=relu", "relu is not defined in net.py; write a string in quotes: 'relu'"),
         ("cfg=Config()", "Config: missing a required argument: 'size'; it takes size, depth, inner"),
         ("cfg=Config(sise=3, size=2)", "Config: got an unexpected keyword argument 'sise'"),
         ("cfg=Config.size.real", "Config.size.real is not a class or a value in net.py"),

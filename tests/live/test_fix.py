@@ -46,7 +46,7 @@ FIXES = [
     ("self.b = [[nn.PReLU()], [nn.PReLU()]]", "self.b = nn.ModuleList(nn.", ["b.0.0.weight", "b.1.0.weight"]),
     ("self.b = []\n        self.b.append((nn.PReLU(),))", "# at the end of __init__:\nself.b", ["b.0.0.weight"]),
     ("self.b = {'x': [nn.PReLU()]}", "self.b = nn.ModuleDict({key: ", ["b.x.0.weight"]),
-    ("self.b = [('a', nn.PReLU())]", "# and iterate over its items()\nself.b = nn.ModuleDict(", ["b.a.weight"]),
+    ("self.b = [('a', nn.PReLU())]", "# and iterate over the items()\nself.b = nn.ModuleDict(", ["b.a.weight"]),
     ("self.b = [nn.PReLU(), None]", "self.b = nn.ModuleList([nn.PReLU(), None])", ["b.0.weight"]),
     (
         "self.b = [nn.Linear(1, 1, bias=False) for _ in range(2)]",
@@ -239,7 +239,7 @@ def test_a_complex_table_stays_unregistered(inspect):
     (row,) = inspect(f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n").tensors
     assert row.fix.splitlines() == [
         "# leave the tensor unregistered, and move it where forward reads it: freqs = self.freqs.to(x.device)",
-        "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part",
+        "# do not register a complex tensor: .half() or .to(torch.bfloat16) would drop the imaginary part",
     ]
 
 
@@ -333,7 +333,7 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
             "make Holder an nn.Module that registers t as a buffer",
         ),
         ("self.b = collections.namedtuple('Pair', 'x y')(nn.PReLU(), 1)", "a named tuple does not register them"),
-        ("self.half = torch.ones(1)", "give it another name: half is a method or a property of Net"),
+        ("self.half = torch.ones(1)", "rename the attribute: Net has a method or a property half"),
         ("self.f = lambda x, s=torch.ones(1): x * s", "reads self.s, and register s there as a buffer"),
         ("k = torch.ones(1)\n        self.f = lambda x: x * k", "make f a method of Net that reads self.k;"),
         ("self.f = lambda x, *, s=torch.ones(1): x * s", "make f a method of Net that reads self.s,"),
@@ -346,8 +346,8 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
             "k = torch.ones(1)\n        nn.Module.register_forward_hook(self, lambda *a: [k])",
             "in the hook, read k from the first argument, the module",
         ),
-        ("self.w = nn.PReLU().weight.clone()", "to keep it fixed, register it with .detach() as a buffer"),
-        ("self.fc = nn.PReLU()\n        self.w = self.fc.weight * 2", "compute it in forward"),
+        ("self.w = nn.PReLU().weight.clone()", "to keep the values fixed, register a buffer"),
+        ("self.fc = nn.PReLU()\n        self.w = self.fc.weight * 2", "compute the tensor in forward"),
         ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
         ("self.d = torch.distributions.Normal(torch.zeros(1), 1.0)", "build the distribution in forward"),
         ("self.ps = [nn.Parameter(torch.ones(2)), torch.arange(3)]", "register the others"),
@@ -379,7 +379,7 @@ def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
     """Of two tensors in one memory the larger is to be registered, and the view to be taken from it."""
     found = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
     assert "read this name instead of v" in found["a"].fix
-    assert "the tensor is a part of a" in found["v"].fix
+    assert "the tensor shares memory with a" in found["v"].fix
     assert all(line.startswith("#") for row in found.values() for line in row.fix.splitlines())
 
 
@@ -448,8 +448,12 @@ def test_a_change_in_another_class_is_not_its(inspect):
         ("self.b.pop()", "self.b = [nn.PReLU()]", "# and replace .pop() without an index in forward()"),
         ("[x] + self.b", "self.b = [nn.PReLU()]", "write list(b): a list + nn.ModuleList raises TypeError"),
         ("self.b[3]", "self.b = {3: nn.PReLU()}", "read self.b['3'] instead of self.b[3]"),
-        ("self.t = self.t * 2", "self.t = torch.ones(3, requires_grad=True)", "which an nn.Parameter refuses"),
-        ("self.t = 2", "self.t = torch.ones(3)", "what a registered t refuses"),
+        (
+            "self.t = self.t * 2",
+            "self.t = torch.ones(3, requires_grad=True)",
+            "because an nn.Parameter refuses a new tensor",
+        ),
+        ("self.t = 2", "self.t = torch.ones(3)", "because a registered t refuses"),
     ],
 )
 def test_what_forward_must_do_otherwise_is_said(inspect, forward, body, said):

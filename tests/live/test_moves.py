@@ -163,7 +163,7 @@ def test_what_a_move_clears_cannot_be_told(inspect, rows):
     """A cache that `_apply` drops neither follows nor stays, and the note says so."""
     row = rows(inspect(CLEARS))["cache"]
     assert row.moves is None
-    assert "removed by the model" in row.note
+    assert "the model removes the tensor during the move" in row.note
 
 
 def test_a_failing_move_says_why(inspect, rows):
@@ -396,7 +396,7 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
     """What is measured is .to, and a class with a .cuda of its own is told so."""
     state = inspect(OWN_TO.replace("def to(", "def cuda(").replace("super().to", "super().cuda"), to=to)
     (oddity,) = state.oddities
-    assert (oddity.name, "statecli tests .to and not this method" in oddity.message) == ("own-cuda", True)
+    assert (oddity.name, "statecli tests only .to and not .cuda" in oddity.message) == ("own-cuda", True)
     assert inspect(OWN_TO).oddities == ()
 
 
