@@ -81,7 +81,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
     kind, model_type = document.get("model_type"), config_class.model_type
     if kind not in (None, model_type):
         raise ModelError(
-            f"{config}: names {name}, whose model_type is {model_type!r}, but the file has {str(kind)[:80]!r}"
+            f"{config}: model_type is {str(kind)[:80]!r}, but {name} needs {model_type!r}; name another class"
         )
     with (
         config_guards.disable_hub(),

@@ -358,9 +358,8 @@ def _suggest_single_name(name: str, others: OtherNames) -> str:
 
 
 def _suggest_single_attributes(container: str, others: str) -> str:
-    return (
-        f"# register each tensor of {container} once, in an attribute, and read it instead of {others}:\n{_OLD_MEMORY}"
-    )
+    advice = f"# register each tensor of {container} as one attribute, and read this attribute instead of {others}:"
+    return f"{advice}\n{_OLD_MEMORY}"
 
 
 _OLD_MEMORY = "# a move copies the registered tensor to new memory; other names still refer to the old memory"

@@ -384,7 +384,8 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     """Yield why a loader of the folder reads files, or runs code, unchecked by the walk."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
-        yield f"{path}: is an unpacked torch.package: loading it runs its Python files; pack the folder into one file"
+        effect = "loading it runs its Python files"
+        yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
     tracker = checkpoint_folder.MMENGINE_TRACKER
@@ -396,7 +397,7 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
             name = quoting.quote(folder)
-            yield f"{path}: a file makes a library load the module {name} outside of it; move the module inside"
+            yield f"{path}: loading this folder loads the module {name} from outside; move the module into the folder"
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:

@@ -915,7 +915,7 @@ def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, 
     _, others = found(place.format(tmp_path / "root"))
     (failed,) = (one for one in others if one.status is Status.FAILED)
     assert failed.target.rpartition("/")[2] == "step"
-    assert "is a link to a folder that loaders read outside of this one" in failed.reason
+    assert "is a link to a folder that loaders read outside of the target" in failed.reason
 
 
 def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
@@ -974,4 +974,4 @@ def test_a_checkpoint_deep_behind_a_link_to_another_folder_fails(tmp_path, name)
     (tmp_path / "model" / "weights").symlink_to("../other", target_is_directory=True)
     _, (result,) = found(tmp_path / "model")
     assert result.status is Status.FAILED
-    assert "holds checkpoints outside of this one" in str(result.reason)
+    assert "with checkpoints outside of the target" in str(result.reason)

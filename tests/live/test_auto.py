@@ -161,7 +161,7 @@ REFUSED = {
     ),
     "a call": (
         {"architectures": ["os.system"]},
-        "architectures has 'os.system', which is not the name of a class, but --model auto needs one; "
+        "architectures has 'os.system', which is not the name of a class, but --model auto needs a class name; "
         "name the class instead",
     ),
     "no list": (
@@ -174,11 +174,12 @@ REFUSED = {
     ),
     "a number": (
         {"architectures": [3]},
-        "architectures has 3, which is not the name of a class, but --model auto needs a class name; name the class",
+        "architectures has 3, which is not the name of a class, but --model auto needs a class name; "
+        "name the class instead",
     ),
     "another type": (
         {"model_type": "gpt2"},
-        "names BertModel, whose model_type is 'bert', but the file has 'gpt2'",
+        "model_type is 'gpt2', but BertModel needs 'bert'",
     ),
     "endless": (
         {"num_hidden_layers": 10**9},

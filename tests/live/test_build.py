@@ -150,7 +150,7 @@ def test_what_is_no_model_is_named(write, value, named):
 def test_an_instance_is_used_as_it_is(write):
     """`net.py:model` may name a module that is built already; calling it is refused."""
     assert type(make(write("model = nn.Linear(2, 2)", "model")).module) is torch.nn.Linear
-    assert "without parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
+    assert "remove the parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
 
 
 def test_nested_attributes_and_factories(write):

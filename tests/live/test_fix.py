@@ -46,7 +46,11 @@ FIXES = [
     ("self.b = [[nn.PReLU()], [nn.PReLU()]]", "self.b = nn.ModuleList(nn.", ["b.0.0.weight", "b.1.0.weight"]),
     ("self.b = []\n        self.b.append((nn.PReLU(),))", "# at the end of __init__:\nself.b", ["b.0.0.weight"]),
     ("self.b = {'x': [nn.PReLU()]}", "self.b = nn.ModuleDict({key: ", ["b.x.0.weight"]),
-    ("self.b = [('a', nn.PReLU())]", "# and iterate over the items()\nself.b = nn.ModuleDict(", ["b.a.weight"]),
+    (
+        "self.b = [('a', nn.PReLU())]",
+        "# and iterate over the items() of the nn.ModuleDict\nself.b = nn.ModuleDict(",
+        ["b.a.weight"],
+    ),
     ("self.b = [nn.PReLU(), None]", "self.b = nn.ModuleList([nn.PReLU(), None])", ["b.0.weight"]),
     (
         "self.b = [nn.Linear(1, 1, bias=False) for _ in range(2)]",
@@ -340,7 +344,7 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ("k = nn.PReLU()\n        self.f = lambda x: k(x)", "make f a method of Net that reads self.k;"),
         ("k = [torch.ones(1)]\n        self.fs = [lambda x: k]", "make the function in fs a method of Net"),
         ("k = torch.ones(1)\n        self.p = nn.PReLU()\n        self.p.f = lambda: k", "make f a method of PReLU"),
-        ("self.cfg = {'n': 4, 'mean': torch.ones(1)}", "read it from there, not from the dict"),
+        ("self.cfg = {'n': 4, 'mean': torch.ones(1)}", "read it from the module, not from the dict"),
         ("self.p = nn.PReLU()\n        setattr(self.p, 't', torch.ones(1))", "register t in the class PReLU"),
         (
             "k = torch.ones(1)\n        nn.Module.register_forward_hook(self, lambda *a: [k])",
@@ -356,8 +360,8 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
             "self.a = torch.ones(3)\n        self.b = self.a\n        self.c = self.a[1:]",
             "read this name instead of b, c",
         ),
-        ("self.a = [torch.ones(3)] * 2", "read this name instead of a[1]"),
-        ("self.a = [torch.ones(3, requires_grad=True)] * 2", "read this name instead of a[1]"),
+        ("self.a = [torch.ones(3)] * 2", "read this attribute instead of a[1]"),
+        ("self.a = [torch.ones(3, requires_grad=True)] * 2", "read this attribute instead of a[1]"),
         ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "read this name instead of a[0]"),
         ("self.a = torch.ones(2, 3)\n        self.b = self.a.t()", "instead of b (compute a view from it)"),
         ("self.b = [nn.PReLU(), 'relu']", "# keep the modules of b in an nn.ModuleList"),
@@ -446,7 +450,11 @@ def test_a_change_in_another_class_is_not_its(inspect):
     [
         ("self.b.get('x')", "self.b = {'x': nn.PReLU()}", "# and replace .get() in forward()"),
         ("self.b.pop()", "self.b = [nn.PReLU()]", "# and replace .pop() without an index in forward()"),
-        ("[x] + self.b", "self.b = [nn.PReLU()]", "write list(b): a list + nn.ModuleList raises TypeError"),
+        (
+            "[x] + self.b",
+            "self.b = [nn.PReLU()]",
+            "write list + list(b) instead of list + b, because list + nn.ModuleList raises TypeError",
+        ),
         ("self.b[3]", "self.b = {3: nn.PReLU()}", "read self.b['3'] instead of self.b[3]"),
         (
             "self.t = self.t * 2",

@@ -156,7 +156,7 @@ def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
     assert rows(inspect(source))["w"].moves is True
     moved = rows(inspect(source, to="meta"))["w"]
     assert (moved.moves, moved.after.followed) == (False, False)
-    assert "the class has a special case for meta" in moved.note
+    assert "the class has special code for meta" in moved.note
 
 
 def test_what_a_move_clears_cannot_be_told(inspect, rows):

@@ -385,7 +385,7 @@ def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
     assert [t.fqn for t in state.tensors] == ["0.fc.weight", "0.fc.bias"]
     ((name, fqn, message),) = [(o.name, o.fqn, o.message) for o in state.oddities]
     assert (name, fqn) == ("script-module", "0")
-    assert "has tensors as constants (1)" in message
+    assert "contains 1 constant tensor" in message
     assert len(traced().code_with_constants[1].const_mapping) == 2
     assert read_live(lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))).oddities == ()
 

@@ -26,7 +26,7 @@ HELP = {
         "the checkpoint of step 2 has no average of the weights: save self.average.state_dict(), and load it"
     ),
     "drop_scheduler": (
-        "the checkpoint of step 2 has 'scheduler': load it: self.scheduler.load_state_dict(checkpoint['scheduler'])"
+        "the checkpoint of step 2 has 'scheduler': call self.scheduler.load_state_dict(checkpoint['scheduler'])"
     ),
 }
 
@@ -117,7 +117,7 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
 def test_a_dict_of_averages_is_an_average():
     """Its keys and shapes are those of the model."""
     (finding,) = check("forgetful").findings
-    assert finding.help.endswith("has no average of the weights: save shadow, and load it")
+    assert finding.help.endswith("has no average of the weights: save shadow, and copy the saved tensors into shadow")
     assert (finding.fqn, finding.message) == ("average", "average: not resumed (shadow: weight, bias)")
 
 
@@ -125,7 +125,7 @@ def test_a_dict_of_averages_is_an_average():
 def test_a_loader_that_begins_again_is_named(name):
     """The first batch after the resume is that of the first step."""
     (finding,) = check(name).findings
-    assert finding.message == "data: not resumed (the first batch is that of step 1)"
+    assert finding.message == "data: not resumed (the first batch is the batch of step 1)"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_loader_that_begins_again_is_named(name):
         ("silent", "the script saved no checkpoint of step 2: the folder save_to is empty"),
         ("broken", "the resumed training raised ValueError: no such key (script.py:"),
         ("short", "the function took 1 step of the optimizer, but must take 4"),
-        ("nothing", "the script has no nothing; its functions: main, chance, plain, lost, "),
+        ("nothing", "the script has no function nothing; its functions: main, chance, plain, lost, "),
     ],
 )
 def test_a_wrong_script_is_one_line(name, message):

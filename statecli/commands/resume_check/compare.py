@@ -47,7 +47,7 @@ def compare_runs(whole: RunRecord, resumed: RunRecord, saved_at: int) -> list[St
 def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     """Say where two uninterrupted runs differ; None if they do not."""
     if len(first.steps) != len(second.steps):
-        return f"one takes {plural(len(first.steps), 'step')}, the other {len(second.steps)}"
+        return f"the first takes {plural(len(first.steps), 'step')}, the second {len(second.steps)}"
     for step, (one, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
         for what, pair in (
             ("the parameters differ", (one.parameters, other.parameters)),
@@ -76,7 +76,9 @@ def describe_missing(row: StateRow, whole: RunRecord, names: Sequence[str], save
         end = f"{'call' if kept else 'save'} {' and '.join(calls)}{'' if kept else ', and set the state again'}"
         end = f"{end} before the first step" if kept else f"{end} before the first step of a resumed training"
     elif thing in whole.dict_averages:
-        end = f"copy its tensors into {thing}" if kept else f"save {thing}, and load it"
+        end = (
+            f"copy the saved tensors into {thing}" if kept else f"save {thing}, and copy the saved tensors into {thing}"
+        )
     elif kept:
         end = f"call {thing}.load_state_dict(checkpoint[{kept!r}])"
     else:
@@ -183,7 +185,9 @@ def _compare_chance(
         position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
         if position is None and differing:
             return [StateRow(State.DATA, None), lost]
-        evidence = f"the first batch is that of step {position}" if position else "the first batch is a different batch"
+        evidence = (
+            f"the first batch is the batch of step {position}" if position else "the first batch is a different batch"
+        )
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
     data = StateRow(State.DATA, True if before.batches else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:

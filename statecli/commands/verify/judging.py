@@ -263,7 +263,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
     if subject.state.tensors:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
-    why = " that statecli can see: its weights are packed in C++" if packed else ""
+    why = " that statecli can see, because its weights are packed in C++" if packed else ""
     return Check(name, Verdict.SKIPPED, reason=f"the model has no tensors{why}")
 
 

@@ -184,7 +184,7 @@ class _Proof(Proof):
         if isinstance(value, torch.Generator):
             return _EXTRA_STATE.format(f"self.{slot.name}.get_state()")
         if slot.place != "module":
-            return "keep the value in a buffer of the model; other code of the process must not change it"
+            return "keep the value in a buffer of the model, and do not change the buffer in other code"
         initial = training.initial.get(slot, {}).get("")
         if type(value) in (bool, int, float):
             start = initial if isinstance(initial, str) and initial != "None" else repr(value)
