@@ -210,7 +210,10 @@ def test_a_longer_chain_cannot_be_told():
     """After eight rounds each has still given another gate its first gradient."""
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "zero in each of 8 rounds, but another gradient began in the last round: more rounds may help"
+    told = (
+        "zero in each of 8 rounds; more rounds may be needed, "
+        "because another parameter got its first gradient in the last round"
+    )
     assert cell(check, "gradient", "gates.0").reason == told
 
 

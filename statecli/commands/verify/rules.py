@@ -87,8 +87,8 @@ LOST_BY_SAVING = _rule(
     "save",
     summary="A tensor is not restored from the saved state_dict.",
     why="""the tensor is not in `state_dict()`. A loaded model silently has other values. With an input, `verify` also
-finds a running state, such as an average that forward updates in train mode. The finding is a warning for a buffer
-with `persistent=False`.""",
+finds a running state, such as an average that forward updates in train mode. For a buffer with
+`persistent=False`, the finding is a warning.""",
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
     fix="register the tensor as a parameter or a persistent buffer, and keep it in `state_dict` of the class.",
     commands=_WITH_INPUT,
@@ -181,7 +181,7 @@ SHARED_WITH_COPY = _rule(
     "shared-with-copy",
     "copy",
     summary="A copy of the model shares a tensor with the original.",
-    why="training the model also changes its copy. An EMA or a teacher that is a copy is then no longer separate.",
+    why="training the model also changes its copy. An EMA or a teacher made as a copy then changes with the model.",
     example="the class overrides `__deepcopy__` and copies the attribute dict but not the tensors.",
     fix="copy every tensor in the class's own `__deepcopy__` or `__setstate__`, or remove the method.",
 )
@@ -312,7 +312,7 @@ LEFT_ON_META = _rule(
     "materialize",
     summary="A tensor of a model built on meta gets no memory.",
     why="""`to_empty` allocates only registered parameters and buffers. The tensor has no values, and forward raises or
-returns results without values. The finding is a warning without an input.""",
+returns results without values. Without an input, the finding is a warning.""",
     example='`self.scale = torch.ones(8)` in `__init__`, in a model built with `torch.device("meta")`.',
     fix="register the tensor as a buffer, and compute it in `reset_parameters()`; or create it in forward.",
 )

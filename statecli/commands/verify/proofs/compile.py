@@ -179,8 +179,9 @@ class _Proof(Proof):
             if attribute.fqn not in reported:
                 self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
         if not guilty:
+            condition = _shorten(late[-1][0])
             self._reasons.append(
-                f"torch.compile compiles the model again at each call, because this is false: {_shorten(late[-1][0])}"
+                f"torch.compile compiles the model again at each call; this condition changes: {condition}"
             )
         return guilty
 

@@ -117,7 +117,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)
     if requested_device.type == "meta":
-        why = "forward on meta does not find device errors, because operators mix devices there; use --device fake-cuda"
+        why = "forward on meta finds no device errors, because meta tensors mix with any device; use --device fake-cuda"
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)

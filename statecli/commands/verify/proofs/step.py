@@ -258,9 +258,8 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         when = f" in {seen.idle} of {_format_rounds(run)}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
-        return (
-            f"zero in each of {_format_rounds(run)}, but another gradient began in the last round: more rounds may help"
-        )
+        why = "another parameter got its first gradient in the last round"
+        return f"zero in each of {_format_rounds(run)}; more rounds may be needed, because {why}"
     if run.in_running and run.in_running.why_not:
         return f"the gradient is zero; cannot tell whether batch statistics cancel it: {run.in_running.why_not}"
     return None
