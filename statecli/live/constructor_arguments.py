@@ -123,7 +123,7 @@ def _check_signature(spec: ModelSpec, name: str, called: type, args: tuple[Any, 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         takes = join_names([parameter.name for parameter in signature.parameters.values()], 8)
-        raise ModelError(f"{spec.text}: {name}: {error}; it takes {takes}") from error
+        raise ModelError(f"{spec.text}: {name}: {error}; {name} takes {takes}") from error
 
 
 # --- a configuration from a file --------------------------------------------------------------------------------------

@@ -121,7 +121,6 @@ def _check_shape_unchanged(wrapper: FakeGpuTensor, func: Any) -> FakeGpuTensor:
         wrapper.cpu_data.layout is torch.strided and wrapper.stride() != wrapper.cpu_data.stride()
     ):
         raise NotImplementedError(
-            f"{get_operator_name(func)} changes the shape of a tensor in place, which the simulated CUDA device cannot "
-            "do"
+            f"{get_operator_name(func)} changes the shape of a tensor in place, which a fake CUDA device cannot do"
         )
     return wrapper

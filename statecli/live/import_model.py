@@ -237,6 +237,6 @@ def _suggest_models(obj: Any, name: str) -> str:
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
     if not models:
         inner = _find_inner_module(obj, name)
-        return f"; write {inner}:{name}" if inner else "; it defines no model class"
+        return f"; write {inner}:{name}" if inner else "; no model class is defined there"
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
     return f"; {classes} {join_names(models, _MAX_NAMES)}"

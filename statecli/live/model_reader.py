@@ -239,7 +239,7 @@ def _measure_own_move(table: _Table) -> None:
 
 #: Why the class's own `.to` could not be tried, and why on meta.
 _WHY_OWN_TO_IS_UNKNOWN = {
-    False: "the method fails when moving to meta and to a fake CUDA device",
+    False: "the method fails on meta and on a fake CUDA device",
     True: "its effect is not visible on meta; build the model on the cpu",
 }
 

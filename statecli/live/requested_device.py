@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from statecli.core.errors import UsageError, option
+from statecli.core.units import plural
 
 
 def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.device:
@@ -21,7 +22,8 @@ def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"{given}: CUDA is not available on this machine; {instead}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"{given}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
+        devices_found = plural(torch.cuda.device_count(), "CUDA device")
+        raise UsageError(f"{given}: this machine has {devices_found}, numbered from 0")
     try:
         return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -165,7 +165,7 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
         close_matches = get_close_matches(section, state.sections, n=1)
         listed = ", ".join("#" + name for name in state.sections)
         inventory = f"the sections are {listed}" if state.sections[1:] else f"the only section is {listed}"
-        inventory = inventory if state.sections else "it contains no tensors"
+        inventory = inventory if state.sections else "the checkpoint contains no tensors"
         hint = f"did you mean #{close_matches[0]}?" if close_matches else inventory
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
     tensors = tuple(tensor for tensor in state.tensors if tensor.section in matching)

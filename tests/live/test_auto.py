@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "another type": (
         {"model_type": "gpt2"},
-        "model_type is 'gpt2', but BertModel needs 'bert'",
+        "model_type is 'gpt2', but BertModel needs 'bert'; name another class",
     ),
     "endless": (
         {"num_hidden_layers": 10**9},

@@ -497,7 +497,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ("cfg=torch", "torch is not a class or a value in net.py"),
         ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),
         ("cfg=relu", "relu is not defined in net.py; write a string in quotes: 'relu'"),
-        ("cfg=Config()", "Config: missing a required argument: 'size'; it takes size, depth, inner"),
+        ("cfg=Config()", "Config: missing a required argument: 'size'; Config takes size, depth, inner"),
         ("cfg=Config(sise=3, size=2)", "Config: got an unexpected keyword argument 'sise'"),
         ("cfg=Config.size.real", "Config.size.real is not a class or a value in net.py"),
     ],

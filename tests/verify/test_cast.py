@@ -85,7 +85,7 @@ def test_half_leaves_complex_numbers_alone():
 )
 def test_what_torch_casts_no_module_to_is_refused(text, why):
     """One line that names dtypes to write."""
-    with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; float64"):
+    with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; use float64"):
         sample(Name.CAST, "net:Net", dtype=text)
 
 

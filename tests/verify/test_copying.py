@@ -203,7 +203,7 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
     assert rules(check) == {"kept": "non-leaf-attribute"}
     assert check.findings[0].help.startswith("store the tensor with .detach()")
     what = f"kept: computed by autograd ({operation}), not a leaf tensor"
-    assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises"
+    assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises an error"
     check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
@@ -283,7 +283,7 @@ def test_an_attribute_that_cannot_be_copied_is_named():
     check = of_source(Name.COPY, body)
     assert rules(check) == {"l.guards": "not-copyable"}
     assert check.findings[0].message == (
-        "l.guards: cannot pickle '_thread.lock' object, so copy.deepcopy of the model raises"
+        "l.guards: cannot pickle '_thread.lock' object, so copy.deepcopy of the model raises an error"
     )
 
 

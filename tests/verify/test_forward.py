@@ -428,7 +428,7 @@ def test_what_cannot_be_pretended_is_inconclusive():
     check = forward.prove(live(lambda: Plain(odd), (3,)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "which a fake CUDA device does not have" in check.reason
-    assert "in place, which the simulated CUDA device cannot do" in check.reason
+    assert "in place, which a fake CUDA device cannot do" in check.reason
 
 
 def test_without_inputs_it_is_skipped():

@@ -91,6 +91,6 @@ def test_a_shape_that_changes_in_place_is_refused():
     """A wrapper cannot change its shape: it says so, and does not go on with a wrong one."""
     with (
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
-        pytest.raises(NotImplementedError, match="the simulated CUDA device cannot do"),
+        pytest.raises(NotImplementedError, match="a fake CUDA device cannot do"),
     ):
         there(2, 3).t_()

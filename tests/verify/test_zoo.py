@@ -124,7 +124,7 @@ def test_a_weight_that_forward_leaves_behind_cannot_be_copied(name):
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(module)
     (found,) = check(name, Name.COPY).findings
-    assert found.message.endswith("so after a forward copy.deepcopy of the model raises")
+    assert found.message.endswith("so after a forward copy.deepcopy of the model raises an error")
     assert "before copying" in found.help
 
 

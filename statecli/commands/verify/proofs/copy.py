@@ -247,7 +247,7 @@ class _Proof:
                     continue
                 points_back = name not in cells and _share_storage(self._tensors[name], copied_tensors[name])
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
-                message = "still uses the memory of the original" if points_back else f"no longer tied to {first}"
+                message = "still points to the memory of the original" if points_back else f"no longer tied to {first}"
                 cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 tie = self._ties_broken_by_move.get(name)
                 severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else Severity.ERROR
