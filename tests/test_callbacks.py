@@ -125,6 +125,13 @@ def test_an_update_that_rounding_removes_is_named():
     assert lines == ["a got no update: the update is too small for the precision of bfloat16"]
 
 
+def test_updates_that_are_all_rounded_away_are_not_called_zero():
+    """The learning rate and the gradients are small numbers."""
+    model = nn.ParameterDict({"a": torch.ones(3, dtype=torch.bfloat16)})
+    lines = train(model, torch.optim.SGD(model.parameters(), 1e-4), loss=lambda m: m["a"].sum() ** 2)
+    assert lines == ["no parameter got an update in step 1: the gradient or the learning rate is zero or too small"]
+
+
 def test_a_finding_warns_or_raises():
     """`fail=True` ends the training."""
     with pytest.warns(StatecliWarning, match="statecli: adapter"):

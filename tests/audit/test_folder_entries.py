@@ -227,7 +227,7 @@ def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
     (folder / "root" / ".git").mkdir(parents=True)
     save_harmful(folder / "elsewhere" / "a.pt")
     os.symlink("../../elsewhere", "root/.git/step9")
-    assert "is a link to a folder that holds checkpoints outside of this one" in list_failed("root")["step9"]
+    assert "is a link to a folder with checkpoints outside of the target" in list_failed("root")["step9"]
 
 
 def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):

@@ -336,7 +336,10 @@ def test_a_section_of_it_is_not_there(statecli):
     """And the error says why there is none."""
     torch.save({"model": {}}, "a.pt")
     result = statecli("audit", "a.pt#model")
-    assert (result.code, result.err) == (2, "statecli: a.pt: has no section 'model'; the checkpoint contains no tensors\n")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: a.pt: has no section 'model'; the checkpoint contains no tensors\n",
+    )
 
 
 class _Evil:
