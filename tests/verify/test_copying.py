@@ -298,4 +298,4 @@ def test_a_view_of_a_parameter_is_one_mistake():
     """An attribute with the first row of a weight is reported as a stale view, also where deepcopy refuses it."""
     check = copied("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
     assert rules(check) == {"row": "stale-view"}
-    assert cell(check, "copied", "l.weight").reason.startswith("row: a result of SelectBackward0")
+    assert cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")
