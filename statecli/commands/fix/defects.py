@@ -130,7 +130,7 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
 #: Source lines in a help, which the defect has as its own.
 _PLACES = re.compile(r"^\S+:\d+: |; assigned at \S+:\d+$")
 #: The advice for a cache of forward begins so.
-_CREATED_EARLIER = recreated_by_forward.HELP.partition(":")[0]
+_CREATED_EARLIER = recreated_by_forward.HELP.partition("{")[0]
 _CREATED_AT = re.compile(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
 #: Each cause, with the test of a finding and its row; the first that holds is chosen.
 _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
