@@ -109,15 +109,15 @@ MANUALS: dict[str, Manual] = {
             Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
         ),
         {
-            0: "Nothing differs, or the options allow all differences (--ignore, --atol, --only, --frozen, --changed).",
-            1: "Tensors or metadata differ. With --only, --frozen or --changed: the options do not allow a difference, "
-            "or an expected change is missing.",
+            0: "Nothing differs, or the options allow all differences.",
+            1: "Tensors or metadata differ. With --only, --frozen, --changed, --cast or --adapter: a difference is "
+            "not allowed, or an expected change is missing.",
             2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
         },
     ),
     "verify": Manual(
         (
-            Example("statecli verify net.py:Net --device fake-cuda", "Run all proofs without a GPU."),
+            Example("statecli verify net.py:Net --device fake-cuda", "Run the default proofs without a GPU."),
             Example(
                 "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one proof."
             ),
@@ -198,11 +198,14 @@ MANUALS: dict[str, Manual] = {
             Example("statecli log checkpoints/", "Show a line for each checkpoint of a run."),
             Example("statecli log 'checkpoints/*.pt' --top 5", "Show the five modules that changed most."),
             Example("statecli log checkpoints/ -f html -o run.html", "Write a page with plots over the steps."),
-            Example("statecli log checkpoints/ --fail-on warning", "Fail for warnings too: a tensor became NaN."),
+            Example(
+                "statecli log checkpoints/ --fail-on warning",
+                "Fail for warnings too, such as a new NaN.",
+            ),
         ),
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches the severity of --fail-on, such as a tensor that became NaN.",
+            1: "A finding reaches the severity of --fail-on, such as a tensor that became NaN with --fail-on warning.",
             2: f"A checkpoint or a tensor could not be read, there is no checkpoint, {_WRONG_LINE}",
         },
     ),
@@ -225,12 +228,15 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli resume-check train.py::main", "Train 4 steps, resume from step 2, and compare."),
             Example("statecli resume-check train.py::main --report junit=resume.xml", "Also write JUnit for CI."),
-            Example("statecli resume-check train.py::main --steps 20 -f json", "Resume from step 10, as JSON."),
+            Example(
+                "statecli resume-check train.py::main --steps 20 -f json",
+                "Resume from step 10; print JSON.",
+            ),
         ),
         {
             0: "The resumed training is the same as the one without an interruption.",
             1: "Some state is not restored. Each finding shows the missing line of the script.",
-            2: f"The script fails, two equal runs of the script differ (add a seed), {_WRONG_LINE}",
+            2: f"The script fails, two runs with the same arguments differ (add a seed), {_WRONG_LINE}",
         },
     ),
     "watch": Manual(
@@ -334,7 +340,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli config", "Print the configuration of the current folder."),
             Example("statecli config --config ci.toml", "Print the configuration of a file."),
-            Example("statecli config -f json", "Print the configuration as JSON, with the file of each key."),
+            Example("statecli config -f json", "Print the configuration as JSON, with the file that sets each key."),
         ),
         {0: "The configuration was printed.", 2: f"The configuration file is wrong or unreadable, {_WRONG_LINE}"},
     ),

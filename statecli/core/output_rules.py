@@ -10,9 +10,8 @@ NOT_CHECKED = Rule(
     "outputs",
     ("audit",),
     Severity.NOTE,
-    summary="No rule has checked some of the files or tensors.",
-    why="the exit status does not cover these files and tensors: an audit without findings may have skipped a broken "
-    "tensor.",
+    summary="Some files, tensors or values were not checked by any rule.",
+    why="the exit status does not cover them: an audit without findings may have skipped a broken tensor.",
     example="the values of 12 tensors were not read, because the file is larger than the default limit.",
     fix="add the option that the note names, such as `--values`, or audit the file by its own name.",
 )

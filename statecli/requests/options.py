@@ -134,7 +134,7 @@ AsClass = Annotated[
     Option(
         ("--class",),
         "Build the model class that config.json names, and do not read the weights. Use this for a folder or "
-        "repository that has both.",
+        "repository that has both a config.json and weights.",
         argument="as_class",
         group=Group.PROCESS,
     ),
@@ -243,15 +243,16 @@ def _set_format_of_suffix(options: "OutputOptions | RulesOptions | ConfigOptions
         msgspec.structs.force_setattr(options, "output_format", forms(form))
 
 
-_OUTPUT_FORMAT = Option(
-    ("--output-format", "-f"),
-    "Write the result in this format. By default, the suffix of -o FILE decides (html, json, jsonl, csv, md, sarif); "
-    "otherwise a terminal gets a table, and a pipe gets plain rows.",
-    "FORMAT",
-    Group.OUTPUT,
-)
-OutputFormat = Annotated[Output | None, _OUTPUT_FORMAT]
-ListFormat = Annotated[ListOutput | None, _OUTPUT_FORMAT]
+def _build_format_option(suffixes: str, default: str) -> Option:
+    text = (
+        f"Write the result in this format. By default, the suffix of -o FILE decides ({suffixes}); otherwise {default}."
+    )
+    return Option(("--output-format", "-f"), text, "FORMAT", Group.OUTPUT)
+
+
+_ROWS = "a terminal gets a table, and a pipe gets plain rows"
+OutputFormat = Annotated[Output | None, _build_format_option("html, json, jsonl, csv, md, sarif", _ROWS)]
+ListFormat = Annotated[ListOutput | None, _build_format_option("html, json, jsonl, csv, md", _ROWS)]
 OutputFile = Annotated[
     str | None, Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT)
 ]
@@ -478,8 +479,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--spectra",),
-            "Add the singular values of the model's matrices to JSON and HTML. Takes about a minute at most, with the "
-            "smallest matrices first, and includes --stats.",
+            "Add the singular values of the model's matrices to JSON and HTML. Starts with the smallest matrix, and "
+            "leaves out the matrices that are not done after about a minute. Includes --stats.",
         ),
     ] = False
     parts: Annotated[
@@ -542,8 +543,8 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--spectra",),
-            "Show the singular values of the matrices. Takes about a minute at most, with the smallest matrices first, "
-            "and includes --stats.",
+            "Show the singular values of the matrices. Starts with the smallest matrix, and leaves out the matrices "
+            "that are not done after about a minute. Includes --stats.",
         ),
     ] = False
     verbose: Verbose = False
@@ -860,7 +861,7 @@ RunTargets = Annotated[
 
 
 class LogOptions(OutputOptions, frozen=True, kw_only=True):
-    """Print a line for each checkpoint of a training run. Each line has the norm, the relative change and new NaN."""
+    """Print a line for each checkpoint of a training run. Each line has the norm of the weights and their change."""
 
     targets: RunTargets
     fail_on: FailOn = Severity.ERROR
@@ -878,7 +879,7 @@ class LogOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class BisectOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find the first checkpoint of a run where a condition holds. Uses binary search: the condition must stay true."""
+    """Find the first checkpoint of a run where a condition holds. Once true, it must stay true."""
 
     targets: RunTargets
     first: Annotated[
@@ -1024,7 +1025,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the configuration of audit, with the file of each key."""
+    """Print the configuration of audit, with the file that sets each key."""
 
     config: Config = None
     no_config: NoConfig = False

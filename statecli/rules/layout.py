@@ -53,7 +53,7 @@ def trailing_bytes(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, _needs_file)
 def unused_bytes(subject: Subject) -> Iterator[Issue]:
-    """The file holds bytes that no loader reads.
+    """The file holds bytes that the loader of its format does not read.
 
     Why: these bytes take space in every copy, and everyone who has the file can read them. They may be weights that
     were removed from the pickle but not from the archive. They may also be a hidden file, which another library may

@@ -156,7 +156,7 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def unknown_global(subject: Subject) -> Iterator[Issue]:
-    """Loading the file imports a class or function that is not on the allow-list of torch and plain-data types.
+    """Loading the file imports a class or function that is not on statecli's list of harmless names.
 
     Why: statecli does not know whether the class or function is safe. Loading the file imports its package and runs its
     code, and fails if the package is missing or has another version. `torch.load` refuses the file by default; with
@@ -227,7 +227,7 @@ def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle, or an archive of pickles, could not be scanned to its end.
 
     Why: the part that was not scanned may run code when the file is loaded. Attackers write pickles that end too early,
-    decompress without end or give a wrong position, so that scanners give up and report nothing. Or they write frames
+    decompress without end or give wrong offsets, so that scanners give up and report nothing. Some pickles have frames
     that no pickler writes, so that two unpicklers read different opcodes from the same bytes.
 
     Example: a `data.pkl` of 200 KB that inflates to 200 MB; a pickle that calls a function and then ends in the middle.

@@ -85,9 +85,10 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
 def tied_tensors(subject: Subject) -> Iterator[Issue]:
     """Several names refer to one tensor (tied weights).
 
-    Why: a change to one name changes all of them, also after loading. safetensors keeps one of the names and needs the
-    class to tie the others again. A tool that copies tensor by tensor unties the weights and doubles their bytes.
-    The rule reports only tensors of models, not tensors of an optimizer, a scheduler or a callback.
+    Why: a change to one name changes all of them, also after loading. `safetensors.torch.save_model` stores only one of
+    the names, and the class must tie the others again after the load. A tool that copies tensor by tensor unties the
+    weights and doubles their bytes. The rule reports only tensors of models, not tensors of an optimizer, a scheduler
+    or a callback.
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 

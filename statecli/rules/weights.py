@@ -93,9 +93,9 @@ def outlier(subject: Subject) -> Iterator[Issue]:
 
     Why: training does not produce such a value. Its cause is a flipped bit of an exponent, faulty memory or a faulty
     disk, or an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.
-    For each block of 512 kB, the rule takes the fourth largest absolute value of a sample: one element in 61, or every
-    element of a small tensor. The largest of these numbers is the typical size, with which the rule compares the
-    largest absolute value of the tensor. The rule checks floating-point parameters of 64 elements or more, but not
+    The rule samples one element in 61 of each block of 512 kB (of a small tensor, every element), and takes the fourth
+    largest absolute value of each sample. The maximum of these numbers is the reference size. The rule compares it with
+    the largest absolute value of the tensor. The rule checks floating-point parameters of 64 elements or more, but not
     masks, buffers and optimizer states. A region of many damaged values is not an outlier.
     The rule has no finding on 204 sound checkpoints of transformers and torch, with random weights and after three
     steps of training (`benchmarks/honest_checkpoints.py`).
