@@ -480,7 +480,10 @@ class FileScan:
         hazards = scanner.find_hazards(keys_are_source=has_inputs)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
-        misfit = self._find_misfit(piece, scanner.persistent)
+        try:
+            misfit = self._find_misfit(piece, scanner.persistent)
+        except OutOfSteps as error:
+            misfit, scanner.unfollowed = None, scanner.unfollowed or error
         if misfit is not None:
             hazards = (*hazards, misfit)
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():

@@ -1025,7 +1025,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the configuration of audit, with the file that sets each key."""
+    """Print the settings of audit, and which file sets each setting."""
 
     config: Config = None
     no_config: NoConfig = False
