@@ -127,7 +127,7 @@ def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
     model = Locked()
     found = row(model)
     assert (found.kind.value, found.saved, found.moves) == ("unregistered", False, None)
-    assert "a copy of the model has it as a buffer" in found.note
+    assert "a copy of the model has the tensor as a buffer" in found.note
     (check,) = statecli.verify(model, checks="move").checks
     assert check.verdict.value == "inconclusive"
     assert check.columns[0].cells["fc.weight"].verdict.value == "passed"
