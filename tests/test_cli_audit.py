@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from statecli.core.documentation import rule_url
+from statecli.core.rule import FORMER_NAMES
 from statecli.render import Output
 from statecli.report import View
 from statecli.report.documents.schemas import DOCUMENTS
@@ -402,6 +403,18 @@ def test_a_rule_is_explained(statecli):
         assert " ".join(rest).split() == [*rule.explanation.split(), rule_url(rule.name)]
         longest = max(80, *map(len, rule.explanation.split()), len(rule_url(rule.name)))
         assert max(map(len, result.out.splitlines())) <= longest, rule.name
+
+
+@pytest.mark.parametrize("former", ["cannot-tell", "lost-by-move", "module-size-mismatch", "other-lines"])
+def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
+    """`rules` says the present name, and options take the former one."""
+    result = statecli("rules", former)
+    present = next(new for new, name in FORMER_NAMES.items() if name == former)
+    assert (result.code, result.out.startswith(f"{present} (")) == (0, True)
+    assert result.err.endswith(f"that had this name are now called {present}\n")
+    command = "audit" if former == "module-size-mismatch" else "verify"
+    if former != "other-lines":  # explain has no option for rules
+        assert not statecli(command, "torch.nn:Linear(2, 2)", "--ignore", former).err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Origin, Place
 from statecli.core.severity import decide_severity
 
-#: Present name -> the name that findings had before, which meant two things. Fingerprints keep the former name.
+#: Present name -> the name that findings had before. Fingerprints keep the former name, and options take it.
 FORMER_NAMES: dict[str, str] = {
     "untied-by-move": "broken-tie",
     "untied-by-copy": "broken-tie",

@@ -29,6 +29,9 @@ def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
     known = {rule.name: rule for rule in rules}
+    present = next((new for new, former in FORMER_NAMES.items() if former == name and new in known), name)
+    if name not in known and present != name:
+        return known[present]
     if name not in known:
         near = get_close_matches(name.lower(), known, n=3)
         listed = (
@@ -44,8 +47,9 @@ def describe_former_name(name: str) -> str | None:
     renamed = [DICTIONARY[new] for new, former in FORMER_NAMES.items() if former == name]
     if not renamed:
         return None
-    # audit reports these rules under their present names alone.
-    reporters = dict.fromkeys(command for rule in renamed for command in rule.commands if command != "audit")
+    reporters = dict.fromkeys(command for rule in renamed for command in rule.commands)
+    if name in DICTIONARY:  # audit always reported these rules under their present names
+        reporters.pop("audit", None)
     commands = " and ".join(reporters)
     new_names = " or ".join(rule.name for rule in renamed)
     return f"{name}: findings of {commands} that had this name are now called {new_names}"
