@@ -171,7 +171,7 @@ class Machine(MachineState):
         except IndexError as error:
             if pos >= size and op != _STOP:  # the last byte, if a point, may be an argument
                 raise self.make_truncated_error() from error
-            raise self.make_error(pos, "an instruction needs more values than the pickle has stored") from error
+            raise self.make_error(pos, "an instruction needs more values than the stack has") from error
         except struct.error as error:
             raise self.make_truncated_error() from error
         return pos

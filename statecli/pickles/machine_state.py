@@ -106,7 +106,7 @@ class MachineState:
         """Return the error for an opcode before byte `pos` not followed by statecli."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
-    def make_truncated_error(self, text: str = "the pickle ends in the middle") -> TruncatedPickle:
+    def make_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
         """Return the error for truncated bytes."""
         return TruncatedPickle(f"{self.label} is truncated: {text} (byte {len(self.data)})")
 
@@ -116,7 +116,7 @@ class MachineState:
 
     def make_misframed_error(self, pos: int, text: str) -> MisframedPickle:
         """Return the error for opcodes before byte `pos` that violate their frame."""
-        why = f"the pickle is damaged or edited: {text}, which Python's pickle never writes"
+        why = f"the pickle is damaged or edited: {text}; Python's pickle never writes this"
         return MisframedPickle(str(self.make_unsupported_error(pos, why)))
 
     def end_frame(self, pos: int) -> int:
@@ -199,7 +199,7 @@ class MachineState:
         if type(args) is not tuple:
             raise self.make_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
         if type(function) not in CALLABLE_TYPES:
-            raise self.make_error(pos, f"a call needs a function or class, but found {describe(function)}")
+            raise self.make_error(pos, f"expected a function or class to call, found {describe(function)}")
         self.object_count += 1
         self.count_held_values(args, pos)
         return Obj(function, args, how)

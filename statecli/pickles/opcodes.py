@@ -382,8 +382,8 @@ def do_stack_global(m: MachineState, pos: int) -> int:
 def do_extension(m: MachineState, pos: int) -> int:
     raise m.make_unsupported_error(
         pos,
-        "the pickle names a class only by a number (copyreg extension code), so the loading program decides which "
-        "class this is",
+        "the pickle refers to a class only by a number (copyreg extension code), so the loading program decides "
+        "which class this is",
     )
 
 

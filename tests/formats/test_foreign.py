@@ -80,11 +80,11 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "JSON error": (b'{"error":"Access denied"}', "is a JSON error message: the download failed"),
     "JSON": (
         b'{"architectures": ["BertModel"]}',
-        "is a JSON document; to read a sharded checkpoint, name its *.index.json file or its folder",
+        "is a JSON document; to read a sharded checkpoint, give its *.index.json file or its folder",
     ),
     "JSON list": (
         b"[1, 2, 3, 4]",
-        "is a JSON document; to read a sharded checkpoint, name its *.index.json file or its folder",
+        "is a JSON document; to read a sharded checkpoint, give its *.index.json file or its folder",
     ),
     "text": (b"Entry not found", "is not a checkpoint (text file)"),
     "long text": ("déjà vu ".encode() * 100, "is not a checkpoint (text file)"),
@@ -126,7 +126,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
         "storages (a pickle at byte 3584): the pickle is damaged: an instruction "
-        "needs more values than the pickle has stored (byte 0)",
+        "needs more values than the stack has (byte 0)",
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
