@@ -68,7 +68,10 @@ class ModuleFinder:
         file = None if mention.misuse else next(filter(None, files_of_modules), None)
         if file is None:
             return mention
-        why = f"Python may import from {quoting.quote(file)}, a file in the same folder or a parent folder"
+        why = (
+            f"Python may import from {quoting.quote(file)}, a file in the folder of the checkpoint or in a parent "
+            "folder"
+        )
         return structs.replace(mention, misuse=why)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:

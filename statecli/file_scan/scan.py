@@ -82,12 +82,12 @@ _NUMPY = b"\x93NUMPY"
 _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
 #: Records with constants of a program of torch.export, which may be Python objects that the program uses.
 _PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
-_USED_BY_CODE = "a Python object; the code of the program may call its methods and read its attributes"
+_USED_BY_CODE = "a Python object; the code of the program may call the methods of this object and read its attributes"
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
 #: Storages over other memory, and what to do about them.
-_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}: a load in C++ reads other memory of the process"
+_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
 _MISFIT_HELP = "do not load the file; ask who published it"
 _OBJECT_HELP = "export the program again without Python objects, or ask who published the file"
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
@@ -279,13 +279,13 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
 _TEXT_HELP = "remove the file unless you trust its author"
 _MSGPACK_USE = (
-    "libraries such as RLlib read the file as msgpack because of its name, but statecli checked it as safetensors"
+    "libraries such as RLlib read the file as msgpack because of its name, but statecli checked the file as safetensors"
 )
 _MSGPACK_HELP = "rename the file to .safetensors"
 _CACHE_USE = "reads the file as a cache of compiled code and unpickles its contents"
 _CACHE_HELP = "do not load the file as a cache unless you created it"
 _ZIP_HELP = "save the tensors again in a new file, and ask who published this file"
-_UNPACKS = "the file is a zip archive of one file, {}, and torch.hub overwrites a file of this name in its cache folder"
+_UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 _FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
@@ -354,8 +354,8 @@ class FileScan:
         if packed:
             self._add_unread(
                 whole,
-                f"statecli cannot read {len(packed)} of the items, which are stored with the transform "
-                f"{quoting.names(packed[0].transforms)}",
+                f"statecli cannot read {len(packed)} of the values: the save transformed them with "
+                f"{quoting.names(packed[0].transforms)}, which statecli cannot reverse",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -585,13 +585,13 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}, but statecli read only the members at their usual places: {error}")
+            self._add_unread(piece, f"{_TAR}, but statecli may have missed some members: {error}")
             self._salvage_tar(region)
             return
         if unread is not None:
             self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}, which torch.save did not write")
+            self._add_unread(piece, f"{_TAR}, but torch.save did not write the archive")
         for span in spans:
             part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
@@ -872,7 +872,9 @@ class FileScan:
         piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied, records)
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
-            self._add_unread(piece, "the record ends with a zip archive, so loaders disagree on its content")
+            self._add_unread(
+                piece, "the record ends with a zip archive, so different programs may load different contents"
+            )
             self._scan_archive(piece._replace(hidden=True, depth=depth + 1))
         if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:

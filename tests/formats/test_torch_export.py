@@ -408,8 +408,8 @@ WRONG = {
     "pickles in a number": ({"use_pickle": 1}, "its use_pickle is 1, not a bool"),
     "pickles in words": ({"use_pickle": "false"}, "its use_pickle is 'false', not a bool"),
     "a parameter in a number": ({"is_param": 1}, "its is_param is 1, not a bool"),
-    "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is not an object but None"),
-    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is not an object but a list"),
+    "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is not a JSON object but None"),
+    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is not a JSON object but a list"),
 }
 
 
@@ -496,7 +496,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         ("archive_version", b"7", "archive_version record says '7': written by a newer torch; statecli knows '0'"),
         ("archive_format", b"pt3", "archive_format record says 'pt3'; statecli knows only 'pt2'"),
         (".data/version", b"11", "version record says 11: written by a newer torch; statecli knows up to 10"),
-        (CONFIG, b"{}", f"{CONFIG} has no object under 'config'"),
+        (CONFIG, b"{}", f"{CONFIG} has no JSON object under 'config'"),
         (CONFIG, b"{", f"{CONFIG} is not valid JSON"),
         (CONFIG, b'{"config": {"a": {}, "a": {}}}', f"{CONFIG} names 'a' twice"),
         ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
@@ -594,7 +594,7 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
 def test_a_name_among_both_is_refused(parts, tmp_path, line):
     """Which of them counts cannot be told."""
     path = built(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
-    assert line(path).endswith("is in the weights and also in the constants; each name must be in one of them")
+    assert line(path).endswith("is in both the weights and the constants; expected only one of the two")
 
 
 def _json(document) -> bytes:
@@ -1642,7 +1642,9 @@ def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
     """The code of the program may call any of its methods; plain data has none that do harm."""
     records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle.dumps(value, 2)}
     found = [
-        rule for rule, message in findings(built(tmp_path / "a.pt2", records)) if "may call its methods" in message
+        rule
+        for rule, message in findings(built(tmp_path / "a.pt2", records))
+        if "may call the methods of this object" in message
     ]
     assert found == ["unsafe-data"] * count
 
@@ -1676,7 +1678,9 @@ def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, co
     """torch takes whatever a record of constants holds for a constant, and may compile its repr()."""
     data = _saved({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
     found = findings(built(tmp_path / "a.pt2", {**parts, name: data}))
-    assert [rule for rule, message in found if "may call its methods" in message] == ["unsafe-data"] * count
+    assert [rule for rule, message in found if "may call the methods of this object" in message] == [
+        "unsafe-data"
+    ] * count
 
 
 def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, tmp_path):
@@ -1695,7 +1699,7 @@ def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path
         archive.writestr("serialized_exported_program.json", "{}")
         archive.writestr("serialized_constants.pt", _saved({"c": Partial("sum")}))
     pickles = scan_pickles(str(path))
-    assert any("may call its methods" in hazard.text for pickle in pickles for hazard in pickle.hazards)
+    assert any("may call the methods of this object" in hazard.text for pickle in pickles for hazard in pickle.hazards)
 
 
 def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
