@@ -84,7 +84,8 @@ class Flow:
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
                 self.note_misuse(
                     unbuilt,
-                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call, which may read random memory",
+                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call; this call may read random "
+                    "memory",
                 )
         if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
             self._uninitialized[id(call)] = call
@@ -98,7 +99,7 @@ class Flow:
             for unbuilt in self._uninitialized.values():
                 self.note_misuse(
                     unbuilt,
-                    f"{expected_calls.UNINITIALIZED} when the pickle hashes objects, which may read random memory",
+                    f"{expected_calls.UNINITIALIZED} when the pickle hashes objects; hashing may read random memory",
                 )
 
     def get_root(self, value: Value) -> Global | None:
@@ -117,18 +118,18 @@ class Flow:
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
                 self._dtype_by_fields[id(target)],
-                "has its fields changed after its creation, which numpy never writes; numpy may read other memory",
+                "gets other fields after its creation; numpy never writes this, and may read memory outside the array",
             )
         elif type(target) is Persistent:
             self.note_misuse(
                 target,
-                "is the type of a storage that the pickle modifies, which torch.save never writes; the "
-                "loaded values may differ from the shown values",
+                "is the type of a storage that the pickle modifies; torch.save never writes this, and the loaded "
+                "values may differ from the shown values",
             )
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "has its state set a second time, which runs one of its own methods")
+                self.note_misuse(root, "gets its state a second time; this runs a method of its class")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (
@@ -137,7 +138,7 @@ class Flow:
                 or expected_calls.may_return_shared_object(name)
             ):
                 self.note_misuse(
-                    root, "returns an object that the whole process shares, and the pickle changes that object"
+                    root, "returns an object that the whole process shares, and the pickle changes this object"
                 )
 
     def add_state(self, target: Value, state: Value) -> None:
@@ -159,12 +160,12 @@ class Flow:
         elif name.startswith(expected_calls.ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
             self.note_misuse(
                 root,
-                "is restored from a state that is not an array's, or has a wrong number of elements; numpy "
-                "may read other memory",
+                "is restored from a state that no array has, or has a wrong number of elements; numpy may read "
+                "memory outside the array",
             )
         elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
-                self.note_misuse(root, "has data that a call computes, so statecli cannot check the data")
+                self.note_misuse(root, "has data that is computed during loading, so statecli cannot check the data")
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
@@ -226,8 +227,8 @@ class Flow:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(
                     root,
-                    "is restored from numbers that make torch crash or access other memory when torch packs "
-                    "the weights",
+                    "is restored from invalid numbers, so torch may crash or access memory outside the weights when "
+                    "it packs the weights",
                 )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
@@ -256,8 +257,8 @@ class Flow:
                 if type(part) is Obj:
                     self.note_misuse(
                         part,
-                        "computes the key of a storage, where torch.save writes text: statecli cannot tell "
-                        "which data is loaded",
+                        "computes the key of a storage during loading; torch.save never writes this, and statecli "
+                        "cannot tell which data is loaded",
                     )
 
     def _keep_computed(self, data: bytes | None) -> None:
@@ -271,13 +272,14 @@ class Flow:
         """Check arguments trusted by C code to be as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(
-                call.cls, "has an error position outside its text, so printing this exception may show other memory"
+                call.cls,
+                "has an error position outside its text, so printing this exception may read memory outside the text",
             )
         if not dates.has_valid_value(name, call):
             self.note_misuse(
                 call.cls,
-                "is built from bytes that are not a valid date or time; datetime does not check them and may "
-                "read other memory",
+                "is built from bytes that are not a valid date or time; datetime does not check the bytes and may "
+                "read memory outside its tables",
             )
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(
@@ -296,8 +298,8 @@ class Flow:
         elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
-                "is given a value of another dtype than the stated one; numpy may use bytes of the file as "
-                "memory addresses",
+                "is given a value of another dtype than the call declares; numpy may use bytes of the file as memory "
+                "addresses",
             )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
@@ -321,8 +323,8 @@ class Flow:
         if call.kwargs and is_clean(name):
             self.note_misuse(
                 call.cls,
-                "is called with keyword arguments, which torch.save never writes here; these arguments may "
-                "change what the call does",
+                "is called with keyword arguments; torch.save never writes this, and the arguments may change the "
+                "effect of the call",
             )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in expected_calls.ARRAY_CLASSES:
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
@@ -364,8 +366,8 @@ class Flow:
         if expected_calls.fills_mapping(name, call):
             self.note_misuse(
                 call.cls,
-                "is created from a collection of items, which pickle never writes; statecli cannot check the "
-                "names in these items",
+                "creates a mapping from a collection of items; pickle never writes this, and statecli cannot "
+                "check the items",
             )
         self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
@@ -418,7 +420,7 @@ class Flow:
         """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
-            why = "functools.partial would call with arguments that are not plain data"
+            why = "is the function of a functools.partial whose arguments are not plain data"
             self.note_misuse(function[0], why)
 
     def _check_conversion(self, name: Global, args: tuple[Value, ...]) -> None:
@@ -495,18 +497,20 @@ class Flow:
         name = get_plain_name(root)
         if name not in expected_calls.ITEM_CONTAINERS and is_clean(name):
             self.note_misuse(
-                root, "is not a container, but the pickle adds items to this object, which calls one of its methods"
+                root, "is not a container, but the pickle adds items to this object, and so runs a method of the object"
             )
         elif call.items and name in expected_calls.HOLD_ELEMENTS:
             self.note_misuse(
                 root,
-                "is a sequence whose items the pickle sets by key, which torch.save never writes; the final "
+                "is a sequence, but the pickle sets its items by key; torch.save never writes this, and the final "
                 "items are unknown",
             )
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
-            self.note_misuse(root, "has an attribute whose name a call computes, so statecli cannot check the name")
+            self.note_misuse(
+                root, "has an attribute whose name is computed during loading, so statecli cannot check the name"
+            )
 
     def _check_build(self, target: Obj, state: Value) -> None:
         root = self.get_root(target)
@@ -530,18 +534,19 @@ class Flow:
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
                 root,
-                "is restored from a state that overwrites attributes of the exception, such as the position "
-                "in its text",
+                "is restored from a state that overwrites attributes of the exception, such as its error position",
             )
         if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
-            self.note_misuse(root, "is restored from a state that a call computes, so statecli cannot check the state")
+            self.note_misuse(
+                root, "is restored from a state that is computed during loading, so statecli cannot check the state"
+            )
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == expected_calls.ORDERED_DICT and any(
             type(part) is dict and part.keys() & expected_calls.METHODS_OF_DICT for part in parts
         ):
             self.note_misuse(
                 root,
-                "has an attribute with the name of one of its methods, so loaders may not see its real items",
+                "has an attribute with the name of a dict method, so loaders may not see its real items",
             )
         if (
             type(parts[-1]) is dict
@@ -572,7 +577,7 @@ class Flow:
             )
         if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
-                root, "is restored from a state that no hook has, which changes the ids of all hooks registered later"
+                root, "is restored from a state that no hook has; this changes the ids of all hooks registered later"
             )
         if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
             self.note_misuse(root, "is given an object instead of arrays and text, and calls methods of this object")
@@ -585,7 +590,9 @@ class Flow:
             name, state, self._get_root_name
         ):
             self.note_misuse(
-                root, "is restored from a state that numpy never writes; the next random draw may read other memory"
+                root,
+                "is restored from a state that numpy never writes; the next random draw may read memory "
+                "outside the state",
             )
         if name == "random.Random" and not random_states.is_python_state(state):
             self.note_misuse(
@@ -636,11 +643,11 @@ class Flow:
         is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and is_clean(name):
-                self.note_misuse(root, "has an attribute whose name a call computes, so statecli cannot check the name")
-            elif key in expected_calls.CLASS_ATTRIBUTES:
                 self.note_misuse(
-                    root, f"has its attribute {key} replaced by the pickle, so its methods may do something else"
+                    root, "has an attribute whose name is computed during loading, so statecli cannot check the name"
                 )
+            elif key in expected_calls.CLASS_ATTRIBUTES:
+                self.note_misuse(root, f"gets a new {key} from the pickle, so its methods may do something else")
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
@@ -658,7 +665,10 @@ class Flow:
                 ):
                     self.note_misuse(root, f"is given an object as its {key}, and calls methods of this object")
             elif self._hides_function(name, key, value) and is_clean(name):
-                self.note_misuse(root, f"has a function as its {quoting.name(str(key))}, which other code may call")
+                self.note_misuse(
+                    root,
+                    f"has a function as its attribute {quoting.name(str(key))}, and other code may call this function",
+                )
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if code finds the stored function as a method, or calls the function with other functions."""
@@ -671,7 +681,7 @@ class Flow:
 
     def _check_callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Check a value at the position where `caller` takes a function to call."""
-        why = f"is called by {name}, which pickle never writes"
+        why = f"is called by {name}; pickle never writes such a call"
         if type(value) is Global:
             called = get_plain_name(value)
             expected = expected_calls.EXPECTED_CALLEES.get((name, place))
@@ -753,9 +763,11 @@ class Flow:
             return
         text = self._text_of(key.value if type(key) is Key else key)
         if text is expected_calls.COMPUTED:
-            self.note_misuse(value, "is stored under a name that a call computes, so statecli cannot check the name")
+            self.note_misuse(
+                value, "is stored under a name that is computed during loading, so statecli cannot check the name"
+            )
         elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
-            self.note_misuse(value, f"is stored under the name {quoting.name(text)}, which Python may call")
+            self.note_misuse(value, f"is stored under the name {quoting.name(text)}, so Python may call it as a method")
 
     def _text_of(self, key: Value) -> str | None:
         """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""

@@ -109,7 +109,7 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 def describe_computed_text(where: str) -> Hazard:
     """Return the hazard of a text at a place that a loader uses, if only Python can tell the text."""
-    return Hazard(f"{where} is a text that a call computes when the file is loaded, so statecli cannot check the text")
+    return Hazard(f"{where} is a text that is computed during loading, so statecli cannot check the text")
 
 
 class _Path(NamedTuple):
@@ -129,11 +129,11 @@ def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
     if text is COMPUTED_TEXT:
         return _Path(None, describe_computed_text(where))
     if type(text) is not str or not (is_pathlib or is_plain_text(node)):
-        return _Path(None, Hazard(f"{where} is neither a text nor a path, but {use} the value as a path"))
+        return _Path(None, Hazard(f"{where} is neither a text nor a path, so statecli cannot check which file {use}"))
     steps.take(Budget.TEXT, len(text))
     if len(text) > _MAX_PATH_CHARACTERS:
-        why = f"has {len(text):,} characters, more than any path, so statecli does not check the text"
-        return _Path(None, Hazard(f"{where} {why}; {use} the value as a path"))
+        why = f"has {len(text):,} characters, more than any path, so statecli does not check which file {use}"
+        return _Path(None, Hazard(f"{where} {why}"))
     return _Path(text)
 
 

@@ -45,5 +45,5 @@ def check_class(where: str, name: str) -> Hazard | None:
 
 def describe_trust(where: str) -> Hazard:
     """Return the hazard of a configuration that trusts the code of a repository."""
-    what = f"{where} is set, so transformers runs Python files of the repository that the configuration names"
+    what = f"{where} is set, so transformers runs Python files from the model repository given in the configuration"
     return Hazard(what, help=_HELP)

@@ -242,8 +242,8 @@ CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
 UNINITIALIZED = "is still uninitialized"
 CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
 UNCHECKED_INDICES = (
-    "makes a sparse tensor with indices that torch and statecli cannot check; using this tensor may "
-    "overwrite other memory"
+    "makes a sparse tensor with indices that torch and statecli cannot check; using this tensor may overwrite memory "
+    "outside the tensor"
 )
 #: Keys and elements whose hash is computed of other values.
 COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])

@@ -85,7 +85,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
                 why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
                 if why:
-                    yield Misuse(target, f"{why}, and may read or overwrite other memory")
+                    yield Misuse(target, f"{why}, and may read or overwrite memory outside the tensors")
 
 
 #: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.
@@ -183,7 +183,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     name = target.removeprefix(_CALLERS)
     given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
     if any(entry.get("name") and _is_positional(entry) for entry in given):
-        yield "is given a positional argument that has a name, which torch never writes"
+        yield "is given a positional argument with a name; torch never writes this"
     positional = [entry.get("arg") for entry in given if _is_positional(entry)]
     for place in _GRAPH_PLACES.get(name, ()):
         if not _is_kind(positional[place : place + 1], "as_graph"):
@@ -242,7 +242,8 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
         value = place.value
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
             yield Misuse(
-                "torch.export.load", "finds a text or an object instead of a number, and may evaluate it as code"
+                "torch.export.load",
+                "finds a text or an object instead of a number, and may evaluate this value as code",
             )
             return
         if type(value) is not dict or isinstance(place.kind, DictOf):
@@ -363,13 +364,13 @@ def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
         weights, width = node.list_sizes("params"), node.get_sizes("input")
         states = node.list_sizes("hx") or [node.get_sizes("hx")]
         if not weights or None in weights or not width or None in states or not all(states):
-            return "has weights whose sizes the graph does not state"
+            return "has weights whose sizes the graph does not declare"
         hidden, projected = states[-1][-1], states[0][-1]  # type: ignore[index]  # no size is None
         count = (4 if node.is_true("has_biases") else 2) + (len(states) == 2 and hidden != projected)
         directions = 2 if node.is_true("bidirectional") else 1
         layers = [weights[at : at + count] for at in range(0, len(weights), count)]
         if len(layers) != directions * (node.get_number("num_layers") or 0):
-            return f"has {len(weights)} weights, which do not fit its number of layers"
+            return f"has {len(weights)} weights, which does not match its number of layers"
         for number, layer in enumerate(layers):
             columns = width[-1] if number < directions else _multiply(projected, directions)
             expected = [(_multiply(hidden, gates), columns), (_multiply(hidden, gates), projected)]
@@ -397,7 +398,7 @@ def _have_sizes(sizes: _Sizes | None, expected: _Sizes) -> bool:
 def _check_batch_norm(node: _Node) -> str | None:
     features = node.get_sizes("input")
     if not features or len(features) < 2:
-        return "normalizes a tensor whose sizes the graph does not state"
+        return "normalizes a tensor whose sizes the graph does not declare"
     for argument in ("weight", "bias", "running_mean", "running_var"):
         if node.get_name(argument) and not _have_sizes(node.get_sizes(argument), (features[1],)):
             return f"has a {argument} whose size is not {features[1]}, the number of channels of its input"
@@ -430,7 +431,7 @@ def _check_factory(node: _Node) -> str | None:
     sizes = tuple(size.get("as_int") if type(size) is dict else size for size in made)
     if _have_sizes(stated, sizes):
         return None
-    return "creates a tensor with other sizes than the graph states"
+    return "creates a tensor with other sizes than the graph declares"
 
 
 def _check_fourier(node: _Node) -> str | None:
@@ -445,7 +446,7 @@ def _check_group_norm(node: _Node) -> str | None:
     numbers = [node.get_number(name) for name in ("N", "C", "HxW", "group")]
     if all(number is None or 0 <= number < _MAX_NUMBER for number in numbers) and numbers[-1]:
         return None
-    return "has a number of groups or a size that torch does not check"
+    return "has an invalid number of groups or an invalid size that torch does not check"
 
 
 #: Operators of `aten` -> why their arguments are not what torch writes; None if they are.

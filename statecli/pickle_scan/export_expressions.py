@@ -216,7 +216,7 @@ def _measure_node(node: ast.AST) -> _Cost:
     elif isinstance(node, ast.Call):
         cost = _measure_call(node)
     elif isinstance(node, ast.Starred):
-        raise _Unmeasurable("unpacks the arguments of a function, which torch never writes")
+        raise _Unmeasurable("unpacks the arguments of a function with `*`; torch never writes this")
     else:
         cost = _measure_operation("", list(ast.iter_child_nodes(node)))
     if cost.degree > (_MAX_DEGREE_OF_SUM if cost.terms > 1 else _MAX_DEGREE):
@@ -389,7 +389,7 @@ def _report_name(text: str, judgement: Judgement) -> ProgramCall:
 
 
 def _report_source(text: str) -> ProgramCall:
-    why = f"treats {quoting.quote(text)} as source code or as compiler options, which torch never writes"
+    why = f"treats {quoting.quote(text)} as source code or as compiler options; torch never writes this"
     return ProgramCall(text, "torch._inductor", "compile", why, doer="compiling the program")
 
 
@@ -492,7 +492,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
         number = int(text.lstrip(string.ascii_letters))
     except ValueError:
         return None
-    why = f"counts one by one up to the number in the symbol {quoting.quote(text)}; this may hang"
+    why = f"counts one by one up to the number in the symbol name {quoting.quote(text)}; this may hang"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 

@@ -49,8 +49,8 @@ _NUMBERED_GLOBAL = "Unpickler.load_reduce"
 _CHANGED_BYTES = "Unpickler.load_appends"
 #: The unpickler in C refuses such a call.
 _OTHER_ARGUMENTS = (
-    "is called with an object instead of a tuple of arguments, which pickle never writes; statecli cannot "
-    "check the arguments"
+    "is called with an object instead of a tuple of arguments; pickle never writes this, and statecli cannot check "
+    "the arguments"
 )
 #: Tensors, and objects of C++, which only torch's own unpickler makes.
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLASS_PREFIX)
@@ -290,7 +290,7 @@ class Scanner(Machine):
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         found = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
-            why = "is a name of Python 2 in a pickle of Python 3, so Python imports a file of this name"
+            why = "is a Python 2 name in a Python 3 pickle, so Python imports any module file of this name"
             self.flow.note_misuse(found, why)
         return found
 

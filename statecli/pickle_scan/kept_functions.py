@@ -130,7 +130,7 @@ class Attributes:
         else:
             is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
         if not is_named and any(map(self._may_be_called, values)):
-            return f"has a function as its {quoting.name(key)}, which other code may call"
+            return f"has a function as its attribute {quoting.name(key)}, and other code may call this function"
         return None
 
     def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
@@ -143,7 +143,7 @@ class Attributes:
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
                 return (
-                    f"has a {noun} in its {key} with a computed or special name such as __len__, so Python may "
+                    f"has a {noun} in its {key} whose name is computed or special, such as __len__, so Python may "
                     f"call this {noun}"
                 )
             if not fits(held):

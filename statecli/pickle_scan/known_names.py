@@ -418,7 +418,8 @@ _HARMS = {
     "codeop": "compiles any Python code",
     "commands": "runs shell commands",
     "copyreg._inverted_registry": (
-        "names a class only by a number (copyreg extension code), so the loading program decides which class this is"
+        "refers to a class only by a number (copyreg extension code), so the loading program decides which class "
+        "this is"
     ),
     "ctypes": "calls any C function",
     "cgitb": "runs code from its arguments",
@@ -463,18 +464,20 @@ _HARMS = {
     "pickle": "unpickles other data without any restriction",
     # In the name of these, opcodes that do what no pickler writes.
     "pickle.Unpickler.load_setitems": (
-        "sets a key or an element twice, which torch.save never writes; the loaded values may differ from the "
+        "sets a key or an element twice; torch.save never writes this, and the loaded values may differ from the "
         "shown values"
     ),
     "pickle.Unpickler.load_appends": (
-        "changes bytes after their creation, which torch.save never writes; statecli did not check the final bytes"
+        "changes bytes after creating them; torch.save never writes this, and statecli did not check the final bytes"
     ),
     "__torch__.torch.classes.aten.OpaqueObject": "unpickles its argument",
     "pickle.Unpickler.load_global": (
-        "imports TorchScript classes in the same pickle as _rebuild_from_type_v2, where torch.jit mistakes "
-        "one import for another"
+        "imports TorchScript classes in the same pickle as _rebuild_from_type_v2; torch.jit may use the wrong import "
+        "in such a pickle"
     ),
-    "pickle.Unpickler.load_reduce": "calls a number, which torch.jit reads as the index of an import in the pickle",
+    "pickle.Unpickler.load_reduce": (
+        "calls an integer as if it were a function; torch.jit reads the integer as the position of an import"
+    ),
     "pickle.Unpickler.persistent_load": "is given a persistent id that torch never writes, and may return any object",
     "_pickle": "unpickles other data without any restriction",
     "picklescan": "changes how pickles are checked",

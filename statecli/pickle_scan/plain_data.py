@@ -87,7 +87,7 @@ def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) ->
         if type(node) is Obj and node.state is not None:
             yield from walk.check_metadata(node)
         if type(node) is Obj and is_unknown_mapping(node):
-            why = "a dict whose entries statecli cannot list, because a call computes them when the file is loaded"
+            why = "a dict whose entries are computed during loading, so statecli cannot list the entries"
             yield Hazard(f"{walk.describe_path(node) or 'the root'} is {why}")
 
 

@@ -33,7 +33,9 @@ _INTERNAL_NAMESPACES = frozenset(
     )
 )
 _INTERNAL_HARM = "is internal to torch, and may read or overwrite memory outside of tensors"
-_UNCHECKED_HARM = "uses sizes or indices that torch does not check, and may read or overwrite other memory"
+_UNCHECKED_HARM = (
+    "uses sizes or indices that torch does not check, and may read or overwrite memory outside the tensors"
+)
 #: Operators that do more than compute.
 _HARMS = {
     "aten::from_file": "maps a file into memory, and can create or overwrite this file",
@@ -41,12 +43,14 @@ _HARMS = {
     "prim::PythonOp": "calls Python code",
     "prim::IgnoredPythonOp": "calls Python code",
     "debugprims::load_tensor": "reads a file",
-    "higher_order::print": "formats a text from the file, which can read any attribute of any object",
-    "higher_order::wrap": "calls functions named in its arguments",
+    "higher_order::print": "formats a text from the file, and can so read any attribute of any object",
+    "higher_order::wrap": "calls functions whose names are in its arguments",
     "higher_order::flex_attention": "has arguments that torch writes into source code and compiles",
     "higher_order::flex_attention_backward": "has arguments that torch writes into source code and compiles",
     "higher_order::inline_asm_elementwise": "compiles and runs machine code from the file",
-    "aten::_reshape_alias": "makes a view whose strides torch does not check, and may read or overwrite other memory",
+    "aten::_reshape_alias": (
+        "makes a view whose strides torch does not check, and may read or overwrite memory outside the tensor"
+    ),
 }
 #: Operators that crashed the process for arguments which a program can make, and that torch writes into no program.
 _UNCHECKED = frozenset(
@@ -119,7 +123,8 @@ def describe_harm(operator: str) -> str | None:
         return _INTERNAL_HARM
     if _UNSAFE_SPARSE.fullmatch(operator):
         return (
-            "makes a sparse tensor with indices that torch does not check; using this tensor may overwrite other memory"
+            "makes a sparse tensor with indices that torch does not check; using this tensor may overwrite memory "
+            "outside the tensor"
         )
     if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
         return _UNCHECKED_HARM

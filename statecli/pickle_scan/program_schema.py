@@ -247,11 +247,11 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 }
 #: Class of torch's schema that is in no program -> why its texts reach no source.
 OTHER_RECORDS = {
-    "PayloadConfig": "its keys are looked up by the names in the signature, which are judged",
-    "PayloadMeta": "its path is joined to the name of a record, which the reader of the format opens",
-    "AOTInductorModelPickleData": "it belongs to a compiled model, which is reported as code",
-    "ExternKernelNodes": "it belongs to a compiled model, which is reported as code",
-    "ExternKernelNode": "it belongs to a compiled model, which is reported as code",
+    "PayloadConfig": "only the names in the signature select its keys, and statecli checks these names",
+    "PayloadMeta": "its path becomes part of a record name, and the reader of the format opens this record",
+    "AOTInductorModelPickleData": "it belongs to a compiled model, and statecli reports compiled models as code",
+    "ExternKernelNodes": "it belongs to a compiled model, and statecli reports compiled models as code",
+    "ExternKernelNode": "it belongs to a compiled model, and statecli reports compiled models as code",
 }
 
 

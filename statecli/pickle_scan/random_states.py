@@ -82,8 +82,8 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
         return None
     shown = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
     return (
-        f"position of a numpy generator is {shown}, but its table has {length} numbers; the next random draw "
-        "reads other memory"
+        f"position of a numpy generator is {shown}, but its table has {length} numbers; the next random draw reads "
+        "memory outside the table"
     )
 
 

@@ -23,7 +23,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-_RENAMED_HARM = "gets another name in the code, so statecli cannot check calls by that name"
+_RENAMED_HARM = "gets another name in the code, so statecli cannot check calls by the other name"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
@@ -45,10 +45,12 @@ _MENTION = re.compile(
     r"|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?P<glued_to_number>(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))?",
     re.ASCII,
 )
-_GLUED_HARM = "has no space before the next word, which torch never writes; scanners may miss the next word"
+_GLUED_HARM = "has no space before the next word; torch never writes this, and scanners may miss the next word"
 #: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
 _ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_ENUMERATION_HARM = "is given a number that is not a member of its enumeration; torch does not check the number"
+_ENUMERATION_HARM = (
+    "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"
+)
 #: `torch.to` takes a memory format without its name, as its last argument.
 _TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
 _ARGUMENT = re.compile(r"[(\[]|[)\]]|,")
@@ -135,7 +137,7 @@ _MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
-_OTHER_NUMBERS_HARM = "__setstate__ calls with other numbers than the saved state of the quantized convolution has"
+_OTHER_NUMBERS_HARM = "gets other numbers from __setstate__ than the saved state of the quantized convolution has"
 _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
 _ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")

@@ -73,5 +73,5 @@ def find_deep_types(calls: Iterable[Obj]) -> Iterator[Bomb]:
     for call in calls:
         is_tag = type(call.cls) is Global and call.cls.qualified == _TYPE_TAG
         if is_tag and any(has_deep_type(text) for text in call.args if type(text) is str):
-            why = f"names a type with more than {MAX_TYPE_DEPTH} nested brackets, which crashes torch.jit.load"
+            why = f"reads a type with more than {MAX_TYPE_DEPTH} nested brackets, which crashes torch.jit.load"
             yield Bomb(why, call.cls.position)

@@ -125,7 +125,8 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
     for name in names:
         if _CONFIG_FILE.fullmatch(name):
             what = (
-                f"{where} is {quoting.quote(name)}, a configuration file whose names LightningCLI may import and call"
+                f"{where} is {quoting.quote(name)}, a configuration file; LightningCLI may import and call functions "
+                "and classes listed in this file"
             )
             help = "check the file before you give the checkpoint to LightningCLI"
             yield Hazard(what, is_error=False, help=help)

@@ -237,14 +237,14 @@ def _state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[di
 
 ATTACKS = {
     "a wider state": ("lstm", _widen_state, "has weights that do not fit its hidden size of 4096"),
-    "a state that lies": ("lstm without biases", _lie_about_the_state, "with other sizes than the graph states"),
+    "a state that lies": ("lstm without biases", _lie_about_the_state, "with other sizes than the graph declares"),
     "a state that lies with symbols": (
         "lstm without biases",
         _lie_with_symbols,
-        "with other sizes than the graph states",
+        "with other sizes than the graph declares",
     ),
-    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "which do not fit its number of layers"),
-    "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not state"),
+    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "which does not match its number of layers"),
+    "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not declare"),
     "variances": (
         "batch norm",
         _state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
@@ -265,7 +265,7 @@ ATTACKS = {
         _give("dim", {"as_ints": [2**20]}, "_fft_r2c"),
         "dimensions that its input does not have",
     ),
-    "groups": ("group norm", _give("group", {"as_int": 0}, "native_group_norm"), "a number of groups"),
+    "groups": ("group norm", _give("group", {"as_int": 0}, "native_group_norm"), "an invalid number of groups"),
 }
 
 
@@ -415,7 +415,7 @@ FOREIGN = {
     "an operator that formats a text": (call("torch.ops.higher_order.print", TEXT), "can read any attribute"),
     "an operator that calls its argument": (
         call("torch.ops.higher_order.wrap"),
-        "calls functions named in its arguments",
+        "calls functions whose names are in its arguments",
     ),
     "an operator through an operator": (
         call("torch.ops.higher_order.with_effects", {"as_operator": "torch.ops.aten._embedding_bag.default"}),
@@ -715,7 +715,7 @@ VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use
     ("name", "arguments", "what"),
     [
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("callee", VALUE), ("", GRAPH)], "calls a value"),
-        ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "that has a name"),
+        ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "argument with a name"),
         ("while_loop", [("", VALUE)] * 4, "calls a value"),
         ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "is given an operator as an argument"),
     ],

@@ -75,7 +75,7 @@ def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state)
     """numpy accepts the state, and would read memory outside its table with the next draw."""
     (message,) = messages({"w": torch.ones(1), "numpy": state})
     assert message.startswith("['numpy']: position of a numpy generator is ")
-    assert message.endswith("the next random draw reads other memory (archive/data.pkl)")
+    assert message.endswith("the next random draw reads memory outside the table (archive/data.pkl)")
     np.random.RandomState(0).set_state(state)
 
 
@@ -346,7 +346,7 @@ def test_unsafe_data_finds_paths_that_are_no_texts(found, tmp_path, path):
     """Python removes a folder whose path is bytes; statecli checks texts alone."""
     ((severity, message),) = judge_runtime_info(found, tmp_path, {"best_ckpt": path})
     assert severity is Severity.ERROR
-    assert "is neither a text nor a path, but MMEngine deletes the value as a path" in message
+    assert "is neither a text nor a path, so statecli cannot check which file MMEngine deletes" in message
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, tmp_path, plac
     torch.save(data[place], tmp_path / "a.pth")
     (finding,) = judge(tmp_path / "a.pth")
     assert finding.severity is Severity.ERROR
-    assert "is a text that a call computes when the file is loaded" in finding.message
+    assert "is a text that is computed during loading" in finding.message
 
 
 def test_unsafe_data_reads_paths_of_any_spelling(found, tmp_path):
@@ -498,7 +498,10 @@ def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, 
         torch.save(checkpoint(state), tmp_path / "a.ckpt")
         (finding,) = (one for one in judge(tmp_path / "a.ckpt") if "callbacks" in one.message)
         assert finding.severity is Severity.ERROR
-        assert "is neither a text nor a path, but Lightning opens and deletes the value as a path" in finding.message
+        assert (
+            "is neither a text nor a path, so statecli cannot check which file Lightning opens and deletes"
+            in finding.message
+        )
 
 
 def test_unsafe_data_reads_paths_that_are_keys(found, tmp_path):
@@ -736,10 +739,10 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
     [
         (
             "downloads/encoder.yaml",
-            "is 'downloads/encoder.yaml', a configuration file whose names LightningCLI may import",
+            "is 'downloads/encoder.yaml', a configuration file; LightningCLI may import",
         ),
-        ("[encoder.YML]", "is 'encoder.YML', a configuration file whose names LightningCLI may import"),
-        ("encoder.json", "is 'encoder.json', a configuration file whose names LightningCLI may import"),
+        ("[encoder.YML]", "is 'encoder.YML', a configuration file; LightningCLI may import"),
+        ("encoder.json", "is 'encoder.json', a configuration file; LightningCLI may import"),
         ("train.csv", "is train.csv, which LightningCLI imports and calls for an argument that takes an object"),
     ],
 )
@@ -757,7 +760,7 @@ def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
     assert "is os.system, which LightningCLI imports and calls for an argument that takes an object" in message
     computed = {"hyper_parameters": {**INSTANTIATED, "act": Call(str, b"a.b", "utf-8")}}
     (message,) = messages(computed, weights_only=False)
-    assert message.startswith("['hyper_parameters']…['act'] is a text that a call computes")
+    assert message.startswith("['hyper_parameters']…['act'] is a text that is computed during loading")
 
 
 def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(found, tmp_path):
