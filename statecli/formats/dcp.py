@@ -64,8 +64,8 @@ MAX_ITEM_BYTES = 64 * 2**20
 #: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
 MAX_EXTRA_STATES = 10_000
 _UNREAD_EXTRA_STATE = (
-    "is an extra state that statecli did not read (too many, too large, or compressed); the module may "
-    "unpickle this value when it is loaded"
+    "is an extra state that statecli did not read (too many, too large, or compressed); its module may unpickle this "
+    "value during loading"
 )
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -131,7 +131,9 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
     """
     if not files.is_folder(path):
         folder = files.get_folder(path) or "."
-        raise UnreadableError(f"is one file of a torch.distributed.checkpoint folder; name the folder: {folder}")
+        raise UnreadableError(
+            f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {folder}"
+        )
     return _Folder(path).state()
 
 
@@ -179,13 +181,13 @@ class _Folder:
         left = [name for name in unused if not dcp_ranks.parse_ranks([name]) & lost]
         if left:
             message = (
-                f"these files were not read, because no metadata file lists them: {quoting.names(left)}; "
-                "they may be from another save"
+                f"no metadata file lists these files, so statecli did not read them: {quoting.names(left)}; the files "
+                "may be from another save"
             )
             self.oddities.append(Oddity("unused-file", message))
         if checkpoint_folder.LIGHTNING_META in checkpoint_folder.list_files(self.path):
             name = checkpoint_folder.LIGHTNING_META
-            message = f"Lightning saved epoch and hyper_parameters in {name}; to read them, name that file"
+            message = f"Lightning saved epoch and hyper_parameters in {name}; to read these values, give this file"
             self.oddities.append(Oddity("beside", message))
         return "; ".join(why[:2]) or "save the checkpoint again"
 
@@ -373,7 +375,7 @@ class _Items:
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
             return _build_damaged_tensor(
-                f".metadata records {len(places)} positions of this value, not one; save the checkpoint again"
+                f".metadata records {len(places)} positions of this value; expected 1; save the checkpoint again"
             )
         stored = places[0]
         try:
@@ -433,8 +435,8 @@ def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelStat
     if not names:
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))
-    what = "a name" if len(qualified) == 1 else f"{len(qualified)} names"
-    message = f"loading with torch.distributed.checkpoint unpickles .metadata, which imports or calls {what}: "
+    what = "a function or class" if len(qualified) == 1 else f"{len(qualified)} functions or classes"
+    message = f"torch.distributed.checkpoint unpickles .metadata; this imports or calls {what}: "
     oddity = Oddity(OddityKind.FOREIGN_GLOBALS.value, message + quoting.names(qualified))
     mentions = tuple((mention.qualified, mention.position) for mention in names)
     return replace(state, oddities=(*state.oddities, oddity), globals=(*mentions, *state.globals))

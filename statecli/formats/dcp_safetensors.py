@@ -56,7 +56,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
     oddity = Oddity(
         "shards-uncounted",
-        f"statecli read {count}; no file records the number of shards, so a missing shard is not detected",
+        f"statecli read {count}; no file records the number of shards, so statecli cannot detect a missing shard",
     )
     return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(oddity,), traits=TRAITS)
 
@@ -65,7 +65,7 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     """Return the offset in each dimension of the shard's piece, by tensor name."""
     text = state.metadata.values.get(INFO)
     if type(text) is not str:
-        raise MalformedError(f"{name} has no {INFO} in its header, so the positions of its tensor pieces are unknown")
+        raise MalformedError(f"the header of {name} has no {INFO}, so the positions of its tensor slices are unknown")
     document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
     offsets = {}
     for fqn, entry in document.items():
@@ -79,7 +79,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
         raise MalformedError(
-            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record the offset of this tensor's piece"
+            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record the offset of this tensor slice"
         )
     return Box(start, data)
 

@@ -106,8 +106,8 @@ def _resolve_step(path: str) -> str:
     names = checkpoint_folder.list_files(path)
     if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(
-            f"{misled[0]} names {misled[1]}, which is not a plain folder in the checkpoint folder: DeepSpeed would "
-            "load files that statecli did not check"
+            f"{misled[0]} points to {misled[1]}, which is not a plain folder in the checkpoint folder; DeepSpeed "
+            "would load files that statecli did not check"
         )
     if _has_ranks(path):
         return ""
@@ -122,7 +122,7 @@ def _resolve_step(path: str) -> str:
             "copy the checkpoint again"
         )
     raise UnreadableError(
-        f"holds {len(folders)} checkpoints and no file `latest` that selects one; name one folder: "
+        f"holds {len(folders)} checkpoints, but no file `latest` that selects one of them; give one of these folders: "
         f"{quoting.names(folders)}"
     )
 
@@ -183,11 +183,11 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = checkpoint_folder.decode_tracker(raw)
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
-        raise MalformedError(f"{tracker} names {quoting.quote(tag)}, which is not a plain folder name")
+        raise MalformedError(f"{tracker} contains {quoting.quote(tag)}, which is not a plain folder name")
     if tag not in folders:
-        here = f"; name one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
+        here = f"; give one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
         raise MissingShard(
-            f"{tracker} names {quoting.quote(tag)}, but this folder is missing or has no files of a rank{here}"
+            f"{tracker} points to {quoting.quote(tag)}, but this folder is missing or has no rank files{here}"
         )
     return tag
 
@@ -295,7 +295,7 @@ class Model:
         master = masters.get(own)
         source = master or frozen.get(own)
         if source is None:
-            wrong = "its values are in files of other ranks, which are missing; copy these files"
+            wrong = "its values are in the missing files of other ranks; copy the missing files"
             damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
             return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
         copy = f"the optimizer's {source.dtype} copy" if master else None
@@ -367,26 +367,26 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
         rows += lacking
         text = (
-            f"{len(lacking)} files are missing in zero/, of the parameters "
-            f"{quoting.names([row.fqn for row in lacking])}; copy these files"
+            f"zero/ lacks {len(lacking)} files of these parameters: {quoting.names([row.fqn for row in lacking])}; "
+            "copy the missing files"
         )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
     if masters and not files_by_rank:
         text = (
-            "the *_model_states.pt files are missing, so statecli cannot list the parameters outside zero/; copy "
-            "these files"
+            "the *_model_states.pt files are missing, so statecli cannot list the parameters outside zero/; copy the "
+            "missing files"
         )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
     if others:
         what = (
-            "files of experts and pipeline stages were not read, because statecli does not merge them; to read one, "
-            f"name the file: {quoting.names(others)}"
+            "statecli does not merge files of experts and pipeline stages, so these files were not read; to read one "
+            f"of them, give its path: {quoting.names(others)}"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
     steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
     if steps:
         what = (
-            f"statecli read only the checkpoint {quoting.name(tag)}; to read another checkpoint, name its folder: "
+            f"statecli read only the checkpoint {quoting.name(tag)}; to read another checkpoint, give its folder: "
             f"{quoting.names(steps)}"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
@@ -491,8 +491,8 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
     """Read every readable model file, at least one."""
     if not files:
         raise MissingShard(
-            "the *_model_states.pt files are missing, so the tensors of the optimizer files have no names; copy these "
-            "files"
+            "the *_model_states.pt files are missing, so the tensors of the optimizer files have no names; copy the "
+            "missing files"
         )
     ranks: dict[int, Rank] = {}
     failed: dict[int, str] = {}
@@ -533,7 +533,7 @@ def _join_frozen(
         for rank, start in enumerate(range(0, prod(shape), each)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                wrong = wrong or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
+                wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of this frozen parameter"
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
@@ -559,8 +559,8 @@ def _report_missing_files(
         yield Oddity("unread-rank", why)
     if optimizer.stale:
         text = (
-            f"files of further ranks were not read, because this checkpoint has only {optimizer.count} ranks; the "
-            "files may be from another save"
+            f"this checkpoint has only {optimizer.count} ranks, so files of further ranks were not read; they may be "
+            "from another save"
         )
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
@@ -582,7 +582,7 @@ def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
         return states[0]
     apart = Oddity(
         "model-parallel",
-        f"statecli shows the {ranks} model-parallel ranks separately, because each rank has its own part of the "
+        f"statecli shows the {ranks} model-parallel ranks separately, because each rank has a different shard of the "
         "tensors",
     )
     return replace(

@@ -110,8 +110,8 @@ def read(path: str, section: str | None = None) -> ModelState:
     """
     if path.lower().endswith(RLLIB_SUFFIX):
         raise UnreadableError(
-            "is a state of Ray RLlib, which statecli does not read: RLlib unpickles text in this file, which can run "
-            "code; load the file only if you trust its author"
+            "is a state of Ray RLlib, which statecli does not read: RLlib unpickles text in this file, and this can "
+            "run code; load the file only if you trust its author"
         )
     with Source(path) as source:
         parser = Parser(source, mends=True)

@@ -373,11 +373,11 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     count, number, total = (metadata.get(f"split.{key}") for key in ("count", "no", "tensors.count"))
     if type(count) is not int or type(number) is not int or count < 2:
         return []
-    every = f" (the parts have {total:,} tensors in total)" if type(total) is int else ""
+    every = f" (the shards have {total:,} tensors in total)" if type(total) is int else ""
     return [
         Oddity(
             OddityKind.ONE_PART.value,
-            f"this file is part {number + 1} of {count}{every}; name the folder to read all parts as one model",
+            f"this file is shard {number + 1} of {count}{every}; give the folder to read all shards as one model",
         )
     ]
 
@@ -404,7 +404,9 @@ def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str
         line = _read_line(header, name)
         if first_lines.setdefault(name, line) is not line:
             lines[name] += 1
-    why = "the header lists this tensor {} times; programs may read any of the entries: convert the model again"
+    why = (
+        "the header lists this tensor {} times; different programs may read different entries: convert the model again"
+    )
     return list(first_lines.values()), {name: why.format(more + 1) for name, more in lines.items()}
 
 

@@ -80,11 +80,11 @@ def _resolve_iteration(path: str) -> str:
         return name
     if ".metadata" in checkpoint_folder.list_files(files.join(path, name)) or _list_arrays(files.join(path, name)):
         raise UnreadableError(
-            "is a folder of Megatron iterations, not one checkpoint; name the latest "
-            f"iteration: {files.join(path, name)}"
+            "is a folder of Megatron iterations, not one checkpoint; give the folder of the latest iteration: "
+            f"{files.join(path, name)}"
         )
     raise MissingShard(
-        f"{TRACKER} names {word}, but the folder {name} is missing or has no files of a rank; name the folder of "
+        f"{TRACKER} points to {word}, but the folder {name} is missing or has no rank files; give the folder of "
         "another iteration"
     )
 
@@ -222,8 +222,8 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
     if len(states) > 1:
         yield Oddity(
             "model-parallel",
-            f"statecli shows the {len(states)} model-parallel ranks separately, because each rank has its own part of "
-            "the tensors",
+            f"statecli shows the {len(states)} model-parallel ranks separately, because each rank has a different "
+            "shard of the tensors",
         )
     stages: dict[str | None, list[str]] = {}
     for name in states:
@@ -269,6 +269,6 @@ def _note_unread_files(folder: str) -> Iterator[Oddity]:
     if paths:
         yield Oddity(
             "not-read",
-            "these optimizer files were not read, because no file records the positions of the parameters in their "
-            f"flat buffers: {quoting.names(paths)}",
+            "no file records the positions of the parameters in the flat optimizer buffers, so these files were not "
+            f"read: {quoting.names(paths)}",
         )

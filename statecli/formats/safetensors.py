@@ -34,7 +34,7 @@ MAX_HEADER = 100_000_000
 #: Containers inside one another, the header counted, up to which serde_json, the parser of safetensors, follows.
 MAX_DEPTH = 127
 #: The note of a row that stands for the dropped name of a tied tensor.
-DROPPED = "stored by save_model under its other name"
+DROPPED = "save_model stored this shared tensor under another name"
 
 #: Name in the header -> (torch's name, bits an element).
 DTYPES: dict[str, tuple[str, int]] = {
@@ -136,11 +136,11 @@ def _check_metadata(node: Any) -> dict[str, Any]:
     if node is None:
         return {}
     if type(node) is not dict:
-        raise MalformedError(f"its __metadata__ is not an object but {quoting.value(node)}")
+        raise MalformedError(f"its __metadata__ is not a JSON object but {quoting.value(node)}")
     for key, value in node.items():
         if type(value) is not str:
             raise MalformedError(
-                f"its __metadata__ holds {quoting.value(value)} under {quoting.quote(key)}, not a string"
+                f"its __metadata__ maps {quoting.quote(key)} to {quoting.value(value)}, not to a string"
             )
     return node
 
@@ -273,7 +273,7 @@ def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
 def _check_entry(name: str, entry: Any) -> HeaderEntry:
     """Return a plainly parsed header entry with its types checked."""
     if type(entry) is not dict:
-        raise MalformedError(f"{quoting.name(name)}: its header entry is not an object but {quoting.value(entry)}")
+        raise MalformedError(f"{quoting.name(name)}: its header entry is not a JSON object but {quoting.value(entry)}")
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as error:

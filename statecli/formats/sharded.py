@@ -103,7 +103,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         state,
         Oddity(
             OddityKind.UNNAMED_SHARDS.value,
-            "weight files next to the shards were not read, because the index does not name them: "
+            "the index does not list these weight files next to the shards, so they were not read: "
             f"{quoting.names(beside)}",
         ),
     )
@@ -141,8 +141,8 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
         )
     if steps := deepspeed.list_steps(path):
         message = (
-            f"DeepSpeed checkpoints of the same training were not read: {quoting.names(steps)}; to read one, name "
-            "its folder"
+            f"DeepSpeed checkpoints of the same training were not read: {quoting.names(steps)}; to read one of them, "
+            "give its folder"
         )
         state = _add_oddities(state, Oddity("other-weights", message))
     return config_files.add_config_files(path, state)
@@ -187,10 +187,10 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
-        raise IndexMismatch(f"the numbers in the file names go up to {count}, but the metadata records {parts} parts")
+        raise IndexMismatch(f"the numbers in the file names go up to {count}, but the metadata records {parts} shards")
     if whole and type(tensors) is int and tensors != len(state.tensors):
         raise IndexMismatch(
-            f"the metadata records {tensors} tensors in all parts, but the parts contain {len(state.tensors)}"
+            f"the metadata records {tensors} tensors in all shards, but the shards contain {len(state.tensors)}"
         )
     of_parts = ("split.count", "split.tensors.count", "split.no")
     if type(parts) is not int:
@@ -217,8 +217,8 @@ def _read_index(path: str, what: str) -> Index:
     document = _read_document(path, what)
     if _DEEPSPEED_FILES in document:
         raise MalformedError(
-            f"{what} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files in this list, "
-            "and statecli did not check them; run statecli audit on each file"
+            f"{what} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files listed "
+            "there, and statecli did not check these files; run statecli audit on each file"
         )
     weight_map = _check_weight_map(document, what)
     metadata = document.get("metadata")
@@ -437,7 +437,7 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
         except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
-            return f"the tensor is in {quoting.name(name)}, which the index does not name"
+            return f"the tensor is in {quoting.name(name)}, which the index does not list"
     return "no shard contains the tensor"
 
 
@@ -463,7 +463,7 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
     return [
         Oddity(
             OddityKind.NOT_IN_INDEX.value,
-            f"tensors in the shards that the index does not list: {quoting.names(extra)}",
+            f"the index does not list these tensors of the shards: {quoting.names(extra)}",
             extra[0],
         )
     ]

@@ -263,7 +263,7 @@ class _Reader:
         name = f"data/{folder}/{model}_{folder}_config.json"
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
-            raise MalformedError(f"{name} has no object under 'config'")
+            raise MalformedError(f"{name} has no JSON object under 'config'")
         where = f"data/{folder}"
         storages = {f"{where}/{key}": storage for key, storage in locate_storages(self.archive, folder=where).items()}
         reading, first = Reading(Decoder(storages), self.oddities), dict[str, dict[str, Any]]()
@@ -436,13 +436,13 @@ _MISSING = "the program needs this tensor, but no weight and no constant of the 
 def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
     if payloads.setdefault(fqn, payload) is not payload:
         raise MalformedError(
-            f"{quoting.name(fqn)}: is in the weights and also in the constants; each name must be in one of them"
+            f"{quoting.name(fqn)}: is in both the weights and the constants; expected only one of the two"
         )
 
 
 def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
     if type(node) is not dict:
-        raise MalformedError(f"{fqn}: its {what} is not an object but {quoting.value(node)}")
+        raise MalformedError(f"{fqn}: its {what} is not a JSON object but {quoting.value(node)}")
     return node
 
 

@@ -140,9 +140,7 @@ def _locate_storages(
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
-        raise MalformedError(
-            "the file is damaged: its last pickle should be the list of its storages, but is not a list"
-        )
+        raise MalformedError("the file is damaged: its last pickle is not the list of storages")
     trusted = source.is_trusted
     if source.is_remote:
         places = list(_walk_storages(source, keys, declared))
@@ -168,9 +166,11 @@ def _walk_storages(
     at = keys.end
     for key in keys.root:
         if type(key) is not str or key not in declared:
-            raise MalformedError("the list of storages names a storage that no tensor uses, so its size is unknown")
+            raise MalformedError(
+                "the list of storages contains a storage that no tensor uses, so the size of this storage is unknown"
+            )
         if key in seen:
-            raise MalformedError(f"the list of storages names {key!r} twice")
+            raise MalformedError(f"the list of storages contains {key!r} twice")
         seen.add(key)
         dtype, numel = declared[key]
         length = nbytes(dtype, numel)

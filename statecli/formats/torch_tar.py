@@ -137,8 +137,8 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             return
         if header.size < 0 or header.type == b"S":
             raise MalformedError(
-                "its tar archive has a sparse file or a file of negative size, which torch.save never writes; programs "
-                "may find different members"
+                "its tar archive has a sparse file or a file of negative size; torch.save never writes such a file, "
+                "and programs may find different members"
             )
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
@@ -237,8 +237,8 @@ def _check_extended(data: bytes) -> None:
         at += int(record[1])
     if at != end:
         raise MalformedError(
-            "its tar archive has an extended header with other fields than times and owners, which torch.save never "
-            "writes; programs may find different members"
+            "its tar archive has an extended header with fields other than times and owners; torch.save never writes "
+            "such a header, and programs may find different members"
         )
 
 

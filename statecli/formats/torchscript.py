@@ -239,7 +239,9 @@ class _Modules:
         if cls.module not in self.classes:
             self.classes[cls.module] = dict(_parse_classes(self._read_text(cls.module)))
         if cls.name not in self.classes[cls.module]:
-            raise MalformedError(f"holds an object of {quoting.name(cls.qualified)}, which its code does not define")
+            raise MalformedError(
+                f"holds an object of class {quoting.name(cls.qualified)}, but its code does not define this class"
+            )
         return self.classes[cls.module][cls.name]
 
     def _read_text(self, module: str) -> str:

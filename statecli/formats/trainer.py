@@ -224,7 +224,10 @@ def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
     if len(importing) > 1:
         names = safe_globals.find_foreign_names([qualified for _, state in parts for qualified, _ in state.globals])
         shown = quoting.names([name for name, _ in importing])
-        message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from these files"
+        message = (
+            f"{shown}: torch.load(weights_only=False) would import or call {len(names)} functions or classes listed "
+            "in these files"
+        )
         yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")
     for name, state in parts:
         oddities = (

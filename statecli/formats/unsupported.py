@@ -93,7 +93,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
         return UnreadableError(
             "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE"
         )
-    advice = "; to read a sharded checkpoint, name its *.index.json file or its folder" if description == _JSON else ""
+    advice = "; to read a sharded checkpoint, give its *.index.json file or its folder" if description == _JSON else ""
     return UnreadableError(f"is {description}{advice}")
 
 

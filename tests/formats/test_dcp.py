@@ -407,7 +407,7 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_a_file_of_it_named(name, mixed, line):
     """A part of a tensor is no checkpoint: the folder is what to name."""
-    said = f"is one file of a torch.distributed.checkpoint folder; name the folder: {mixed}"
+    said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed}"
     assert line(mixed / name) == said
 
 
@@ -446,8 +446,8 @@ def test_a_file_of_another_save(mixed):
     shutil.copy(mixed / "__0_0.distcp", mixed / "__9_0.distcp")
     (odd,) = formats.read(str(mixed)).oddities
     assert (
-        odd.message
-        == "these files were not read, because no metadata file lists them: __9_0.distcp; they may be from another save"
+        odd.message == "no metadata file lists these files, so statecli did not read them: __9_0.distcp; "
+        "the files may be from another save"
     )
 
 
@@ -506,7 +506,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     ),
     "a value nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("nested.epoch")),
-        "nested['epoch']: .metadata records 0 positions of this value, not one",
+        "nested['epoch']: .metadata records 0 positions of this value; expected 1",
     ),
     "stored nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("rows", [3, 0])),
@@ -536,7 +536,7 @@ def broken(metadata: Any) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "version": (
         lambda metadata: setattr(metadata, "version", "2.0.0"),
-        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0; "
+        ".metadata has version '2.0.0', which a newer torch wrote; statecli knows only 1.0.0; "
         "update statecli, or save the checkpoint again with an older torch",
     ),
     "no version": (
@@ -670,7 +670,7 @@ def test_metadata_that_calls_what_torch_has(names, mixed, statecli):
     assert data[:2] == b"\x80\x04"
     (mixed / ".metadata").write_bytes(b"\x80\x04" + data[11:-1] + called(named(*names), text("x")) + b"0.")
     (odd,) = formats.read(str(mixed)).oddities
-    said = "loading with torch.distributed.checkpoint unpickles .metadata, which imports or calls a name"
+    said = "torch.distributed.checkpoint unpickles .metadata; this imports or calls a function or class"
     assert (odd.name, odd.message) == ("foreign-globals", f"{said}: {'.'.join(names)}")
     assert statecli("audit", str(mixed)).code == 1
 
@@ -803,7 +803,7 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 1
-    assert "1 of the items, which are stored with the transform zstd" in result.out
+    assert "1 of the values: the save transformed them with zstd" in result.out
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):

@@ -151,7 +151,7 @@ def test_other_steps_beside_that_of_latest_are_said(tmp_path):
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, net(), tag="global_step4")
     (odd,) = formats.read(str(folder)).oddities
-    said = "statecli read only the checkpoint global_step4; to read another checkpoint, name its folder: global_step2"
+    said = "statecli read only the checkpoint global_step4; to read another checkpoint, give its folder: global_step2"
     assert (odd.name, odd.message) == ("other-checkpoints", said)
     assert not formats.read(str(folder / "global_step2")).oddities
 
@@ -368,15 +368,15 @@ def test_what_another_save_left_is_not_read(tmp_path):
 
 
 LATEST = {
-    "outside": ("../elsewhere", "latest names '../elsewhere', which is not a plain folder name"),
-    "absolute": ("/etc", "latest names '/etc', which is not a plain folder name"),
+    "outside": ("../elsewhere", "latest contains '../elsewhere', which is not a plain folder name"),
+    "absolute": ("/etc", "latest contains '/etc', which is not a plain folder name"),
     "nothing": (
         "global_step9",
-        "latest names 'global_step9', but this folder is missing or has no files of a rank; name one of these folders:",
+        "latest points to 'global_step9', but this folder is missing or has no rank files; give one of these folders:",
     ),
-    "empty": ("\n", "latest names '', which is not a plain folder name"),
+    "empty": ("\n", "latest contains '', which is not a plain folder name"),
     "long": ("x" * 600, "latest has 600 bytes, but should contain only a folder name"),
-    "escape": ("a\x1b[2J", "latest names 'a\\x1b[2J', which is not a plain folder name"),
+    "escape": ("a\x1b[2J", "latest contains 'a\\x1b[2J', which is not a plain folder name"),
 }
 
 
@@ -408,8 +408,8 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     found = audit(Request((str(folder),)))
     reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
     assert reasons[0] == (
-        f"{folder}: {tracker} names {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
-        "folder: DeepSpeed would load files that statecli did not check"
+        f"{folder}: {tracker} points to {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
+        "folder; DeepSpeed would load files that statecli did not check"
     )
     # A walk that finds the folder by this name fails it too.
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(folder / ".gs1")])
@@ -521,7 +521,8 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
         assert [one.name for one in odd] == noted
     assert (
-        odd[0].message == "b: rank 0 records this parameter at elements 9 to 16, but param_shapes at elements 15 to 22"
+        odd[0].message
+        == "b: rank 0 places this parameter at elements 9 to 16, but param_shapes places it at elements 15 to 22"
     )
 
 
@@ -532,7 +533,8 @@ def test_without_latest_one_folder_is_enough(line, tmp_path):
     assert section(formats.read(str(folder)), "module")
     shutil.copytree(folder / "checkpoint", folder / "other")
     assert (
-        line(folder) == "holds 2 checkpoints and no file `latest` that selects one; name one folder: checkpoint, other"
+        line(folder) == "holds 2 checkpoints, but no file `latest` that selects one of them; "
+        "give one of these folders: checkpoint, other"
     )
 
 
@@ -610,7 +612,9 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
     assert [one.fqn for one in state.tensors] == ["w"]
-    said = "DeepSpeed checkpoints of the same training were not read: global_step2; to read one, name its folder"
+    said = (
+        "DeepSpeed checkpoints of the same training were not read: global_step2; to read one of them, give its folder"
+    )
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
 

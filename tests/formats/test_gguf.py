@@ -241,7 +241,7 @@ def test_a_part_says_which_it_is(parts):
     (odd,) = state.oddities
     assert (
         odd.message
-        == "this file is part 2 of 3 (the parts have 5 tensors in total); name the folder to read all parts as "
+        == "this file is shard 2 of 3 (the shards have 5 tensors in total); give the folder to read all shards as "
         "one model"
     )
 
@@ -266,7 +266,7 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
     written(tmp_path / "other" / "m.gguf", tensors, split=1)
     for n in (1, 2, 3):
         (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
-    assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 parts"
+    assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 shards"
 
 
 # --- quantized values ------------------------------------------------------------------------------------------------
@@ -628,7 +628,10 @@ MISPLACED = {
     ),
     "a name twice": (
         [("w", 8, 0), ("w", 8, 32), ("x", 8, 64)],
-        ["w: the header lists this tensor 2 times; programs may read any of the entries: convert the model again"],
+        [
+            "w: the header lists this tensor 2 times; different programs may read different entries: "
+            "convert the model again"
+        ],
     ),
     "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 2**40)], []),
 }

@@ -116,11 +116,11 @@ TRACKERS = {
     "outside": ("../x", "latest_checkpointed_iteration.txt contains '../x'; expected a number or 'release'"),
     "nothing": (
         "20",
-        "latest_checkpointed_iteration.txt names 20, but the folder iter_0000020 is missing or has no files of a rank;",
+        "latest_checkpointed_iteration.txt points to 20, but the folder iter_0000020 is missing or has no rank files;",
     ),
     "release": (
         "release",
-        "latest_checkpointed_iteration.txt names release, but the folder release is missing or has no files of a rank;",
+        "latest_checkpointed_iteration.txt points to release, but the folder release is missing or has no rank files;",
     ),
     "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, but should contain only a folder name"),
 }
@@ -141,7 +141,7 @@ def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
     shutil.rmtree(folder / "iter_0000010" / "mp_rank_00")
     shutil.rmtree(folder / "iter_0000010" / "mp_rank_01")
     (folder / "iter_0000010" / ".metadata").write_bytes(b"x")
-    assert line(folder).endswith(f"name the latest iteration: {folder / 'iter_0000010'}")
+    assert line(folder).endswith(f"give the folder of the latest iteration: {folder / 'iter_0000010'}")
 
 
 def test_flat_buffers_beside_it_are_not_read(tmp_path):
@@ -150,8 +150,7 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
     odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
     assert odd.message == (
-        "these optimizer files were not read, because no file records the positions of the parameters in "
-        "their flat buffers: "
+        "no file records the positions of the parameters in the flat optimizer buffers, so these files were not read: "
         "mp_rank_00/distrib_optim.pt"
     )
 

@@ -247,14 +247,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "number in the metadata": (
         packed('{"__metadata__":{"epoch":3}}'),
-        "its __metadata__ holds 3 under 'epoch', not a string",
+        "its __metadata__ maps 'epoch' to 3, not to a string",
     ),
     "object in the metadata": (
         packed('{"__metadata__":{"x":{}}}'),
-        "its __metadata__ holds a dict under 'x', not a string",
+        "its __metadata__ maps 'x' to a dict, not to a string",
     ),
-    "metadata is a list": (packed('{"__metadata__":[]}'), "its __metadata__ is not an object but a list"),
-    "metadata is text": (packed('{"__metadata__":"pt"}'), "its __metadata__ is not an object but 'pt'"),
+    "metadata is a list": (packed('{"__metadata__":[]}'), "its __metadata__ is not a JSON object but a list"),
+    "metadata is text": (packed('{"__metadata__":"pt"}'), "its __metadata__ is not a JSON object but 'pt'"),
     "empty tensor in the middle of another": (
         packed({"a": entry(), "e": entry(shape=(0,), offsets=(4, 4))}, bytes(8)),
         "e: its bytes 4 to 4 overlap a, which ends at byte 8",
@@ -271,8 +271,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         one(entry("F6_E2M3", shape=(3,), offsets=(0, 3)), bytes(3)),
         "a: float6_e2m3fn [3] takes 18 bits, but its data_offsets cover 3 bytes",
     ),
-    "entry is text": (packed('{"a":"F32"}'), "a: its header entry is not an object but 'F32'"),
-    "entry is null": (packed('{"a":null}'), "a: its header entry is not an object but None"),
+    "entry is text": (packed('{"a":"F32"}'), "a: its header entry is not a JSON object but 'F32'"),
+    "entry is null": (packed('{"a":null}'), "a: its header entry is not a JSON object but None"),
     "a name with a line break": (
         packed({"a\nb\x1b[31m": entry(shape=(3,))}, bytes(8)),
         "a\\nb\\x1b[31m: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
@@ -301,7 +301,10 @@ STRICTER: dict[str, tuple[bytes, str]] = {
         packed(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
         "its header names 'x' twice; programs may read either value",
     ),
-    "entry is a list": (packed('{"a":["F32",[2],[0,8]]}', bytes(8)), "a: its header entry is not an object but a list"),
+    "entry is a list": (
+        packed('{"a":["F32",[2],[0,8]]}', bytes(8)),
+        "a: its header entry is not a JSON object but a list",
+    ),
     "dtype is an object": (
         packed(A.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
         "a: unknown dtype a dict; a newer safetensors may have written the file",

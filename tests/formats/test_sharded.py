@@ -275,7 +275,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),
-        "latest names 'x', but this folder is missing or has no files of a rank; copy the checkpoint again",
+        "latest points to 'x', but this folder is missing or has no rank files; copy the checkpoint again",
     ),
 }
 
@@ -618,7 +618,7 @@ def test_a_tensor_that_the_index_does_not_name(folder):
     save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
     assert names(folder) == ["model.a", "model.b", "model.extra"]
-    assert oddities(folder) == {"not-in-index": "tensors in the shards that the index does not list: model.extra"}
+    assert oddities(folder) == {"not-in-index": "the index does not list these tensors of the shards: model.extra"}
 
 
 @pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
@@ -684,8 +684,8 @@ def test_an_index_with_the_files_of_deepspeed_is_refused(folder, line):
     document = {"type": "ds_model", "checkpoints": ["/a.bin"], **json.loads((folder / INDEX).read_text())}
     (folder / "ds.json").write_text(json.dumps(document))
     assert line(folder / "ds.json") == (
-        "the index also has the key 'checkpoints': deepspeed.init_inference unpickles the files in this list, and "
-        "statecli did not check them; run statecli audit on each file"
+        "the index also has the key 'checkpoints': deepspeed.init_inference unpickles the files listed there, and "
+        "statecli did not check these files; run statecli audit on each file"
     )
 
 

@@ -369,7 +369,7 @@ REFUSED_STREAMS = {
         legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
         "a storage that no tensor uses",
     ),
-    "a storage twice": (legacy(ONE, [("0", 4, bytes(16))] * 2), "the list of storages names '0' twice"),
+    "a storage twice": (legacy(ONE, [("0", 4, bytes(16))] * 2), "the list of storages contains '0' twice"),
     "two sizes of one storage": (
         legacy(state_dict(a=tensor(numel=4), b=tensor(numel=5)), [("0", 4, bytes(16))]),
         "storage '0' has two descriptions: 4 float32 elements and 5 float32 elements",

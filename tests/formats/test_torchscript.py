@@ -423,7 +423,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
     )
     gone = {name: data for name, data in parts.items() if name != CODE}
     assert line(built(tmp_path / "b.pt", gone)) == (
-        "holds an object of __torch__.torch.nn.modules.linear.Linear, which its code does not define"
+        "holds an object of class __torch__.torch.nn.modules.linear.Linear, but its code does not define this class"
     )
     gone = {name: data for name, data in parts.items() if name != "version"}
     assert line(built(tmp_path / "c.pt", gone)).startswith("holds no version record")

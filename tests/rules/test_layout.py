@@ -529,7 +529,7 @@ def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sha
     path = sharded(lambda index: index.update(b="m-1.safetensors"))
     expected = (
         "b: the index assigns this tensor to m-1.safetensors, but the tensor is "
-        "in m-2.safetensors, which the index does not name"
+        "in m-2.safetensors, which the index does not list"
     )
     (target, _) = audit(Request((str(path),))).targets
     assert expected in target.reason
@@ -543,7 +543,7 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharde
     (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
     assert (
         finding.message
-        == "weight files next to the shards were not read, because the index does not name them: m-2.safetensors"
+        == "the index does not list these weight files next to the shards, so they were not read: m-2.safetensors"
     )
     assert finding.severity.value == "note"
     names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]

@@ -47,9 +47,9 @@ _JSON_SIGNS = (
     _Sign(
         re.compile(rb"__enum__|default_factory_module"),
         "torch.utils._pytree",
-        "imports the modules that this file names",
+        "imports modules whose names are in this file",
     ),
-    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls the functions that this file names"),
+    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls functions whose names are in this file"),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
     _Sign(
         re.compile(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
@@ -64,13 +64,13 @@ _YAML_SIGNS = (
     _Sign(
         re.compile(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
         "HyperPyYAML",
-        "calls the functions that this file names",
+        "calls functions whose names are in this file",
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
     _Sign(
         re.compile(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
         "PyYAML",
-        "calls the functions that this file names",
+        "calls functions whose names are in this file",
     ),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
@@ -98,7 +98,7 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     if not signs:
         return None
     if source.size > _MAX_TEXT_BYTES:
-        return f"this file is longer than the {_MAX_TEXT_BYTES >> 20} MB of text that statecli searches for code"
+        return f"this file has more than {_MAX_TEXT_BYTES >> 20} MB, the largest text that statecli searches for code"
     content = source.read(0, source.size)
     if signs is _YAML_SIGNS:
         # Imported here, because every command imports this module.

@@ -192,7 +192,7 @@ _GETATTR = "builtins.getattr"
 
 def _check_version(version: Any, what: str) -> None:
     if type(version) is str and not version.startswith("1."):
-        message = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
+        message = f"{what} has version {quoting.value(version)}, which a newer torch wrote; statecli knows only 1.0.0"
         raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
     if version is not None and type(version) is not str:
         number = type(version) in (int, float, bool)
@@ -306,7 +306,7 @@ class _Reader:
         items = _list_items(node)
         if items is None and type(node) is Obj:
             raise MalformedError(
-                f"{what} creates storage_data with a function call, which torch never writes, so the positions of the "
+                f"{what} creates storage_data with a function call; torch never writes this, so the positions of the "
                 "tensors are unknown; save the checkpoint again"
             )
         if items is None:

@@ -257,8 +257,8 @@ class Layout:
             available = self.shards[piece.rank].lengths[piece.group]
             if piece.at + piece.elements > available:
                 return (), (
-                    f"group {piece.group} of rank {piece.rank} has {available} elements, "
-                    f"but the parameter ends at element {piece.at + piece.elements}"
+                    f"group {piece.group} of rank {piece.rank} has only {available} elements, but the parameter needs "
+                    f"elements up to {piece.at + piece.elements}"
                 )
             pieces.append(piece)
             self.pieces += 1
@@ -283,8 +283,8 @@ class Layout:
                 return f"ranks disagree on the length of group {group}: {lengths}"
         if reference.uneven:
             return (
-                "parameter groups are split over different numbers of ranks (as for experts), which statecli does not "
-                "merge"
+                "parameter groups are split over different numbers of ranks (as for experts); statecli does not "
+                "merge such groups"
             )
         if self.stage != 3 and len(trained) != len(reference.lengths):
             return f"param_shapes has {len(trained)} parameter groups, but the optimizer has {len(reference.lengths)}"
@@ -417,7 +417,8 @@ def _find_fault(part: Part, views: list[View]) -> str | None:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"
     short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
     return (
-        f"a partition has {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
+        f"a partition has only {short[0].elements} elements, but the parameter needs elements up to "
+        f"{short[1] + short[2]}"
         if short
         else None
     )
@@ -497,8 +498,8 @@ class Optimizer:
                 slices = self.shards[piece.rank].slices
                 own = slices[piece.group].get(part.name) if piece.group < len(slices) else None
                 if own is not None and own != (piece.at, piece.elements):
-                    claimed = f"rank {piece.rank} records this parameter at elements {own[0]} to {own[0] + own[1]}"
-                    computed = f"but param_shapes at elements {piece.at} to {piece.at + piece.elements}"
+                    claimed = f"rank {piece.rank} places this parameter at elements {own[0]} to {own[0] + own[1]}"
+                    computed = f"but param_shapes places it at elements {piece.at} to {piece.at + piece.elements}"
                     yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
     def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
@@ -516,7 +517,7 @@ class Optimizer:
                 Evidence.OPTIMIZER,
                 device=tensor.device,
                 saved=True,
-                note=f"from rank {rank}; each rank has its own" if self.count > 1 else tensor.note,
+                note=f"value of rank {rank}; other ranks may have other values" if self.count > 1 else tensor.note,
                 layout=tensor.layout,
                 data=tensor.data,
                 parts=tensor.parts,

@@ -54,7 +54,7 @@ def check_folder(archive: Archive) -> None:
     if "\0" in prefix:
         raise MalformedError(
             f"the folder name in the archive, {prefix!r}, contains a NUL character; torch cuts each record name at "
-            "this character, so all records have the same name"
+            "this character, so all records get the same name"
         )
     for name in archive.records:
         if not name.startswith(prefix):
@@ -99,8 +99,8 @@ def is_big_endian(archive: Archive) -> bool:
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
         raise MalformedError(
-            "has a byteorder record with upper-case letters in its name, which torch reads but never writes: another "
-            "program changed the file; save the checkpoint again"
+            "has a byteorder record with upper-case letters in its name; torch reads this record but never writes "
+            "such a name, so another program changed the file; save the checkpoint again"
         )
     if order not in (None, "little", "big"):
         raise MalformedError(f"byteorder record contains {order!r}; expected 'little' or 'big'")

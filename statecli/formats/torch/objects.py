@@ -106,10 +106,11 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
     names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        what = "a name" if len(names) == 1 else f"{len(names)} names"
+        what = "a function or class" if len(names) == 1 else f"{len(names)} functions or classes"
         reading.add_oddity(
             OddityKind.FOREIGN_GLOBALS.value,
-            f"torch.load(weights_only=False) imports or calls {what} of this file: {shown}; statecli audit checks them",
+            f"torch.load(weights_only=False) imports or calls {what} listed in this file: {shown}; to check the file, "
+            "run statecli audit",
         )
 
 

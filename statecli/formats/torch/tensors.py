@@ -527,7 +527,7 @@ class Decoder:
 
     def _build_ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
         # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
-        note = "nested: the inner shapes are stored as tensor data, which statecli does not read here"
+        note = "nested: the inner shapes are unknown, because they are stored as tensor data"
         values = self.require_tensor(parts["values"], fqn, "values")
         inner = ((name, self.require_tensor(node, fqn, name).data) for name, node in parts.items() if node is not None)
         inner_parts = tuple((name, data) for name, data in inner if data is not None)
@@ -566,8 +566,8 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     """Refuse a dtype whose elements torch.load does not swap: torch swaps elements of the storage's class."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
-            f"{fqn}: the values depend on the loading machine: in this big-endian file, the tensor is {dtype}, but "
-            f"torch.load swaps bytes as for {stored_dtype}, the dtype of storage {key!r}"
+            f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "
+            f"of this big-endian file as {stored_dtype}, the dtype of storage {key!r}"
         )
 
 

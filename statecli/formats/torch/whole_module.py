@@ -209,7 +209,7 @@ _ARGUMENT = "an argument of the function that builds the module"
 
 
 #: The note of what torchmetrics keeps in plain attributes.
-OF_A_METRIC = "state of a torchmetrics metric, which moves the state itself"
+OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
