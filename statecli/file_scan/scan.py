@@ -25,7 +25,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
-from statecli.file_scan.storage_records import ArchiveRecords, find_misfits
+from statecli.file_scan.storage_records import ArchiveRecords, find_misfits, is_read_in_cpp
 from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
@@ -88,6 +88,8 @@ _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
 #: Storages over other memory, and what to do about them.
 _MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
+_OTHER_CLASS = "the storage {} has a class that is not a storage class of torch: a load in C++ takes it for any dtype"
+_CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
 _MISFIT_HELP = "do not load the file; ask who published it"
 _OBJECT_HELP = "export the program again without Python objects, or ask who published the file"
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
@@ -486,6 +488,8 @@ class FileScan:
             misfit, scanner.unfollowed = None, scanner.unfollowed or error
         if misfit is not None:
             hazards = (*hazards, misfit)
+        if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
+            hazards = (*hazards, Hazard(f"{piece.where}: {_CONFUSED_NAMES}", help=_MISFIT_HELP))
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
             hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
@@ -527,7 +531,8 @@ class FileScan:
         misfit = next(find_misfits(storages, piece.records), None)
         if misfit is None:
             return None
-        text = _MISFIT.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded)
+        text = _OTHER_CLASS if misfit.claimed < 0 else _MISFIT
+        text = text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded)
         return Hazard(f"{piece.where}: {text}", help=_MISFIT_HELP)
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:

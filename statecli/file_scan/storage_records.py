@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,7 +14,11 @@ _SUFFIX = ".pkl"
 #: The folder of the storages of bytecode.pkl.
 _CONSTANTS = "constants"
 #: torch.jit.save writes the example inputs of a trace without their values, and torch.jit.load does not read them.
-_WITHOUT_VALUES = "/traced_inputs/"
+_WITHOUT_VALUES = "traced_inputs.pkl"
+#: Modules of the classes of storages in pickles.
+_STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
+#: Objects of an exported program, which torch.export.load reads in C++.
+_OBJECT = re.compile(r"(?i)\b(?:custom|opaque)_obj_")
 
 
 class ArchiveRecords(NamedTuple):
@@ -24,7 +29,7 @@ class ArchiveRecords(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """A storage with another number of bytes than its record."""
+    """A storage with another number of bytes than its record; -1 for a class that is not the class of a storage."""
 
     record: str
     claimed: int
@@ -42,20 +47,30 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Ite
     own = records.own.lower()
     if not own.endswith(_SUFFIX):
         return
+    is_empty_allowed = posixpath.basename(own) == _WITHOUT_VALUES
     folders = (own.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(own), _CONSTANTS))
     seen: set[Value] = set()
     for storage in storages:
         pid = storage.pid if type(storage.pid) is tuple else ()
         if len(pid) < 5 or type(pid[1]) is not Global or type(pid[2]) is not str or type(pid[4]) is not int:
             continue
-        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name)
-        if dtype is None or (pid[1].name, *pid[2:5:2]) in seen:
+        description = (pid[1].module, pid[1].name, pid[2], pid[4])
+        if description in seen:
             continue
-        seen.add((pid[1].name, *pid[2:5:2]))
-        claimed = pid[4] * ELEMENT_BITS[dtype] // 8
+        seen.add(description)
+        # torch's reader in C++ takes the number of any other name for a dtype.
+        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in _STORAGE_MODULES else None
+        claimed = pid[4] * ELEMENT_BITS[dtype] // 8 if dtype is not None else -1
         key = pid[2].partition("\0")[0].lower()
         names = [f"{folder}/{key}" for folder in folders]
         name = next((name for name in names if name in records.sizes), None)
-        if name is None or records.sizes[name] == claimed or (not records.sizes[name] and _WITHOUT_VALUES in name):
+        if name is None or records.sizes[name] == claimed or (is_empty_allowed and not records.sizes[name]):
             continue
         yield Misfit(name, claimed, records.sizes[name], pid[1].position)
+
+
+def is_read_in_cpp(where: str, records: ArchiveRecords | None) -> bool:
+    """Return True for a pickle of TorchScript, or for an object of an exported program."""
+    folder = posixpath.dirname(records.own.lower()) if records is not None else ""
+    is_script = records is not None and f"{folder}/{_CONSTANTS}{_SUFFIX}" in records.sizes
+    return is_script or _OBJECT.search(where) is not None

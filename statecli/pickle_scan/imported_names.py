@@ -61,6 +61,10 @@ _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuil
 _OF_TORCH = ("torch.", "torchao.", "collections.")
 #: torch.jit skips an import after this function, and takes the one after that for the skipped one.
 _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
+#: Calls that one call makes at once, at most.
+_MAX_INDIRECT_CALLS = 8
+#: Quantization schemes, which torch's reader in C++ takes for numbers: a call of a number is that of another name.
+_SCHEME = re.compile(r"torch\.per_(?:tensor|channel)_\w+")
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -150,8 +154,12 @@ class Scanner(Machine):
 
     def count_sparse_tensors(self) -> int:
         """Return the number of sparse tensors that the pickle makes."""
-        calls = {id(call): call.cls for call in self.flow.calls if type(call.cls) is Global}
-        return sum(get_plain_name(name) == REBUILD_SPARSE for name in calls.values())
+        calls = {id(call): call for call in self.flow.calls if type(call.cls) is Global}
+        return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls.values())
+
+    def rebuilds_from_type(self) -> bool:
+        """Return whether the pickle has the name after which torch's reader in C++ confuses names."""
+        return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def gives_tensor_objects(self) -> bool:
         """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""
@@ -216,6 +224,8 @@ class Scanner(Machine):
                 if spelled is not None:
                     return spelled
             self._called_names.add(id(function))
+            if _SCHEME.fullmatch(get_plain_name(function)):
+                self.note_odd(_NUMBERED_GLOBAL, pos)
         elif type(function) is int:
             self.note_odd(_NUMBERED_GLOBAL, pos)
         self.object_count += 1
@@ -583,3 +593,16 @@ def _watch_opcode(op: int, handler: Handler) -> Handler:
 
 
 _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumerate(Scanner.handlers))
+
+
+def _list_called_names(call: Obj) -> set[str]:
+    """Return the names that a call calls: its own, and those of functions among its arguments that it calls at once."""
+    names: set[str] = set()
+    pending = [call]
+    while pending and len(names) < _MAX_INDIRECT_CALLS:
+        inner = pending.pop()
+        if type(inner.cls) is Global:
+            name = get_plain_name(inner.cls)
+            names.add(name)
+            pending.extend(iter_indirect_calls(name, inner.args if type(inner.args) is tuple else ()))
+    return names

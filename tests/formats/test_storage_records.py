@@ -129,3 +129,42 @@ def test_equal_pickles_with_other_records(tmp_path):
             records[f"data/weights/weight_{number}"] = content.getvalue()
         write_archive(records, str(path))
         assert [EXPECTED in found for found in find_hazards(path)] == [True]
+
+
+@pytest.fixture
+def script(tmp_path) -> dict[str, bytes]:
+    """The records of a program, whose data.pkl the tests change."""
+    torch.jit.save(torch.jit.script(Keyed()), tmp_path / "honest.pt")
+    return read_archive(tmp_path / "honest.pt")
+
+
+def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
+    """A key may look like their folder: torch makes a storage at address 0 of it."""
+    key = b"traced_inputs/0"
+    data = script["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
+    assert key in data
+    write_archive({**script, "data.pkl": data, "data/traced_inputs/0": b""}, str(tmp_path / "a.pt"))
+    assert any("but its record has 0" in found for found in find_hazards(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("name", [b"torch\nper_channel_affine_float_qparams", b"__torch__\nLongStorage"])
+def test_a_storage_of_another_class(script, tmp_path, name):
+    """torch's reader in C++ takes the number of a quantization scheme, and of a class, for a dtype."""
+    data = script["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
+    assert data != script["data.pkl"]
+    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    assert any("not a storage class of torch" in found for found in find_hazards(tmp_path / "a.pt"))
+
+
+def test_a_name_after_which_names_are_confused(script, tmp_path):
+    """torch.save writes it for subclasses of tensors, torch.jit.save never."""
+    data = script["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
+    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    assert any("_rebuild_from_type_v2" in found for found in find_hazards(tmp_path / "a.pt"))
+
+
+def test_a_call_of_a_quantization_scheme(script, tmp_path):
+    """To torch's reader in C++ it is a number, and so a call of another name."""
+    data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
+    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    assert any(mention.misuse for one in scan_pickles(str(tmp_path / "a.pt")) for mention in one.names)

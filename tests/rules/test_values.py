@@ -625,7 +625,17 @@ def test_sparse_indices_spares_the_last_place_and_duplicates(found, tmp_path):
     assert not found("sparse-indices", tmp_path / "a.pt", values=True)
 
 
-@pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin"])
+class Indirect:
+    """A tensor that another function makes."""
+
+    def __init__(self, tensor):
+        self.rebuild, self.args = tensor.__reduce_ex__(2)
+
+    def __reduce__(self):
+        return torch._tensor._rebuild_from_type_v2, (self.rebuild, torch.Tensor, self.args, {})
+
+
+@pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin", "a call"])
 def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
     """torch makes them too, and their indices are checked by nobody."""
     path, sparse = str(tmp_path / "a.pt"), torch.eye(4).to_sparse()
@@ -635,6 +645,9 @@ def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
         torch.save({"w": weight}, path)
     elif where == "a key":
         torch.save({"w": torch.ones(2), "names": {sparse: "mask"}}, path)
+    elif where == "a call":
+        weight.mask = Indirect(sparse)
+        torch.save({"w": weight}, path)
     elif where == "an unlisted twin":
         torch.save({"w": weight, "m": torch.ones(4, 4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, path)
     else:
