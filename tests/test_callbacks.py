@@ -84,6 +84,41 @@ def test_frozen_parameters_that_move_are_named():
     assert train(model, optimizer) == []
 
 
+class Nested(nn.Module):
+    """A model in a module `net`, as a trainer wraps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = build()
+
+    def forward(self, data):
+        return self.net(data)
+
+
+def find_moved_buffers(model):
+    """The lines about buffers, after a step of all trainable parameters."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [line for line in train(model, torch.optim.SGD(trainable, 0.1)) if "these buffers" in line]
+
+
+def test_moved_buffers_name_the_frozen_module_alone():
+    """`net` has trainable parameters, so `.eval()` belongs to `net.norm`."""
+    model = Nested()
+    model.net.norm.requires_grad_(requires_grad=False)
+    (line,) = find_moved_buffers(model)
+    assert line == "net.norm.*: these buffers of a frozen module changed; call .eval() on the module"
+
+
+def test_moved_buffers_name_the_whole_frozen_module():
+    """One glob where everything in a module is frozen, and none beyond a module that is in evaluation mode."""
+    model = Nested()
+    model.net = nn.Sequential(OrderedDict(frozen=build()[:3], calm=nn.BatchNorm1d(3), head=nn.Linear(3, 1)))
+    model.net[:2].requires_grad_(requires_grad=False)
+    model.net.calm.eval()
+    (line,) = find_moved_buffers(model)
+    assert line.startswith("net.frozen.*: ")
+
+
 def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
     """A scheduler often begins at zero: the check waits for the first update."""
     model = build()

@@ -181,7 +181,9 @@ def _describe_frozen(model: nn.Module, changed: set[str]) -> list[str]:
     buffers &= changed
     lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
     if buffers:
-        names = _join_globs(buffers, [name for name, _ in model.named_buffers()])
+        # A glob may stand for frozen parameters too: only what must stay in training mode ends a glob.
+        trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        names = _join_globs(buffers, [*trainable, *(name for name, _ in model.named_buffers())])
         lines.append(f"{names}: these buffers of a frozen module changed; call .eval() on the module")
     return lines
 
