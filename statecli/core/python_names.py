@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 #: Ends of the names of classes that hold settings.
@@ -70,6 +70,17 @@ def list_definitions(path: str) -> Iterator[str]:
     """Yield the name of each class and function of a file."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     yield from (node.name for node in _parse(path) if isinstance(node, kinds))
+
+
+def list_functions_that_take(path: str, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the name of each public function of a file that can be called with exactly these arguments by name."""
+    for function in _parse(path):
+        if isinstance(function, ast.FunctionDef) and not function.name.startswith("_"):
+            signature = function.args
+            names = {argument.arg for argument in (*signature.args, *signature.kwonlyargs)}
+            required = {argument.arg for argument in _list_required_arguments(signature)}
+            if required <= set(arguments) and (signature.kwarg is not None or names >= set(arguments)):
+                yield function.name
 
 
 def takes_configuration(name: str, annotation: str) -> bool:

@@ -207,3 +207,44 @@ def dropping(steps, save_every, save_to, checkpoint):
         if (step + 1) % save_every == 0:
             saved = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(saved, os.path.join(save_to, f"{step + 1}.pt"))
+
+
+def own_names(steps, save_every, save_to, checkpoint, drop=()):
+    """Saves random states and a position under names of its own, and loads those that are not in `drop`."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(64, 4)
+    setters = {"rng": torch.set_rng_state, "py": random.setstate, "np": numpy.random.set_state}
+    start = position = 0
+    if checkpoint:
+        saved = torch.load(checkpoint, weights_only=False)
+        model.load_state_dict(saved["net"])
+        start = saved["step"]
+        position = 0 if "pos" in drop else saved["pos"]
+        for name in setters.keys() - set(drop):
+            setters[name](saved[name])
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        factor = 1 + torch.rand(1) + random.gauss(0, 1) + numpy.random.rand()
+        (model(data[position : position + 8]) * factor).square().sum().backward()
+        optimizer.step()
+        position += 8
+        if (step + 1) % save_every == 0:
+            states = {"rng": torch.get_rng_state(), "py": random.getstate(), "np": numpy.random.get_state()}
+            saved = {"net": model.state_dict(), "step": step + 1, "pos": position, **states}
+            torch.save(saved, os.path.join(save_to, f"{step + 1}.pt"))
+
+
+for _name in ("rng", "py", "np", "pos"):
+    globals()[f"own_{_name}"] = lambda _name=_name, **options: own_names(**options, drop=(_name,))
+
+
+def few(steps, save_to):
+    """Takes too few arguments."""
+
+
+def many(steps, save_every, save_to, checkpoint, rate):
+    """Takes an argument without a default."""

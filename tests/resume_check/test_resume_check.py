@@ -26,7 +26,8 @@ HELP = {
         "the checkpoint of step 2 has no average of the weights: save self.average.state_dict(), and load it"
     ),
     "drop_scheduler": (
-        "the checkpoint of step 2 has 'scheduler': call self.scheduler.load_state_dict(checkpoint['scheduler'])"
+        "the checkpoint of step 2 has 'scheduler', which the script does not load, or changes before step 3: "
+        "call self.scheduler.load_state_dict(checkpoint['scheduler'])"
     ),
 }
 
@@ -82,6 +83,22 @@ def test_each_lost_state_is_named(state, how):
     assert finding.help == HELP.get(f"{how}_{state}", finding.help)
 
 
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("rng", "call torch.set_rng_state(checkpoint['rng']) right before step 3"),
+        ("py", "call random.setstate(checkpoint['py']) right before step 3"),
+        ("np", "call numpy.random.set_state(checkpoint['np']) right before step 3"),
+        ("pos", "continue with the next batch: skip the batches that were already used"),
+    ],
+)
+def test_a_saved_state_is_named_by_its_key(name, end):
+    """The checkpoint has the state under a name of the script's own, and the script does not load it."""
+    (finding,) = check(f"own_{name}").findings
+    start = f"the checkpoint of step 2 has '{name}', which the script does not load, or changes before step 3"
+    assert finding.help == f"{start}: {end}"
+
+
 def test_several_lost_states_are_several_findings():
     """Only the step and the position are loaded. Another model has other gradients, so the rest is not known."""
     result = check("ignoring")
@@ -134,6 +151,14 @@ def test_a_loader_that_begins_again_is_named(name):
         ("silent", "the script saved no checkpoint of step 2: the folder save_to is empty"),
         ("broken", "the resumed training raised ValueError: no such key (script.py:"),
         ("short", "the function took 1 step of the optimizer, but must take 4"),
+        (
+            "few",
+            "the script defines few(steps, save_to), but statecli calls few with the arguments steps, save_every, "
+            "save_to, checkpoint by name: got an unexpected keyword argument 'save_every'; "
+            "write `def few(steps, save_every, save_to, checkpoint):`",
+        ),
+        ("many", "missing a required argument: 'rate'; write `def many(steps, save_every, save_to, checkpoint):`"),
+        ("STATES", "the script has no function STATES"),
         ("nothing", "the script has no function nothing; its functions: main, chance, plain, lost, "),
     ],
 )
@@ -149,10 +174,13 @@ def test_a_wrong_script_is_one_line(name, message):
     ("words", "message"),
     [
         (
-            ("script.py",),
+            ("script",),
             "write FILE.py::FUNCTION, such as train.py::main, for a function main(steps,",
         ),
         (("missing.py::main",), "missing.py: no such file"),
+        (("missing.py",), "missing.py: no such file"),
+        ((str(SCRIPT),), "name a function of the file, with the line: statecli resume-check\n"),
+        ((f"{SCRIPT}::",), f"\n  {SCRIPT}::main\n"),
         ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
     ],
 )
@@ -161,6 +189,16 @@ def test_a_wrong_line_is_refused(statecli, words, message):
     result = statecli("resume-check", *words)
     assert result.code == 2
     assert message in result.err
+
+
+def test_a_script_without_a_function_to_call(statecli, tmp_path):
+    """The error lists what the file defines, or the line of a syntax error."""
+    (tmp_path / "few.py").write_text("def few(steps): pass\n")
+    (tmp_path / "bad.py").write_text("\ndef bad(:\n")
+    few, bad = (statecli("resume-check", str(tmp_path / name)).err for name in ("few.py", "bad.py"))
+    assert "no function of the file takes steps, save_every, save_to, checkpoint (it defines: few)" in few
+    assert "bad.py: has a syntax error in line 2: " in bad
+    assert few.count("\n") == bad.count("\n") == 1
 
 
 def test_the_command_line_exits_with_1(statecli):

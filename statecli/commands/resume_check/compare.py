@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 
 from statecli.commands.resume_check.record import RunRecord, StepRecord
 from statecli.commands.resume_check.result import State, StateRow
+from statecli.commands.resume_check.saved_keys import SavedKeys
 from statecli.core.units import join_names, plural
 
 #: Names that a message lists.
 _MAX_NAMES = 3
 #: Settings of an optimizer that a scheduler writes.
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
-#: Calls that return and set the state of a random generator.
+#: Call that returns the state of a random generator, and function that sets it.
 _RANDOM_CALLS = {
-    "torch": ("torch.get_rng_state()", "torch.set_rng_state()"),
-    "random": ("random.getstate()", "random.setstate()"),
-    "numpy": ("numpy.random.get_state()", "numpy.random.set_state()"),
-    "cuda": ("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all()"),
+    "torch": ("torch.get_rng_state()", "torch.set_rng_state"),
+    "random": ("random.getstate()", "random.setstate"),
+    "numpy": ("numpy.random.get_state()", "numpy.random.set_state"),
+    "cuda": ("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all"),
 }
 
 
@@ -59,32 +60,63 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     return None
 
 
-def describe_missing(row: StateRow, whole: RunRecord, names: Sequence[str], saved_at: int) -> str:
-    """Return the line that the script lacks. `names` are the keys and files of the checkpoint."""
-    kept = _find_kept(row.state, names)
+def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
+    """Return what the script must do to resume a state, and where the checkpoint has the state."""
+    if row.state is State.RANDOM:
+        return _describe_missing_random(row, keys, saved_at)
     thing = _name_object(row, whole)
+    if row.state is State.DATA:
+        key = keys.find_data(is_order=not row.evidence.endswith(tuple("0123456789")))
+    else:
+        key = keys.find(row.state, thing)
+    loaded = key.expression if key else ""
     if row.state is State.STEP:
-        end = "start the loop at this step" if kept else "save the step number, and start the resumed loop there"
+        end = "start the loop at this step" if key else "save the step number, and start the resumed loop there"
     elif row.state is State.DATA:
-        end = (
-            "continue with the next batch: skip the batches that were already used, or save the state of the sampler, "
-            "for example with StatefulDataLoader of torchdata"
-        )
-    elif row.state is State.RANDOM:
-        generators = row.evidence.partition(": ")[2].split(", ")
-        calls = [_RANDOM_CALLS[name][1 if kept else 0] for name in generators if name in _RANDOM_CALLS]
-        end = f"{'call' if kept else 'save'} {' and '.join(calls)}{'' if kept else ', and set the state again'}"
-        end = f"{end} before the first step" if kept else f"{end} before the first step of a resumed training"
+        skip = "skip the batches that were already used"
+        sampler = "save the state of the sampler, for example with StatefulDataLoader of torchdata"
+        end = f"continue with the next batch: {skip}{'' if key else f', or {sampler}'}"
     elif thing in whole.dict_averages:
         end = (
-            f"copy the saved tensors into {thing}" if kept else f"save {thing}, and copy the saved tensors into {thing}"
+            f"copy the saved tensors into {thing}" if key else f"save {thing}, and copy the saved tensors into {thing}"
         )
-    elif kept:
-        end = f"call {thing}.load_state_dict(checkpoint[{kept!r}])"
+    elif key:
+        end = f"call {thing}.load_state_dict({loaded})" if loaded else f"load it with {thing}.load_state_dict()"
     else:
         end = f"save {thing}.state_dict(), and load it"
-    has = f"has {kept!r}" if kept else f"has no {_WORDS[row.state]}"
-    return f"the checkpoint of step {saved_at} {has}: {end}"
+    return _format_help(saved_at, [key.text] if key else [], keys.describe_lack(_WORDS[row.state]), end)
+
+
+def _describe_missing_random(row: StateRow, keys: SavedKeys, saved_at: int) -> str:
+    """Name the call for each generator. A key such as `rng` may hold a generator in an unknown form."""
+    generators = [name for name in row.evidence.partition(": ")[2].split(", ") if name in _RANDOM_CALLS]
+    vague = keys.find_vague_random()
+    saved: list[str] = []
+    set_calls: list[str] = []
+    get_calls: list[str] = []
+    for generator in generators:
+        key = keys.generators.get(generator, vague)
+        get_call, set_name = _RANDOM_CALLS[generator]
+        if key is None:
+            get_calls.append(get_call)
+        else:
+            saved.append(key.text)
+            set_calls.append(f"{set_name}({key.expression if generator in keys.generators else ''})")
+    when = f"right before step {saved_at + 1}"
+    ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
+    ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []
+    return _format_help(saved_at, saved, keys.describe_lack(_WORDS[State.RANDOM]), "; ".join(ends))
+
+
+def _format_help(saved_at: int, saved: Sequence[str], lack: str, end: str) -> str:
+    """Return the line. A saved state may be lost after the load, or may have been saved too early."""
+    if not saved:
+        return f"the checkpoint of step {saved_at} {lack}: {end}"
+    texts = " and ".join(dict.fromkeys(saved))
+    return (
+        f"the checkpoint of step {saved_at} has {texts}, which the script does not load, or changes before step "
+        f"{saved_at + 1}: {end}"
+    )
 
 
 _WORDS = {
@@ -97,22 +129,6 @@ _WORDS = {
     State.DATA: "position in the data",
     State.RANDOM: "random state",
 }
-#: Parts of keys and file names that show what a checkpoint holds.
-_KEYS = {
-    State.STEP: ("step", "epoch", "iteration", "trainer_state"),
-    State.MODEL: ("model", "state_dict", "weights", "net"),
-    State.OPTIMIZER: ("optim", "opt"),
-    State.SCHEDULER: ("sched",),
-    State.SCALER: ("scaler",),
-    State.AVERAGE: ("ema", "average", "shadow", "swa", "teacher"),
-    State.DATA: ("sampler", "loader", "data"),
-    State.RANDOM: ("rng", "random", "seed"),
-}
-
-
-def _find_kept(state: State, names: Sequence[str]) -> str | None:
-    """Return the key of a checkpoint for a state; None without one."""
-    return next((name for part in _KEYS[state] for name in names if part in name.lower()), None)
 
 
 def _name_object(row: StateRow, whole: RunRecord) -> str:

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import random
 import sys
@@ -52,7 +53,9 @@ def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoin
     with_hooks = recorder.install()
     try:
         function = _load_function(target)
-        function(steps=steps, save_every=save_every, save_to=save_to, checkpoint=checkpoint)
+        arguments = {"steps": steps, "save_every": save_every, "save_to": save_to, "checkpoint": checkpoint}
+        _check_signature(function, target, arguments)
+        function(**arguments)
     except BaseException as raised:  # noqa: BLE001 - code of the user, sys.exit() included
         error = _describe_error(raised)
     finally:
@@ -81,16 +84,34 @@ def _load_function(target: str) -> Callable[..., Any]:
 
 
 class _NoFunction(Exception):
-    """The script does not define the function; the message names those that it defines."""
+    """The script does not define the function, or with other arguments; the message says what it defines."""
 
 
 def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
     """Return a function of the imported script, which may also make its functions while it runs."""
-    if hasattr(module, name):
+    if callable(getattr(module, name, None)):
         return getattr(module, name)  # type: ignore[no-any-return]
     defined = ((other, value) for other, value in vars(module).items() if isinstance(value, FunctionType))
     functions = [other for other, value in defined if value.__module__ == module.__name__]
     raise _NoFunction(f"has no function {name}; its functions: {join_names(functions, MAX_FUNCTIONS) or 'none'}")
+
+
+def _check_signature(function: Callable[..., Any], target: str, arguments: dict[str, Any]) -> None:
+    """Raise _NoFunction if the function cannot be called with these arguments by name."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin or the like: its call decides
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        name = target.rpartition(":")[2]
+        names = ", ".join(parameter.partition(":")[0] for parameter in map(str, signature.parameters.values()))
+        required = ", ".join(arguments)
+        raise _NoFunction(
+            f"defines {name}({names}), but statecli calls {name} with the arguments {required} by name: {error}; write "
+            f"`def {name}({required}):`, and give every other argument a default"
+        ) from None
 
 
 def _describe_error(raised: BaseException) -> str:

@@ -16,17 +16,21 @@ from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference
 from statecli.commands.resume_check.record import RunRecord
 from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
+from statecli.commands.resume_check.saved_keys import read_keys
+from statecli.core import python_names
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind
-from statecli.core.units import plural
-from statecli.targets import load
+from statecli.core.units import join_names, plural
 
 #: Last whole number in the name of a checkpoint: its step.
 _STEP = re.compile(r"(\d+)(?=\D*$)")
 _CHILD = "import sys; from statecli.commands.resume_check import recorder; recorder.main(sys.argv[1:])"
-#: The function of the script, and how it is called.
-CONTRACT = "a function main(steps, save_every, save_to, checkpoint)"
+#: Arguments of the function of the script, and a function to write.
+ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")
+CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
+#: Functions of a script that an error lists.
+_MAX_FUNCTIONS = 5
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -40,9 +44,28 @@ def check_target(target: str) -> None:
     """Raise UsageError for a target that is not a function of a file."""
     file, separator, name = target.replace("::", ":").rpartition(":")
     if not separator or not name.isidentifier():
+        file = target.rstrip(":")
+        if file.endswith(".py"):
+            raise _build_no_function_error(file) if os.path.isfile(file) else UsageError(f"{file}: no such file")
         raise UsageError(f"{target}: write FILE.py::FUNCTION, such as train.py::main, for {CONTRACT}")
     if file.endswith(".py") and not os.path.isfile(file):
         raise UsageError(f"{file}: no such file")
+
+
+def _build_no_function_error(file: str) -> UsageError:
+    """Return the error for a file without a function, with the functions of the file to type."""
+    error = python_names.find_syntax_error(file)
+    if error is not None:
+        return UsageError(f"{file}: has a syntax error in line {error.lineno}: {error.msg}")
+    names = list(python_names.list_functions_that_take(file, ARGUMENTS))
+    if names:
+        choices = [f"{file}::{name}" for name in names]
+        return UsageError(f"{file}: name a function of the file, with the line: statecli resume-check", choices=choices)
+    defined = join_names([*python_names.list_definitions(file)], _MAX_FUNCTIONS) or "none"
+    return UsageError(
+        f"{file}: no function of the file takes {', '.join(ARGUMENTS)} (it defines: {defined}); write {CONTRACT}, and "
+        f"type: statecli resume-check {file}::main"
+    )
 
 
 def resume_check(request: Request) -> ResumeCheck:
@@ -123,9 +146,8 @@ class _Comparison:
     # --- findings ------------------------------------------------------------------------------------------------
 
     def _build_finding(self, row: StateRow, whole: RunRecord, checkpoint: str) -> Finding:
-        names = _list_names(checkpoint)
         message = f"{row.state.value}: not resumed ({row.evidence})"
-        help = describe_missing(row, whole, names, self._saved_at)
+        help = describe_missing(row, whole, read_keys(checkpoint), self._saved_at)
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
     def _compare_ends(self, last: str) -> list[Finding]:
@@ -144,15 +166,6 @@ def _find_first_change(diff: Diff) -> str | None:
     kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
     changes = (change for change in diff.changes if change.status is not Status.IDENTICAL and change.kind in kinds)
     return next((change.fqn for change in changes), None)
-
-
-def _list_names(checkpoint: str) -> list[str]:
-    """Return the first keys of a checkpoint, or the names of its files."""
-    if os.path.isdir(checkpoint):
-        return sorted(os.listdir(checkpoint))
-    state = load.read_checkpoint(checkpoint)
-    names = (*state.sections, *(tensor.section for tensor in state.tensors), *state.metadata.values)
-    return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def run_child(arguments: list[str]) -> RunRecord:

@@ -1,0 +1,295 @@
+"""Find the states that a checkpoint holds: by their structure where torch or numpy defines it, else by their keys."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from statecli.commands.resume_check.result import State
+from statecli.core.errors import UnreadableError
+from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.units import join_names
+from statecli.targets import load
+
+#: Keys that lead from a loaded object to a value.
+Path = tuple[str | int, ...]
+#: Keys that a message lists.
+_MAX_NAMES = 3
+#: Bytes of the state of torch's CPU generator, and of a CUDA generator.
+_TORCH_STATE_BYTES, _CUDA_STATE_BYTES = 5056, 16
+#: Parts of keys and file names that show which state a value is, in the order in which they are tried:
+#: `lr_scheduler_state_dict` is a scheduler. A part of fewer than five letters must be a whole word.
+_PARTS = {
+    State.SCALER: ("scaler",),
+    State.SCHEDULER: ("sched",),
+    State.OPTIMIZER: ("optim", "opt"),
+    State.AVERAGE: ("ema", "average", "shadow", "swa", "teacher"),
+    State.RANDOM: ("rng", "random"),
+    State.DATA: (
+        "sampler",
+        "loader",
+        "data",
+        "pos",
+        "position",
+        "offset",
+        "cursor",
+        "batch",
+        "order",
+        "indices",
+        "perm",
+    ),
+    State.STEP: ("step", "epoch", "iteration", "trainer_state"),
+    State.MODEL: ("model", "state_dict", "weights", "net", "network"),
+}
+_SHORT_PART_LETTERS = 5
+#: Words of keys that hold settings or results, not a state.
+_NO_STATE = frozenset(
+    [
+        *("arg", "args", "best", "cfg", "conf", "config", "hparams", "loss", "losses", "metric", "name", "path"),
+        *("score", "seed", "size", "version"),
+    ]
+)
+#: A setting that only the state_dict() of this object has.
+_FIELDS = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
+#: Keys of files that hold the states of generators alone.
+_GENERATOR = re.compile("python|numpy|cpu|cuda|torch|random|rng|seed")
+#: Keys of data that hold an order of the batches, not a position.
+_ORDERS = ("order", "indices", "perm")
+#: Files of a folder that may hold several states.
+_FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
+
+
+class SavedKey(NamedTuple):
+    """Where a checkpoint holds a value: `path` leads from the loaded object to the value, `file` is a file of a folder.
+
+    The path of a whole file is ().
+    """
+
+    path: Path
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key, or the name of the file."""
+        return str(self.path[0]) if self.path else self.file
+
+    @property
+    def text(self) -> str:
+        """The key as a message names it."""
+        if not self.name:
+            return "a state_dict"
+        place = f" in {self.file}" if self.file and self.path else ""
+        return f"{self.name!r}{place}"
+
+    @property
+    def expression(self) -> str:
+        """The value in Python; "" in a folder, whose files have no common variable."""
+        return "" if self.file else "checkpoint" + "".join(f"[{key!r}]" for key in self.path)
+
+
+class SavedKeys(NamedTuple):
+    """Keys of a checkpoint by the state that they hold, and those that hold no known state.
+
+    Attributes:
+        states: The keys of each state, those that are certain first.
+        generators: The state of each random generator, by the name that `StepRecord.random` gives it.
+        others: Keys of values that may be a state.
+        is_readable: False if statecli cannot read the checkpoint, so that it may hold anything.
+    """
+
+    states: Mapping[State, tuple[SavedKey, ...]] = {}
+    generators: Mapping[str, SavedKey] = {}
+    others: tuple[SavedKey, ...] = ()
+    is_readable: bool = True
+
+    def find(self, state: State, thing: str) -> SavedKey | None:
+        """Return the key of a state, the one with the name of the variable `thing` if several have the state."""
+        keys = self.states.get(state, ())
+        name = thing.rpartition(".")[2]
+        return next((key for key in keys if key.name == name), keys[0] if keys else None)
+
+    def find_vague_random(self) -> SavedKey | None:
+        """Return a key named after random numbers whose value is not a known form of a generator's state."""
+        known = {*self.generators.values()}
+        known |= {SavedKey(key.path[:1], key.file) for key in known} | {SavedKey((), key.file) for key in known}
+        return next((key for key in self.states.get(State.RANDOM, ()) if key not in known), None)
+
+    def find_data(self, *, is_order: bool) -> SavedKey | None:
+        """Return the key of the order of the batches, or of the position in the data; another if there is none."""
+        keys = self.states.get(State.DATA, ())
+        wanted = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
+        return next(wanted, keys[0] if keys else None)
+
+    def describe_lack(self, word: str) -> str:
+        """Return the predicate about a state without a key."""
+        if not self.is_readable:
+            return f"may have no {word}, because statecli cannot read it"
+        others = join_names([key.text for key in self.others], _MAX_NAMES)
+        return f"has no {word} under a known key (other keys: {others})" if others else f"has no {word}"
+
+
+def read_keys(checkpoint: str) -> SavedKeys:
+    """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
+    found = _Collector()
+    if not os.path.isdir(checkpoint):
+        read = _read_file(checkpoint)
+        found.is_readable = read is not None
+        if read is not None:
+            found.add_keys(read)
+            found.add_generators(read, "")
+        return found.build()
+    for name in sorted(os.listdir(checkpoint)):
+        state = _classify(name)
+        if state is not None:
+            found.add(state, SavedKey((), name))
+        may_hold_more = state in (None, State.RANDOM) and name.endswith(_FILE_ENDS)
+        read = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
+        if read is not None:
+            found.add_generators(read, name)
+        if read is not None and state is None:
+            found.add_keys(read, name)
+    return found.build()
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.is_readable = True
+        self._states: dict[State, dict[SavedKey, None]] = {}
+        self._generators: dict[str, SavedKey] = {}
+        self._others: dict[SavedKey, None] = {}
+
+    def build(self) -> SavedKeys:
+        states = {state: tuple(keys) for state, keys in self._states.items()}
+        taken = {SavedKey(key.path[:1], key.file) for key in self._generators.values() if _is_in_list(key.path)}
+        others = tuple(key for key in self._others if key not in taken)
+        return SavedKeys(states, self._generators, others, self.is_readable)
+
+    def add(self, state: State, key: SavedKey) -> None:
+        self._states.setdefault(state, {})[key] = None
+
+    def add_generators(self, read: ModelState, file: str) -> None:
+        """Add the states of random generators in a file."""
+        for generator, path in _iter_generators(read):
+            self._generators.setdefault(generator, SavedKey(path, file))
+
+    def add_keys(self, read: ModelState, file: str = "") -> None:
+        """Add the first keys of a file, and its states of a known structure."""
+        certain = dict(_iter_certain(read))
+        for path, state in certain.items():
+            self.add(state, SavedKey(path, file))
+        known = {path[0] for path in certain if path and _is_in_list(path)}
+        for name in _list_top_keys(read):
+            key, named_state = SavedKey((name,), file), _classify(name)
+            if named_state is not None and name not in known:
+                self.add(named_state, key)
+            elif name not in known and _NO_STATE.isdisjoint(_split_words(name)):
+                self._others[key] = None
+
+
+def _is_in_list(path: Path) -> bool:
+    """Return True if the path is one key, or leads from the key into lists: the key holds nothing else."""
+    return not any(isinstance(key, str) for key in path[1:])
+
+
+def _read_file(path: str) -> ModelState | None:
+    try:
+        return load.read_checkpoint(path)
+    except UnreadableError:
+        return None
+
+
+def _classify(name: str) -> State | None:
+    """Return the state that a key or a file name stands for."""
+    words = _split_words(name)
+    if _NO_STATE.intersection(words):
+        return None
+    parts = ((state, part) for state, parts in _PARTS.items() for part in parts)
+    return next((state for state, part in parts if _has_part(name.lower(), words, part)), None)
+
+
+def _has_part(name: str, words: list[str], part: str) -> bool:
+    return part in words if len(part) < _SHORT_PART_LETTERS else part in name
+
+
+def _split_words(name: str) -> list[str]:
+    """Return the words of a name in snake_case or camelCase, without a plural s."""
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    return [*words, *(word[:-1] for word in words if word.endswith("s"))]
+
+
+# --- values of a known structure --------------------------------------------------------------------------------------
+
+
+def _list_top_keys(state: ModelState) -> list[str]:
+    """Return the first keys of the loaded object, without the tensors of a model that is the whole object."""
+    models = _list_whole_models(state)
+    tensors = [tensor for tensor in state.tensors if tensor.section not in models]
+    paths = [_split_tensor_path(tensor, state) for tensor in tensors]
+    paths += [_split_path(path, state.metadata.types.get(path)) for path in state.metadata.values]
+    paths += [_split_section(facts.section, state) for facts in state.optimizers]
+    return list(dict.fromkeys(str(path[0]) for path in paths if path))
+
+
+def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
+    """Yield the path of each optimizer, scheduler, scaler, and of a model that is the whole file."""
+    yield from ((_split_section(facts.section, state), State.OPTIMIZER) for facts in state.optimizers)
+    yield from (((), State.MODEL) for _ in _list_whole_models(state))
+    for path in state.metadata.values:
+        keys = _split_path(path, state.metadata.types.get(path))
+        if keys[-1] in _FIELDS and len(keys) > 1:
+            yield keys[:-1], _FIELDS[str(keys[-1])]
+
+
+def _list_whole_models(state: ModelState) -> set[str]:
+    """Return the section of a state_dict that is the whole file; not of a dict with tensors among other values."""
+    dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
+    whole = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
+    return {facts.section for facts in whole if facts.metadata is not None or facts.section in dotted}
+
+
+def _iter_generators(state: ModelState) -> Iterator[tuple[str, Path]]:
+    """Yield the random generators of torch, CUDA, Python and numpy with the path of their state."""
+    for tensor in state.tensors:
+        if tensor.dtype == "uint8" and tensor.shape is not None and len(tensor.shape) == 1:
+            keys = _split_tensor_path(tensor, state)
+            is_own = not re.search("sampler|loader", f"{tensor.section}.{tensor.fqn}".lower())
+            if tensor.shape[0] == _TORCH_STATE_BYTES and is_own:
+                yield "torch", keys
+            elif tensor.shape[0] == _CUDA_STATE_BYTES and keys and isinstance(keys[-1], int):
+                yield "cuda", keys[:-1]
+    values = state.metadata.values
+    for path, value in values.items():
+        keys = _split_path(path, state.metadata.types.get(path))
+        if value == "MT19937" and keys[-1] in (0, "bit_generator"):
+            yield "numpy", keys[:-1]
+        elif keys[-1] == 1 and str(value).startswith("list of 625,") and values.get(f"{path[:-1]}0") in (2, 3):
+            yield "random", keys[:-1]
+
+
+def _split_path(path: str, types: str | None = None) -> Path:
+    """Return the keys of a dotted path; `types` is its entry in `Settings.types`."""
+    if types is None:
+        return tuple(int(key) if key.isascii() and key.isdigit() else key for key in path.split("."))
+    ends = [at for at, letter in enumerate(types) if letter == "."]
+    pairs = zip([0, *(end + 1 for end in ends)], [*ends, len(path)], strict=True)
+    return tuple(int(path[a:b]) if types[a] == "i" else path[a:b] for a, b in pairs)
+
+
+def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
+    """Return the keys of a tensor outside of a model: `[0]` of `random`, `np['state']['key']` of `rng`."""
+    head, _, rest = tensor.fqn.partition("[")
+    steps = re.findall(r"\[(?:(\d+)|'([^']*)')\]", f"[{rest}" if rest else "")
+    own = tuple(int(number) if number else text for number, text in steps)
+    spelled = {facts.section: facts.keys for facts in state.state_dicts if facts.keys is not None}
+    section = spelled.get(tensor.section, _split_section(tensor.section, state))
+    return (*section, *((head,) if head else ()), *own)
+
+
+def _split_section(section: str, state: ModelState) -> Path:
+    """Return the keys of a section. A file of one optimizer, or of generators alone, has no key for its section."""
+    top = {path.partition(".")[0] for path in state.metadata.values}
+    is_lone_optimizer = section == "optimizer" and "param_groups" in top
+    is_lone_generators = state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR.search, top))
+    return () if not section or is_lone_optimizer or is_lone_generators else _split_path(section)
