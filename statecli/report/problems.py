@@ -356,7 +356,11 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
     effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
     if any(finding.rule in own for finding in findings):
         for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT, NOT_RESUMED):
-            remarks = (finding.message.partition(f"; {start}") for finding in findings if finding.rule in own)
+            stated = [finding for finding in findings if finding.rule in own and f"; {start}" in finding.message]
+            if start == LEFT_OUT:  # another tensor of the line may have equal values on each rank by chance
+                worst = max((finding.severity.rank for finding in stated), default=0)
+                stated = [finding for finding in stated if finding.severity.rank == worst]
+            remarks = (finding.message.partition(f"; {start}") for finding in stated)
             effects |= {f"{start}{reason}": None for _, remark, reason in remarks if remark}
         device = next((row.device for row in rows if row.device), None)
         effects |= {"not in state_dict()": None} if any(row.saved is False for row in rows) else {}

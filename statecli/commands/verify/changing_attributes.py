@@ -19,6 +19,8 @@ from torch import nn
 from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
+from statecli.core.finding import Severity
+from statecli.live.metric_states import CALL_OUTSIDE, is_metric
 
 #: Types whose values are compared.
 ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
@@ -42,6 +44,7 @@ class ChangedAttribute:
         initial: Value before the first call.
         before: Value after the first call.
         after: Value after the second call.
+        owner: Class of the module.
     """
 
     path: str
@@ -49,6 +52,7 @@ class ChangedAttribute:
     initial: object
     before: object
     after: object
+    owner: type
 
     @property
     def fqn(self) -> str:
@@ -82,8 +86,9 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
         for key in before.keys() & after.keys():
             if before[key] != after[key] and key in values:
                 path, name = key
-                value = vars(module.get_submodule(path))[name]
-                attribute = ChangedAttribute(path, name, initial.get(key), values[key], value)
+                owner = module.get_submodule(path)
+                value = vars(owner)[name]
+                attribute = ChangedAttribute(path, name, initial.get(key), values[key], value, type(owner))
                 changed.setdefault(attribute.fqn, attribute)
     return sorted(changed.values(), key=lambda attribute: attribute.fqn)
 
@@ -132,8 +137,19 @@ def _limit(values: Iterable[object]) -> Iterator[object]:
 
 
 def build_attribute_fix(attribute: ChangedAttribute) -> str:
-    """Return the line that registers a number, or the advice for a container."""
+    """Return the line that registers a number, or the advice for a container or for a metric."""
+    if is_metric(attribute.owner):
+        return CALL_OUTSIDE
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
-        return f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
-    return f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"
+        fix = f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
+    else:
+        fix = (
+            f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"
+        )
+    return judging.address_to_library(attribute.owner, fix)
+
+
+def choose_attribute_severity(attribute: ChangedAttribute) -> Severity | None:
+    """Return a note for the count of a metric, which no compiled model needs; None for the severity of the rule."""
+    return Severity.NOTE if is_metric(attribute.owner) else None

@@ -167,6 +167,12 @@ def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: s
     )
 
 
+def address_to_library(owner: type, mend: str) -> str:
+    """Return the fix of a class; for a class of an installed library the advice to report the fix."""
+    file = getattr(inspect.getmodule(owner), "__file__", None)
+    return f"report this to the library: {mend}" if file and is_installed_file(file) else mend
+
+
 def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
     """Yield the registered modules from `module` to the tensor `fqn`."""
     yield module

@@ -26,6 +26,7 @@ from statecli.commands.verify import judging, rules
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
     build_attribute_fix,
+    choose_attribute_severity,
     find_changed_attributes,
 )
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
@@ -33,6 +34,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
+from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
 
@@ -192,10 +194,11 @@ class _Proof(Proof):
             f"{attribute.fqn}: torch.compile compiles the model again for each new value{where}; "
             f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
         )
-        self._report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, build_attribute_fix(attribute))
+        help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
+        self._report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help, severity)
 
-    def _report(self, rule: Rule, message: str, fqn: str | None, help: str) -> None:
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
+    def _report(self, rule: Rule, message: str, fqn: str | None, help: str, severity: Severity | None = None) -> None:
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
     # --- tensors -------------------------------------------------------------------------------------------------
 

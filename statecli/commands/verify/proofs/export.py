@@ -24,6 +24,7 @@ from statecli.commands.verify import judging, rules
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
     build_attribute_fix,
+    choose_attribute_severity,
     find_changed_attributes,
 )
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
@@ -174,9 +175,11 @@ class _Proof(Proof):
             f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{where}; "
             "state_dict() does not contain the attribute"
         )
-        help = build_attribute_fix(attribute)
+        help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
         self._findings.append(
-            judging.build_finding(self._subject, rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help)
+            judging.build_finding(
+                self._subject, rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity
+            )
         )
 
     def _format_place(self, place: Place | None) -> str:

@@ -11,7 +11,6 @@ nearest module that defines the method, and `init_weights()` of the outermost mo
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -31,7 +30,6 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.live import measure, tensor_bits
-from statecli.live.installed_code import is_installed_file
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 
@@ -287,8 +285,7 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
         mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
     else:
         mend = f"compute {attribute} in {owner.__name__}.{own}() too"
-    file = getattr(inspect.getmodule(owner), "__file__", None)
-    return f"report this to the library: {mend}" if file and is_installed_file(file) else mend
+    return judging.address_to_library(owner, mend)
 
 
 def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:

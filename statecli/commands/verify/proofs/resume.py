@@ -31,6 +31,7 @@ from statecli.core import registration_rules
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import plural
+from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
 #: Values of which each is left out once. More hardly have causes of their own.
@@ -53,6 +54,7 @@ class _Proof(Proof):
         super().__init__(subject, Name.RESUME, f"{HOW}, with {made_by.__name__}", "resumed")
         self._made_by = made_by
         self._cells = self._columns["resumed"]
+        self._metrics: MetricStates | None = None
 
     def _run(self) -> None:
         trainer = Trainer(self._subject, self._made_by)
@@ -80,12 +82,32 @@ class _Proof(Proof):
             return
         # Two trainings with equal values differ in the time of day, or in an object that cannot be read.
         unstable = frozenset(_list_differing(training.record.values, complete.values))
-        lost = [slot for slot in lost if slot not in unstable]
+        lost = self._leave_metrics_out(trainer, training, loaded, [slot for slot in lost if slot not in unstable])
         for slot in lost[:MAX_SLOTS]:
             _, without = trainer.resume(training, [other for other in lost if other is not slot])
             self._judge(slot, training, loaded, without)
         if len(lost) > MAX_SLOTS:
             self._reasons.append(f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}, not checked")
+
+    def _leave_metrics_out(
+        self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]
+    ) -> list[Slot]:
+        """Return the slots without those of metrics, if the training does not differ by all of these together."""
+        self._metrics = MetricStates(training.module)
+        own = [slot for slot in lost if self._is_of_metric(slot)]
+        others = [slot for slot in lost if slot not in own]
+        if not own:
+            return lost
+        _, without = trainer.resume(training, others)
+        if find_effect(training.record, without, without=own) is not None:
+            return lost
+        for slot in own:
+            for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded.get(slot))):
+                self._cells[row.fqn] = judging.skip_cell(SAVED_ON_REQUEST)
+        return others
+
+    def _is_of_metric(self, slot: Slot) -> bool:
+        return slot.place == "module" and self._metrics is not None and self._metrics.has(slot.fqn)
 
     def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: Effect) -> str:
         if find_effect(training.record, trainer.train().record) is not None:
@@ -104,7 +126,8 @@ class _Proof(Proof):
         remains = bool(list_differing_parts(training.record.values.get(slot), without.values.get(slot)))
         is_saved = slot not in training.initial
         is_changed = is_saved or bool(list_differing_parts(training.initial[slot], training.values.get(slot)))
-        if effect is None and (not (remains and is_changed) or _is_of_torch(slot, training)):
+        is_harmless = _is_of_torch(slot, training) or self._is_of_metric(slot)
+        if effect is None and (not (remains and is_changed) or is_harmless):
             return
         differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
         consequence = _describe_effect(effect) if effect else "in these steps, no output depends on the value"
@@ -113,7 +136,8 @@ class _Proof(Proof):
             running = all(part in loaded.get(slot, {}) for part in differing)
             severity = Severity.ERROR if effect or running else Severity.WARNING
             for row in rows:
-                self._report_tensor(row, consequence, severity, is_changed=is_changed, is_saved=is_saved)
+                help = MAKE_PERSISTENT if self._is_of_metric(slot) else self._build_tensor_fix(row)
+                self._report_tensor(row, consequence, severity, help, is_changed=is_changed, is_saved=is_saved)
             return
         severity = Severity.ERROR if effect else Severity.WARNING
         self._report_value(slot, training, loaded, differing, consequence, severity)
@@ -128,13 +152,20 @@ class _Proof(Proof):
     # --- findings ------------------------------------------------------------------------------------------------
 
     def _report_tensor(
-        self, row: TensorInfo, consequence: str, severity: Severity, *, is_changed: bool, is_saved: bool
+        self,
+        row: TensorInfo,
+        consequence: str,
+        severity: Severity,
+        fix: str | None,
+        *,
+        is_changed: bool,
+        is_saved: bool,
     ) -> None:
         rule, help = rules.LOST_BY_RESUMING, None
         if row.kind is Kind.UNREGISTERED:
             rule = registration_rules.choose_rule(row)
             what = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED}"
-            help = self._build_tensor_fix(row)
+            help = fix
         elif is_saved:
             what, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
@@ -172,7 +203,10 @@ class _Proof(Proof):
         else:
             loss = _describe_loss(slot, part, training.values, loaded)
         message = f"{name}: {loss}, because state_dict() does not contain the value: {consequence}"
-        fixes = (self._build_fix(slot, part, training), self._format_line(slot, training))
+        fix = self._build_fix(slot, part, training)
+        if slot.place == "module":
+            fix = judging.address_to_library(type(training.module.get_submodule(slot.path)), fix)
+        fixes = (fix, self._format_line(slot, training))
         help = "; ".join(filter(None, fixes))
         self._findings.append(
             judging.build_finding(self._subject, rules.LOST_BY_RESUMING, message, name, help=help, severity=severity)

@@ -34,6 +34,7 @@ from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
 from statecli.live import measure, tensor_bits
+from statecli.live.metric_states import SYNCHRONIZED, MetricStates
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 from statecli.live.walk import walk
@@ -57,6 +58,7 @@ class _Proof(Proof):
         self._fsdp, self._ddp = self._columns.values()
         self._random: frozenset[str] = frozenset()
         self._unseen: set[str] = set()
+        self._metrics: MetricStates | None = None
 
     def _run(self) -> None:
         if any(map(judging.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
@@ -76,6 +78,7 @@ class _Proof(Proof):
     def _find_broadcast(self) -> frozenset[str] | None:
         """Return the names of the tensors that DDP broadcasts; None for a model that DDP does not wrap."""
         module = self._subject.build_fresh()
+        self._metrics = MetricStates(module)
         tensors = measure.map_tensors(module)
         put_back = tensor_bits.build_restore(tensors.values())
         try:
@@ -159,6 +162,8 @@ class _Proof(Proof):
     def _find_exemption(self, row: TensorInfo) -> str | None:
         if row.fqn in self._subject.state.recomputed:
             return judging.RECOMPUTED_REASON
+        if row.kind is Kind.UNREGISTERED and self._metrics and self._metrics.is_synchronized(row.fqn):
+            return SYNCHRONIZED
         if row.fqn in self._subject.created_by_forward:
             return "the first forward creates the tensor on each rank"
         return None if row.elements else "the tensor is empty"

@@ -1,0 +1,44 @@
+"""Tensors that a metric of torchmetrics resets, moves, saves and synchronizes by its own code."""
+
+from __future__ import annotations
+
+from torch import nn
+
+#: Attributes in which the base class keeps defaults, results and counts.
+_OWN_ATTRIBUTES = frozenset(
+    ("_defaults", "_computed", "_forward_cache", "_cache", "_update_count", "_is_synced", "_to_sync", "_should_unsync")
+)
+#: Reasons why a proof leaves a state out.
+SYNCHRONIZED = "a metric of torchmetrics synchronizes its states over the ranks in compute()"
+SAVED_ON_REQUEST = "a metric of torchmetrics saves its states only after metric.persistent(True)"
+#: Remedies.
+MAKE_PERSISTENT = "call persistent(True) on the metric in __init__, so that state_dict() contains its states"
+CALL_OUTSIDE = "call the metric outside of the compiled or exported model"
+
+
+def is_metric(kind: type) -> bool:
+    """Return True for a class of a metric, which may be the user's own subclass; torchmetrics is not imported."""
+    return any(base.__name__ == "Metric" and base.__module__ == "torchmetrics.metric" for base in kind.__mro__)
+
+
+class MetricStates:
+    """Names of the states in the metrics of a model, also of metrics in its submodules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        metrics = [(path, vars(part)) for path, part in module.named_modules() if is_metric(type(part))]
+        self._names = {path: _OWN_ATTRIBUTES.union(attributes["_defaults"]) for path, attributes in metrics}
+        self._local = {path for path, attributes in metrics if not attributes.get("sync_on_compute", True)}
+
+    def has(self, fqn: str) -> bool:
+        """Return True for a state, such as `accuracy.tp` or `auroc.preds[0]`, and for what the metric keeps of it."""
+        path, name = _split(fqn)
+        return name in self._names.get(path, ())
+
+    def is_synchronized(self, fqn: str) -> bool:
+        """Return True for a state that the metric synchronizes, as it does by default."""
+        return self.has(fqn) and _split(fqn)[0] not in self._local
+
+
+def _split(fqn: str) -> tuple[str, str]:
+    path, _, name = fqn.partition("[")[0].rpartition(".")
+    return path, name
