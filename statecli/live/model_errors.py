@@ -18,7 +18,7 @@ from statecli.core.errors import Advice, ModelError, StateError
 from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
-from statecli.live import constructor_arguments, torchscript_errors
+from statecli.live import constructor_arguments, downloads, torchscript_errors
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec, format_call
 
@@ -56,6 +56,10 @@ def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
+    refusal = downloads.explain_refusal(error)
+    if refusal is not None:
+        own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
+        return f"{spec.text}: {doing}{own_place} {refusal}"
     return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}{_suggest_input(error)}"
 
 

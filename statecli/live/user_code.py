@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import NoReturn
 
 from statecli.live import search_path
+from statecli.live.downloads import refuse_downloads
 from statecli.live.spec import ModelSpec
 from statecli.storage import files
 
@@ -27,12 +28,15 @@ def _use_search_path(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_process(spec: ModelSpec) -> Iterator[None]:
-    """Let the user's code import its siblings and change the process in the block; restore the process afterwards."""
+    """Let the user's code import its siblings and change the process in the block; restore the process afterwards.
+
+    The code downloads nothing, as `refuse_downloads` says.
+    """
     supervisor = sys.modules.get("statecli.cli.supervisor")
     parent = supervisor.get_connection() if supervisor else None
     if parent is not None:
         parent.name_model(spec.text)
-    with _use_search_path(spec), protect_streams():
+    with refuse_downloads(), _use_search_path(spec), protect_streams():
         yield
 
 

@@ -1,0 +1,178 @@
+"""Refuse downloads while code of a model runs: a class that is inspected needs no pretrained weights.
+
+`urllib` and sockets raise `DownloadRefused`, and huggingface_hub is in its offline mode: files in a cache are still
+used. Only the thread that runs the code is concerned, and not a read by statecli itself, for example of a configuration
+on a server. The variable STATECLI_DOWNLOADS=1 allows downloads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+#: Variable that allows downloads.
+ALLOWED_BY = "STATECLI_DOWNLOADS"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: Rooms of statecli that read files from servers.
+_READERS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("storage", "formats", "targets"))
+#: Hosts of this machine. An empty host is one too.
+_LOCAL_HOST = re.compile(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
+#: Errors of huggingface_hub for a file that is not in its cache, in offline mode.
+_HUB_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+_HUB = "the Hugging Face hub"
+#: Arguments that ask for weights.
+_ARGUMENT = re.compile(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
+#: Steps from an error to its causes.
+_MAX_CAUSES = 20
+
+
+class DownloadRefused(Exception):
+    """The code of a model started a download; the message is the URL or the host."""
+
+
+@contextmanager
+def refuse_downloads() -> Iterator[None]:
+    """Let downloads by this thread raise DownloadRefused in the block, unless STATECLI_DOWNLOADS is set."""
+    if _are_allowed():
+        yield
+        return
+    import socket
+    import urllib.request
+
+    guard = _Guard()
+    with ExitStack() as patches:
+        for owner, name, wrap in (
+            (urllib.request.OpenerDirector, "open", guard.wrap_open),
+            (socket.socket, "connect", guard.wrap_connect),
+            (socket, "getaddrinfo", guard.wrap_lookup),
+        ):
+            patches.enter_context(_replace(owner, name, wrap(getattr(owner, name))))
+        with suppress(Exception):  # a broken installation is an error of the code that needs it
+            import huggingface_hub.constants
+
+            offline = guard.is_active_or(was=bool(huggingface_hub.constants.HF_HUB_OFFLINE))
+            patches.enter_context(_replace(huggingface_hub.constants, "HF_HUB_OFFLINE", offline))
+        patches.callback(guard.end)
+        yield
+
+
+def _are_allowed() -> bool:
+    return os.environ.get(ALLOWED_BY, "0") not in ("", "0")
+
+
+@contextmanager
+def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute; afterwards the owner has what it had, or inherits the attribute again."""
+    is_own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before) if is_own else delattr(owner, name)
+
+
+class _Guard:
+    def __init__(self) -> None:
+        self._thread: int | None = threading.get_ident()
+
+    def end(self) -> None:
+        """Refuse nothing any more, also by a copy of the offline mode that a library has made."""
+        self._thread = None
+
+    def is_active(self) -> bool:
+        """Return True in the thread of the code, unless statecli itself reads a file."""
+        if threading.get_ident() != self._thread:
+            return False
+        frame = sys._getframe(1)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if filename.startswith(_PACKAGE) and filename != __file__:
+                return not filename.startswith(_READERS)
+            frame = frame.f_back  # type: ignore[assignment]
+        return True
+
+    def is_active_or(self, *, was: bool) -> Any:
+        """Return an object for `HF_HUB_OFFLINE`: true if it was true before, or while the guard refuses."""
+        guard = self
+
+        class Offline:
+            def __bool__(self) -> bool:
+                return was or guard.is_active()
+
+        return Offline()
+
+    def refuse(self, host: object, source: str) -> None:
+        """Raise DownloadRefused for another machine."""
+        text = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+        if isinstance(text, str) and not _LOCAL_HOST.fullmatch(text) and self.is_active():
+            raise DownloadRefused(source or text)
+
+    def wrap_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `OpenerDirector.open`, which `urlopen` and `urlretrieve` call."""
+
+        def open(opener: Any, fullurl: Any, *args: Any, **named: Any) -> Any:
+            url = fullurl if isinstance(fullurl, str) else fullurl.full_url
+            if urlsplit(url).scheme in ("http", "https", "ftp"):
+                self.refuse(urlsplit(url).hostname or "", url)
+            return original(opener, fullurl, *args, **named)
+
+        return open
+
+    def wrap_connect(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `socket.connect`. The address of a local socket is a text."""
+
+        def connect(connection: Any, address: Any) -> Any:
+            self.refuse(address[0] if isinstance(address, tuple) else "", "")
+            return original(connection, address)
+
+        return connect
+
+    def wrap_lookup(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `socket.getaddrinfo`."""
+
+        def getaddrinfo(host: Any, *args: Any, **named: Any) -> Any:
+            self.refuse(host, "")
+            return original(host, *args, **named)
+
+        return getaddrinfo
+
+
+def explain_refusal(error: BaseException) -> str | None:
+    """Return what a refused download needs, and what to write instead; None for another error."""
+    source = next(filter(None, map(_get_source, _iter_causes(error))), None)
+    if source is None or _are_allowed():
+        return None
+    argument = next((name for cause in _iter_causes(error) if (name := _find_argument(cause))), None)
+    write = f"write {argument}, or " if argument else ""
+    return f"needs a download from {source}, but statecli downloads nothing: {write}set {ALLOWED_BY}=1 to allow it"
+
+
+def _get_source(error: BaseException) -> str | None:
+    if isinstance(error, DownloadRefused):
+        return str(error)
+    return _HUB if type(error).__name__ in _HUB_ERRORS else None
+
+
+def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _find_argument(error: BaseException) -> str | None:
+    """Return `pretrained=False` or `weights=None`, for the outermost call that asks for weights."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name, value in tuple(frame.f_locals.items()):
+            if _ARGUMENT.fullmatch(name) and (value is True or (value and isinstance(value, (str, Enum)))):
+                return f"{name}={'False' if value is True else 'None'}"
+    return None
