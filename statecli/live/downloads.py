@@ -8,6 +8,7 @@ on a server. The variable STATECLI_DOWNLOADS=1 allows downloads.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 import threading
@@ -112,8 +113,9 @@ class _Guard:
     def refuse(self, host: object, source: str) -> None:
         """Raise DownloadRefused for another machine."""
         text = host.decode("ascii", "replace") if isinstance(host, bytes) else host
-        if isinstance(text, str) and not _LOCAL_HOST.fullmatch(text) and self.is_active():
-            raise DownloadRefused(source or text)
+        is_remote = isinstance(text, str) and not _LOCAL_HOST.fullmatch(text) and text != platform.node()
+        if is_remote and self.is_active():
+            raise DownloadRefused(source or str(text))
 
     def wrap_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `OpenerDirector.open`, which `urlopen` and `urlretrieve` call."""
