@@ -384,7 +384,7 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
     del tensors[f"layers.4.proj.{name}"]
     found = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
     (message,) = [finding["message"] for finding in found["findings"]]
-    assert message == f"layers.4: lacks proj.{name}, which 8 other layers have"
+    assert message == f"layers.4.proj.weight: {name} is missing; 8 other weights of this layout have all tensors"
 
 
 @pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
@@ -567,3 +567,112 @@ def test_any_names_types_and_shapes_give_a_weight_or_none(rows, stored, bits):
             if described.bits is not None:
                 assert described.elements * described.bits <= 8 * described.codes.nbytes + 8
         assert described.nbytes == sum(part.nbytes for part in described.parts)
+
+
+# --- twins with a part lost from one of a few weights ----------------------------------------------------------------
+
+#: Layers that need no other layer to be known as incomplete are in LOST.
+LOST_NEXT_TO_ONE = [
+    ("fp8_block", "weight_scale_inv"),
+    ("fp8_dynamic", "weight_scale"),
+    ("fp8", "weight_scale"),
+    ("w8a8", "weight_scale"),
+    ("llm_int8", "SCB"),
+    ("nf4", "weight.quant_state.bitsandbytes__nf4"),
+    ("nf4_double", "weight.quant_state.bitsandbytes__nf4"),
+    ("fp4", "weight.quant_state.bitsandbytes__fp4"),
+    ("packed_4", "weight_shape"),
+    ("packed_3", "weight_shape"),
+    ("gptq", "g_idx"),
+]
+
+
+def lose(tensors, fqn):
+    """The tensors without one, and the file is not made of other tensors."""
+    assert fqn in tensors
+    return {name: tensor for name, tensor in tensors.items() if name != fqn}
+
+
+@pytest.mark.parametrize(("form", "name"), LOST_NEXT_TO_ONE)
+@pytest.mark.parametrize("others", [["mlp.down"], ["attn.q", "attn.k", "attn.v"]])
+def test_a_part_that_a_sibling_has_is_missing(statecli, save, stored, form, name, others):
+    """With one sibling in the same block or three in another, no stack of layers is needed."""
+    if f"{form}.{name}" not in stored:
+        name = name.replace("weight_scale_inv", "weight_scale")
+    tensors = {k: v for prefix in ("mlp.up", *others) for k, v in parts_of(stored, form, f"block.{prefix}").items()}
+    assert list_gaps(statecli, save(tensors, "whole.safetensors")) == []
+    (message,) = list_gaps(statecli, save(lose(tensors, f"block.mlp.up.{name}"), "a.safetensors"))
+    assert message.startswith(f"block.mlp.up.weight: {name} is missing; ")
+
+
+def test_most_scales_of_one_name_are_lost(statecli, save):
+    """One of eight layers kept its scales: a layer of the same name with scales is enough."""
+    layers = {f"layers.{n}.up.weight": torch.ones(256, 128).to(torch.float8_e4m3fn) for n in range(8)}
+    scale = {"layers.5.up.weight_scale_inv": torch.ones(2, 1)}
+    found = list_gaps(statecli, save(layers | scale, "a.safetensors"))
+    assert [message.partition(":")[0] for message in found] == [f"layers.{n}.up.weight" for n in range(8) if n != 5]
+
+
+def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):
+    """The scale of the activations is of a quantized layer, so its weight has a scale."""
+    tensors = {"up.weight": torch.ones(8, 8).to(torch.float8_e4m3fn), "up.input_scale": torch.ones(1)}
+    (message,) = list_gaps(statecli, save(tensors, "a.safetensors"))
+    assert message.startswith("up.weight: weight_scale")
+
+
+@pytest.mark.parametrize("name", ["weight.nested_absmax", "weight.nested_quant_map"])
+def test_double_quantization_needs_both_tables(statecli, save, stored, name):
+    """bitsandbytes restores `absmax` from both; one weight alone shows that one of them is missing."""
+    (message,) = list_gaps(statecli, save(lose(parts_of(stored, "nf4_double"), f"proj.{name}"), "a.safetensors"))
+    assert message == f"proj.weight: {name} is missing"
+
+
+def test_codes_of_scales_need_both_tables(statecli, save, stored):
+    """`absmax` in bytes are codes, so double quantization is known without its tables."""
+    tensors = {name: part for name, part in parts_of(stored, "nf4_double").items() if "nested" not in name}
+    (message,) = list_gaps(statecli, save(tensors, "a.safetensors"))
+    assert message == "proj.weight: weight.nested_absmax, weight.nested_quant_map are missing"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_forms_in_one_file_have_no_gap(statecli, save, stored, form):
+    """Mixed precision is usual: other layers have other parts."""
+    for other in ("packed_4_asymmetric", "fp8_dynamic", "nf4_double", "gptq", "w8a8"):
+        tensors = parts_of(stored, form, "mlp.up") | parts_of(stored, other, "mlp.down")
+        assert list_gaps(statecli, save(tensors, "a.safetensors")) == [], other
+
+
+def test_float8_of_another_component_needs_no_scales(statecli, save):
+    """A file of several models: one is cast to float8, another one is quantized with scales."""
+    codes = torch.ones(256, 128).to(torch.float8_e4m3fn)
+    tensors = {f"text.layers.{n}.up.weight": codes for n in range(4)}
+    tensors |= {"unet.out.weight": codes, "unet.out.weight_scale_inv": torch.ones(2, 1)}
+    assert list_gaps(statecli, save(tensors, "a.safetensors")) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "codes", "scales"),
+    [
+        ("fp8_dynamic", "weight", "weight_scale"),
+        ("llm_int8", "weight", "SCB"),
+        ("nf4", "weight", "weight.absmax"),
+        ("packed_4", "weight_packed", "weight_scale"),
+        ("gptq", "qweight", "scales"),
+        ("torchao_int8", "_weight_qdata", "_weight_scale"),
+    ],
+)
+def test_lost_codes_are_named(statecli, save, stored, form, codes, scales):
+    """The scales are there, and a sibling has both."""
+    tensors = parts_of(stored, form, "mlp.up") | parts_of(stored, form, "mlp.down")
+    (message,) = list_gaps(statecli, save(lose(tensors, f"mlp.up.{codes}"), "a.safetensors"))
+    others = "1 other weight of this layout has all tensors"
+    assert message == f"mlp.up.{codes}: is missing, but mlp.up.{scales} is its scale; {others}"
+
+
+def test_scales_of_codes_with_another_name_are_no_gap(statecli, save, stored):
+    """A library of its own may use the same name for the scales."""
+    tensors = parts_of(stored, "w8a8", "mlp.up") | {
+        "mlp.down.weight_int4": torch.zeros(32, 32, dtype=torch.uint8),
+        "mlp.down.weight_scale": torch.ones(32, 1),
+    }
+    assert list_gaps(statecli, save(tensors, "a.safetensors")) == []

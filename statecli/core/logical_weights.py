@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeGuard
 import msgspec
 
 from statecli.core.model_state import Scalar, TensorInfo
-from statecli.core.quantized_weights import DEFAULT_BLOCK, E8M0_DTYPES, Layout, Part, QuantizedWeight
+from statecli.core.quantized_layouts import DEFAULT_BLOCK, E8M0_DTYPES, Layout, Part
+from statecli.core.quantized_weights import QuantizedWeight
 from statecli.core.units import format_shape, join_names
 
 Shape = tuple[int, ...]

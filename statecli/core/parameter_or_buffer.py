@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
-from statecli.core.quantized_weights import Layout, Part, find_quantized_by_section
+from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_weights import find_quantized_by_section
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.

@@ -1,72 +1,18 @@
-"""Find the quantized weights of a checkpoint: the tensors that together hold one weight, by their names and shapes.
-
-layout              tensors of one weight [out, in]
-scaled              weight, weight_scale_inv (DeepSeek-V3) | weight_scale (compressed-tensors) | SCB, weight_format
-                    (LLM.int8()); _weight_qdata, _weight_scale, _weight_zero_point (torchao,
-                    `flatten_tensor_state_dict`), or qdata, scale and zero_point as the inner tensors of one subclass;
-                    NAME [experts, out, in], NAME_scale_inv (experts of transformers)
-bitsandbytes 4-bit  weight [out * in / 2, 1], weight.absmax, weight.quant_map, weight.quant_state.bitsandbytes__nf4;
-                    with double quantization also weight.nested_absmax, weight.nested_quant_map
-GPTQ                qweight [in * bits / 32, out], qzeros, scales [groups, out], g_idx [in]
-AWQ                 qweight [in, out / 8], qzeros, scales [groups, out]
-AWQ GEMV            qweight [out, in / 8], qzeros [out, groups / 8], scales [out, groups]; described, not dequantized
-packed              weight_packed [out, in * bits / 32], weight_scale [out, groups], weight_zero_point,
-                    weight_g_idx, weight_shape
-NVFP4               weight_packed [out, in / 2], weight_scale [out, in / 16], weight_global_scale (compressed-tensors);
-                    weight, weight_scale, weight_scale_2 (ModelOpt)
-MXFP4               weight_packed [out, in / 2], weight_scale uint8 [out, in / 32]
-MXFP4 experts       NAME_blocks uint8 [experts, out, in / 32, 16], NAME_scales [experts, out, in / 32] (gpt-oss in
-                    transformers), NAME.blocks and NAME.scales (gpt-oss of OpenAI)
-GGUF                one tensor of blocks, with their scales: its values are read as those of any tensor
-"""
+"""Find the quantized weights of a checkpoint: the tensors that together hold one weight, by their names and shapes."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.model_state import Kind, TensorInfo
-
-
-class Layout(str, Enum):
-    """How the tensors of a quantized weight hold its values."""
-
-    SCALED = "scaled"
-    BITSANDBYTES = "bitsandbytes-4bit"
-    GPTQ = "gptq"
-    AWQ = "awq"
-    AWQ_GEMV = "awq-gemv"
-    PACKED = "packed"
-    NVFP4 = "nvfp4"
-    MXFP4 = "mxfp4"
-    MXFP4_EXPERTS = "mxfp4-experts"
-    GGUF = "gguf"
-
-
-class Part(str, Enum):
-    """Role of a tensor in a quantized weight."""
-
-    CODES = "codes"
-    SCALES = "scales"
-    ZEROS = "zeros"
-    GROUPS = "groups"
-    VALUES = "values"
-    NESTED_SCALES = "nested_scales"
-    NESTED_VALUES = "nested_values"
-    STATE = "state"
-    GLOBAL_SCALE = "global_scale"
-    GLOBAL_FACTOR = "global_factor"
-    SHAPE = "shape"
-    FORMAT = "format"
-    INPUT_SCALE = "input_scale"
-    INPUT_GLOBAL_SCALE = "input_global_scale"
-    INPUT_ZERO = "input_zero"
+from statecli.core.quantized_layouts import E8M0_DTYPES, LAYOUTS, NESTED, SCALED_DTYPES, Layout, LayoutNames, Part
 
 
 class QuantizedWeight(NamedTuple):
@@ -93,100 +39,28 @@ class QuantizedWeight(NamedTuple):
         return self.parts[Part.CODES]
 
 
-class _Names(NamedTuple):
-    """Last names of a layout's tensors; those in `optional` may be missing. `owner` is the last name of the weight."""
+class LostCodes(NamedTuple):
+    """The scales of a weight whose codes are missing.
 
-    layout: Layout
-    required: Mapping[str, Part]
-    optional: Mapping[str, Part] = {}
-    dtypes: tuple[str, ...] = ()
-    divisor: float = 1.0
-    square: int | None = None
-    owner: str = "weight"
+    Attributes:
+        codes: Full name of the missing tensor.
+        scales: The row of the scales.
+        whole: Number of weights of the layout that have all tensors.
+    """
 
-    @property
-    def codes(self) -> str:
-        """Last name of the codes."""
-        return next(name for name, part in self.required.items() if part is Part.CODES)
+    codes: str
+    scales: TensorInfo
+    whole: int
 
 
-_CODES_AND_SCALES = {"qweight": Part.CODES, "qzeros": Part.ZEROS, "scales": Part.SCALES}
-_NESTED = {"weight.nested_absmax": Part.NESTED_SCALES, "weight.nested_quant_map": Part.NESTED_VALUES}
-_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
-FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-_SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
-#: Types of a scale that is a power of two.
-E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
-#: Of the activations, in static quantization.
-_INPUT = {
-    "input_scale": Part.INPUT_SCALE,
-    "input_global_scale": Part.INPUT_GLOBAL_SCALE,
-    "input_zero_point": Part.INPUT_ZERO,
-}
-_PACKED_AND_SCALES = {"weight_packed": Part.CODES, "weight_scale": Part.SCALES}
-_LAYOUTS = (
-    _Names(
-        Layout.BITSANDBYTES,
-        {"weight": Part.CODES, "weight.absmax": Part.SCALES, "weight.quant_map": Part.VALUES},
-        {**_NESTED, **dict.fromkeys(_STATES, Part.STATE)},
-        # The other types hold the same bytes (`bnb_4bit_quant_storage`), so that FSDP can shard them.
-        ("uint8", "bfloat16", "float16", "float32"),
-    ),
-    _Names(Layout.GPTQ, _CODES_AND_SCALES, {"g_idx": Part.GROUPS}, ("int32",)),
-    _Names(Layout.AWQ, _CODES_AND_SCALES, {}, ("int32",)),
-    _Names(Layout.NVFP4, {**_PACKED_AND_SCALES, "weight_global_scale": Part.GLOBAL_SCALE}, _INPUT, ("uint8",)),
-    _Names(
-        Layout.NVFP4,
-        {"weight": Part.CODES, "weight_scale": Part.SCALES, "weight_scale_2": Part.GLOBAL_FACTOR},
-        _INPUT,
-        ("uint8",),
-    ),
-    _Names(Layout.MXFP4, _PACKED_AND_SCALES, _INPUT, ("uint8",)),
-    _Names(
-        Layout.PACKED,
-        _PACKED_AND_SCALES,
-        {"weight_zero_point": Part.ZEROS, "weight_g_idx": Part.GROUPS, "weight_shape": Part.SHAPE, **_INPUT},
-        ("int32",),
-    ),
-    _Names(
-        Layout.SCALED,
-        {"weight": Part.CODES, "weight_scale_inv": Part.SCALES},
-        {"input_scale": Part.INPUT_SCALE, "activation_scale": Part.INPUT_SCALE},
-        _SCALED_DTYPES,
-        square=128,
-    ),
-    _Names(
-        Layout.SCALED,
-        {"weight": Part.CODES, "weight_scale": Part.SCALES},
-        {"weight_zero_point": Part.ZEROS, **_INPUT},
-        _SCALED_DTYPES,
-    ),
-    _Names(
-        Layout.SCALED,
-        {"weight": Part.CODES, "SCB": Part.SCALES},
-        {"weight_format": Part.FORMAT},
-        _SCALED_DTYPES,
-        divisor=127.0,
-    ),
-    _Names(
-        Layout.SCALED,
-        {"_weight_qdata": Part.CODES, "_weight_scale": Part.SCALES},
-        {"_weight_zero_point": Part.ZEROS},
-        _SCALED_DTYPES,
-    ),
-    _Names(Layout.SCALED, {"": Part.CODES, "_scale_inv": Part.SCALES}, {}, FLOAT8_DTYPES, square=128, owner=""),
-    _Names(Layout.MXFP4_EXPERTS, {"_blocks": Part.CODES, "_scales": Part.SCALES}, {}, ("uint8",), owner=""),
-    _Names(Layout.MXFP4_EXPERTS, {"blocks": Part.CODES, "scales": Part.SCALES}, {}, ("uint8",), owner=""),
-)
-_CODE_DTYPES = frozenset(["uint8", "int32", *_SCALED_DTYPES])
+_CODE_DTYPES = frozenset(["uint8", "int32", *SCALED_DTYPES])
 _INNER_TENSORS = {"qdata": Part.CODES, "scale": Part.SCALES, "zero_point": Part.ZEROS}
-_LAST_NAMES = frozenset(name for layout in _LAYOUTS for name in (*layout.required, *layout.optional))
-#: Rows and columns of a block with one scale, if no configuration says another number.
-DEFAULT_BLOCK = 128
+_LAST_NAMES = frozenset(name for layout in LAYOUTS for name in (*layout.required, *layout.optional))
 #: Last names that only codes have; `weight` is also the name of a weight that is not quantized.
 _OWN_NAMES_OF_CODES = frozenset(["qweight", "weight_packed", "_weight_qdata", "_blocks"])
-#: Whole weights of a layout for each incomplete one, at least, so that float8 without scales counts as incomplete.
-_MIN_WHOLE_PER_INCOMPLETE = 4
+#: Parts that the libraries need to load a weight. Without a whole weight of the layout, they may be of another version.
+_NEEDED_BY_LOADERS = {Layout.BITSANDBYTES: Part.STATE, Layout.PACKED: Part.SHAPE, Layout.GPTQ: Part.GROUPS}
+_INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
 def find_quantized_weights(rows: Iterable[TensorInfo]) -> Iterator[QuantizedWeight]:
@@ -200,7 +74,7 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
     """Return the quantized weights of one section, also those that lack tensors or whose tensors do not fit."""
     modules = _group_by_module(rows)
     layouts = {module: _find_layout(named) for module, named in modules.items()}
-    whole = Counter(map(id, filter(None, layouts.values())))
+    whole = _WholeWeights(modules, layouts)
     chosen = {
         module: names
         for module, named in modules.items()
@@ -208,22 +82,98 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
     }
     incomplete = Counter(map(id, chosen.values()))
     for module, names in chosen.items():
-        is_float8 = names.codes == "weight" and modules[module]["weight"].dtype.startswith("float8")
-        has_scales = any(name in modules[module] for name in names.required if name != names.codes)
-        if not is_float8 or has_scales or whole[id(names)] >= _MIN_WHOLE_PER_INCOMPLETE * incomplete[id(names)]:
+        if not _may_be_plain_float8(modules[module], names) or whole.has_sibling(
+            module, modules[module], names, incomplete[id(names)]
+        ):
             layouts[module] = names
-    return [_build_weight(module, modules[module], names) for module, names in layouts.items() if names is not None]
+    return [
+        _build_weight(module, modules[module], names, whole.needed_name(names, modules[module]))
+        for module, names in layouts.items()
+        if names is not None
+    ]
+
+
+def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
+    """Return the scales of all sections without codes, if other weights of the section have both."""
+    lost: list[LostCodes] = []
+    for rows in _group_by_section(tensors).values():
+        modules = _group_by_module(rows)
+        layouts = {module: _find_layout(named) for module, named in modules.items()}
+        counts = Counter(id(names) for names in layouts.values() if names is not None)
+        if not counts:
+            continue
+        matrices = {row.fqn.rpartition(".")[0] for row in rows if len(row.shape or ()) > 1 and _is_other(row)}
+        for module in [module for module, names in layouts.items() if names is None and module not in matrices]:
+            for names in (names for names in LAYOUTS if counts[id(names)] and names.owner):
+                scales = next((name for name, part in names.required.items() if part is Part.SCALES), "")
+                if scales in modules[module] and names.codes not in modules[module]:
+                    codes = f"{module}.{names.codes}".removeprefix(".")
+                    lost.append(LostCodes(codes, modules[module][scales], counts[id(names)]))
+                    break
+    return lost
 
 
 def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:
     """Return the quantized weights of all sections of models, also the incomplete ones; quickly [] without codes."""
-    if not any(tensor.dtype in _CODE_DTYPES or tensor.fqn.endswith(".quant_map") for tensor in tensors):
-        return []
+    rows_by_section = _group_by_section(tensors).values()
+    return [weight for rows in rows_by_section for weight in find_all_quantized_weights(rows)]
+
+
+def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInfo]]:
+    """Return the tensors of models by section; quickly {} without codes."""
     sections: dict[str, list[TensorInfo]] = {}
+    if not any(tensor.dtype in _CODE_DTYPES or tensor.fqn.endswith(".quant_map") for tensor in tensors):
+        return sections
     for tensor in tensors:
         if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER):
             sections.setdefault(tensor.section, []).append(tensor)
-    return [weight for rows in sections.values() for weight in find_all_quantized_weights(rows)]
+    return sections
+
+
+class _WholeWeights:
+    """The weights of one section that have all tensors of their layout: other weights are compared with them."""
+
+    def __init__(
+        self, modules: Mapping[str, Mapping[str, TensorInfo]], layouts: Mapping[str, LayoutNames | None]
+    ) -> None:
+        self.counts: Counter[int] = Counter()
+        self._kinds: Counter[tuple[int, str]] = Counter()
+        self._groups: set[tuple[int, str, str]] = set()
+        self._needed: dict[int, Counter[str]] = {}
+        for module, names in layouts.items():
+            if names is None:
+                continue
+            named, layout = modules[module], id(names)
+            self.counts[layout] += 1
+            self._kinds[layout, named[names.codes].dtype] += 1
+            self._groups.add((layout, named[names.codes].dtype, _name_group(module)))
+            needed = _NEEDED_BY_LOADERS.get(names.layout)
+            present = (name for name, part in names.optional.items() if part is needed and name in named)
+            self._needed.setdefault(layout, Counter()).update(present)
+
+    def has_sibling(self, module: str, named: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int) -> bool:
+        """Return True if a whole weight in the same block has this layout, or at least half of all weights have it."""
+        dtype = named[names.codes].dtype
+        same_block = (id(names), dtype, _name_group(module)) in self._groups
+        return same_block or self._kinds[id(names), dtype] >= incomplete
+
+    def needed_name(self, names: LayoutNames, named: Mapping[str, TensorInfo]) -> str | None:
+        """Return the last name of a tensor that loaders need, and that other weights of the layout have."""
+        needed = _NEEDED_BY_LOADERS.get(names.layout)
+        if needed is None or any(part is needed and name in named for name, part in names.optional.items()):
+            return None
+        return next((name for name, _ in self._needed.get(id(names), Counter()).most_common(1)), None)
+
+
+def _name_group(module: str) -> str:
+    """Return the name of the block of a module, the same in each layer: `layers.*.mlp` of `layers.3.mlp.up_proj`."""
+    return _INDEX.sub("*", module.rpartition(".")[0])
+
+
+def _may_be_plain_float8(named: Mapping[str, TensorInfo], names: LayoutNames) -> bool:
+    """Return True for a float8 tensor called `weight` without another tensor of the layout."""
+    is_alone = not any(name in named for name in (*names.required, *names.optional) if name != names.codes)
+    return is_alone and names.codes == "weight" and named["weight"].dtype.startswith("float8")
 
 
 def split_codes(row: TensorInfo) -> QuantizedWeight | None:
@@ -239,7 +189,7 @@ def split_codes(row: TensorInfo) -> QuantizedWeight | None:
     }
     if len(parts) < len(row.parts) or not {Part.CODES, Part.SCALES} <= parts.keys():
         return None
-    is_scaled = parts[Part.CODES].dtype in _SCALED_DTYPES and parts[Part.CODES].shape == row.shape
+    is_scaled = parts[Part.CODES].dtype in SCALED_DTYPES and parts[Part.CODES].shape == row.shape
     return QuantizedWeight(row.fqn, Layout.SCALED, parts, in_one_row=True) if is_scaled else None
 
 
@@ -273,24 +223,43 @@ def _split(fqn: str) -> tuple[str, str]:
     return module, name
 
 
-def _find_layout(named: Mapping[str, TensorInfo]) -> _Names | None:
+def _is_other(row: TensorInfo) -> bool:
+    """Return True for a tensor that is of no layout: it may be codes of an unknown one."""
+    return _split(row.fqn)[1] not in _LAST_NAMES
+
+
+def _find_layout(named: Mapping[str, TensorInfo]) -> LayoutNames | None:
     """Return the layout of which a module has all tensors, in shapes that can be of the layout."""
-    for names in _LAYOUTS:
+    for names in LAYOUTS:
         parts = _take_parts(names, named) if named.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
             return names
     return None
 
 
-def _build_weight(module: str, named: Mapping[str, TensorInfo], names: _Names) -> QuantizedWeight:
+def _build_weight(
+    module: str, named: Mapping[str, TensorInfo], names: LayoutNames, needed: str | None = None
+) -> QuantizedWeight:
+    """`needed` is the last name of a tensor that the layout does not always have, and that is missing here."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
-    missing = tuple(f"{module}{separator}{name}" for name in names.required if name not in named)
-    fqn = ".".join(filter(None, (module, names.owner)))
     parts = _take_parts(names, named) or {}
+    absent = [name for name in (*names.required, *_nested_names(names, parts)) if name not in named]
+    absent += [needed] if needed is not None else []
+    missing = tuple(f"{module}{separator}{name}" for name in absent)
+    fqn = ".".join(filter(None, (module, names.owner)))
     return QuantizedWeight(fqn, names.layout, parts, names.divisor, names.square, missing=missing)
 
 
-def _take_parts(names: _Names, named: Mapping[str, TensorInfo]) -> dict[Part, TensorInfo] | None:
+def _nested_names(names: LayoutNames, parts: Mapping[Part, TensorInfo]) -> tuple[str, ...]:
+    """Return the tables that double quantization of bitsandbytes needs: both, if the scales are codes."""
+    if names.layout is not Layout.BITSANDBYTES:
+        return ()
+    scales = parts.get(Part.SCALES)
+    is_nested = scales is not None and scales.dtype == "uint8"
+    return tuple(NESTED) if is_nested or not parts.keys().isdisjoint(NESTED.values()) else ()
+
+
+def _take_parts(names: LayoutNames, named: Mapping[str, TensorInfo]) -> dict[Part, TensorInfo] | None:
     """Return the tensors of the layout by their role; None if the codes are missing or have another dtype."""
     parts = {part: named[name] for name, part in {**names.required, **names.optional}.items() if name in named}
     return parts if Part.CODES in parts and parts[Part.CODES].dtype in names.dtypes else None
@@ -312,19 +281,19 @@ def _has_layout(layout: Layout, parts: Mapping[Part, TensorInfo]) -> bool:
     return len(codes) >= 2 if layout is Layout.SCALED else len(codes) == 2
 
 
-def _choose_incomplete(named: Mapping[str, TensorInfo], whole: Mapping[int, int]) -> _Names | None:
+def _choose_incomplete(named: Mapping[str, TensorInfo], whole: _WholeWeights) -> LayoutNames | None:
     """Return the layout of codes that lack tensors, or whose tensors do not fit; None if they may be a plain weight.
 
     A tensor called `weight` is codes if other tensors of the layout belong to it, or if it is an integer or float8 and
-    whole weights have the layout. `whole` counts the whole weights of each layout.
+    whole weights have the layout.
     """
 
-    def rank(names: _Names) -> tuple[int, int]:
-        return sum(name in named for name in (*names.required, *names.optional)), whole.get(id(names), 0)
+    def rank(names: LayoutNames) -> tuple[int, int]:
+        return sum(name in named for name in (*names.required, *names.optional)), whole.counts[id(names)]
 
     candidates = [
         names
-        for names in _LAYOUTS
+        for names in LAYOUTS
         if (parts := _take_parts(names, named)) is not None
         and len(parts[Part.CODES].shape or ()) > 1
         and (names.codes in _OWN_NAMES_OF_CODES or rank(names)[0] > 1 or _may_be_codes(parts[Part.CODES], names, whole))
@@ -332,5 +301,5 @@ def _choose_incomplete(named: Mapping[str, TensorInfo], whole: Mapping[int, int]
     return max(candidates, key=rank, default=None)
 
 
-def _may_be_codes(tensor: TensorInfo, names: _Names, whole: Mapping[int, int]) -> bool:
-    return bool(whole.get(id(names))) and (tensor.dtype in INTEGER_DTYPES or tensor.dtype.startswith("float8"))
+def _may_be_codes(tensor: TensorInfo, names: LayoutNames, whole: _WholeWeights) -> bool:
+    return bool(whole.counts[id(names)]) and (tensor.dtype in INTEGER_DTYPES or tensor.dtype.startswith("float8"))

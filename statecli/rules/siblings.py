@@ -15,6 +15,7 @@ from statecli.core.dtypes import is_floating
 from statecli.core.finding import Severity
 from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.quantized_weights import LostCodes, find_lost_codes
 from statecli.core.units import format_shape, join_names, plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
@@ -76,7 +77,8 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     logarithm) three times that of any other layer. A scale of one element that is 0 or negative is reported if the
     other scales are positive and at most a factor of 10 apart.
     A quantized weight that lacks a tensor (scales, zero points), or whose tensors do not fit each other, is always
-    reported: its codes mean nothing without the rest.
+    reported, because its codes mean nothing without the rest. Some tensors are only needed if other weights of the
+    layout have them: `quant_state`, `weight_shape`, `g_idx`, and the scales of a float8 `weight`.
     GGUF files are not checked, because they choose a dtype for each tensor on purpose. The rule has no finding on 204
     sound checkpoints of transformers and torch, with random weights and after three steps of training
     (`benchmarks/honest_checkpoints.py`).
@@ -89,7 +91,10 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
         return
     weights = list_weights(subject.state)
     yield from _report_incomplete_weights(weights)
+    lost_codes = find_lost_codes(subject.state.tensors)
+    yield from _report_lost_codes(lost_codes)
     missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
+    missing |= {(lost.scales.section, lost.codes) for lost in lost_codes}
     parts = [part for weight in weights for part in weight.parts]
     misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
     owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts}
@@ -150,6 +155,15 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
         message = f"{weight.fqn}: {weight.defect}{is_missing}"
         help = "save the missing tensors too" if weight.missing else "quantize the weight again"
         yield Issue(message, weight.codes.fqn, weight.codes.section, help)
+
+
+def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
+    for lost in lost_codes:
+        others = (
+            f"{plural(lost.whole, 'other weight')} of this layout {'has' if lost.whole == 1 else 'have'} all tensors"
+        )
+        message = f"{lost.codes}: is missing, but {lost.scales.fqn} is its scale; {others}"
+        yield Issue(message, lost.scales.fqn, lost.scales.section, "save the missing tensor too", about=lost.codes)
 
 
 def _report_odd_names(

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import TensorData
-from statecli.core.quantized_weights import Layout, Part
+from statecli.core.quantized_layouts import Layout, Part
 from statecli.values.elements import Array
 from statecli.values.ranges import resolve_data
 from statecli.values.read import read_all_values, read_rows

@@ -14,7 +14,7 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.core.quantized_weights import Part
+from statecli.core.quantized_layouts import Part
 from statecli.values.data_task import DataTask
 from statecli.values.dequantize import DequantizeRule, open_rows
 from statecli.values.element_checks import round_to

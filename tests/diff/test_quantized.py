@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from statecli.commands.diff.result import Status, TransformationKind
 from statecli.commands.diff.transformations import quantized
 from statecli.core.errors import MalformedError
-from statecli.core.quantized_weights import Layout, Part, find_quantized_weights
+from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_weights import find_quantized_weights
 from statecli.values import dequantize
 
 from .conftest import changed

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from statecli.core.errors import UnreadableError
 from statecli.core.logical_weights import LogicalWeight, StoredShape, count_bits, describe_subclass, describe_weight
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorData, TensorInfo
-from statecli.core.quantized_weights import Layout, Part, QuantizedWeight, find_quantized_by_section
+from statecli.core.quantized_layouts import Layout, Part
+from statecli.core.quantized_weights import QuantizedWeight, find_quantized_by_section
 from statecli.core.units import join_names
 from statecli.storage import files
 from statecli.storage.byte_source import Source

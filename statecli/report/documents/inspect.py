@@ -14,7 +14,7 @@ from statecli.commands.inspect.run import Inspection
 from statecli.core.finding import Finding
 from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, Oddity, Scalar, TensorInfo
-from statecli.core.quantized_weights import Layout
+from statecli.core.quantized_layouts import Layout
 from statecli.core.sizes import Totals, sum_by_kind
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows

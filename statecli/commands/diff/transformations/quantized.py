@@ -12,10 +12,8 @@ from statecli.commands.diff.result import Change, Field, Quantization, Status, T
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
+from statecli.core.quantized_layouts import DEFAULT_BLOCK, Layout, Part
 from statecli.core.quantized_weights import (
-    DEFAULT_BLOCK,
-    Layout,
-    Part,
     QuantizedWeight,
     find_quantized_weights,
     split_codes,
