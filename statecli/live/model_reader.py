@@ -34,7 +34,7 @@ from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
-from statecli.live.quantized_parameters import find_holding_tensor, has_own_to
+from statecli.live.quantized_parameters import find_holding_tensor, has_lost_class
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.requested_device import parse_device
 from statecli.live.tensors import (
@@ -47,7 +47,14 @@ from statecli.live.tensors import (
     may_overlap,
     read_facts,
 )
-from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
+from statecli.live.walk import (
+    RegisteredName,
+    UnregisteredTensor,
+    WalkResult,
+    count_constants_in_code,
+    has_own_to,
+    walk,
+)
 
 #: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
 _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_inputs")
@@ -506,7 +513,7 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
     _record_follows_device(table, trial)
     for row in table.rows:
         holder = find_holding_tensor(row.unregistered) if row.unregistered is not None else None
-        if holder is not None and has_own_to(holder) and row.follows_device is False:
+        if holder is not None and has_own_to(type(holder)) and row.follows_device is False:
             row.follows_device = None
             row.notes.append(f"cannot tell whether {type(holder).__name__}.to moves the tensor")
         if row.fqn in table.copy_differences:
@@ -589,7 +596,7 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
         ):
             continue
         holder = find_holding_tensor(unregistered)
-        if holder is not None and has_own_to(holder):
+        if holder is not None and (has_own_to(type(holder)) or has_lost_class(unregistered)):
             continue
         place = _locate_assignment(table, unregistered)
         user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)

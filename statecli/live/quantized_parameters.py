@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from statecli.live.walk import UnregisteredTensor, own_dict, walk_registered
+from statecli.live.walk import RegisteredName, UnregisteredTensor, own_dict, walk_registered
 
 #: Elements of a tensor with the sizes of a weight (`weight_shape`).
 _MAX_SIZES = 8
@@ -33,18 +33,20 @@ class QuantizedParameter(NamedTuple):
         dtype: Type of the codes; "" for that of the tensor.
         shape: Shape of the weight.
         inner: The tensors inside a subclass that has no elements of its own; () if its attributes are listed.
+        holder: Name of the object that holds the other tensors of the weight.
     """
 
     dtype: str
     shape: tuple[int, ...]
     inner: tuple[InnerTensor, ...] = ()
+    holder: str = ""
 
 
 def read_quantized_parameters(module: nn.Module) -> dict[str, QuantizedParameter]:
     """Return the quantized parameters by name."""
     found = {}
     for entry in walk_registered(module):
-        parameter = _read_parameter(entry.tensor) if entry.tensor is not None else None
+        parameter = _read_parameter(entry) if entry.tensor is not None else None
         if parameter is not None:
             found[entry.fqn] = parameter
     return found
@@ -61,11 +63,6 @@ def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def has_own_to(tensor: torch.Tensor) -> bool:
-    """Return True if the class has a `.to` of its own, which may move more than the tensor (bitsandbytes)."""
-    return type(tensor).to is not torch.Tensor.to
-
-
 def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None:
     """Return the registered tensor of which the unregistered tensor is an attribute: `weight.quant_state.absmax`."""
     first = unregistered.steps[0]
@@ -73,24 +70,44 @@ def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None
     return first.value if is_attribute else None
 
 
-def _read_parameter(tensor: torch.Tensor) -> QuantizedParameter | None:
-    library = type(tensor).__module__.partition(".")[0]
-    if library == "bitsandbytes":
-        return _read_bitsandbytes(tensor)
-    return _read_torchao(tensor) if library == "torchao" else None
+def has_lost_class(unregistered: UnregisteredTensor) -> bool:
+    """Return True for an attribute of a plain Parameter in a layer of bitsandbytes: pickling `Int8Params` makes one."""
+    holder = find_holding_tensor(unregistered)
+    return type(holder) is nn.Parameter and _is_of_library(type(unregistered.owner), "bitsandbytes")
 
 
-def _read_bitsandbytes(tensor: torch.Tensor) -> QuantizedParameter | None:
-    """`Params4bit` has a `quant_state` after it was quantized, `Int8Params` the attribute `SCB`."""
+def _read_parameter(entry: RegisteredName) -> QuantizedParameter | None:
+    tensor = entry.tensor
+    if tensor is None:
+        return None
+    if _is_of_library(type(tensor), "bitsandbytes") or _is_of_library(type(entry.owner), "bitsandbytes"):
+        return _read_bitsandbytes(entry, tensor)
+    return _read_torchao(tensor) if _is_of_library(type(tensor), "torchao") else None
+
+
+def _is_of_library(kind: type, library: str) -> bool:
+    return kind.__module__.partition(".")[0] == library
+
+
+def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> QuantizedParameter | None:
+    """`Params4bit` has a `quant_state` after it was quantized, `Int8Params` the attribute `SCB`.
+
+    The first forward moves `SCB` to the attribute `state` of the module. A pickled `Int8Params` becomes a `Parameter`.
+    """
     attributes = own_dict(tensor)
     state = attributes.get("quant_state")
     if state is not None:
         own = own_dict(state)
         shape, kind = own.get("shape"), own.get("quant_type")
         if isinstance(shape, tuple) and isinstance(kind, str):
-            return QuantizedParameter(kind, tuple(map(int, shape)))
-    is_int8 = tensor.dtype is torch.int8 and isinstance(attributes.get("SCB"), torch.Tensor)
-    return QuantizedParameter("", tuple(tensor.shape)) if is_int8 else None
+            return QuantizedParameter(kind, tuple(map(int, shape)), holder=entry.fqn)
+    if tensor.dtype is not torch.int8:
+        return None
+    if isinstance(attributes.get("SCB"), torch.Tensor):
+        return QuantizedParameter("", tuple(tensor.shape), holder=entry.fqn)
+    of_module = own_dict(own_dict(entry.owner).get("state")).get("SCB")
+    holder = f"{entry.fqn.removesuffix(entry.attribute)}state"
+    return QuantizedParameter("", tuple(tensor.shape), holder=holder) if isinstance(of_module, torch.Tensor) else None
 
 
 def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:

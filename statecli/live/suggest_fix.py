@@ -35,6 +35,7 @@ from statecli.live.attribute_source import (
     reads,
 )
 from statecli.live.installed_code import is_installed_file
+from statecli.live.quantized_parameters import has_lost_class
 from statecli.live.rebuild import Rebuild
 from statecli.live.tensors import may_overlap, storage
 from statecli.live.walk import Step, UnregisteredTensor
@@ -568,6 +569,11 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
         action = f"or move {name} yourself after each .to(), and save it next to the state_dict()"
     else:
         action = f"or move {name} yourself after each .to()"
+    if has_lost_class(unregistered):
+        return (
+            f"# the class of {name} is lost: torch.save(model) writes a plain Parameter, which moves no attribute\n"
+            "# save model.state_dict() instead, and load it into a new model"
+        )
     return f"# {where} is in a library and does not register {name}: report this to the library,\n# {action}"
 
 

@@ -548,12 +548,16 @@ def _list_contents(obj: Any, kind: type, numbered: bool) -> Iterator[tuple[str, 
 
 def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     registered = set()
+    held_by_tensors: set[int] = set()
     for registry in ("_parameters", "_buffers", "_modules"):
         for name, value in _read_registry(module, registry):
             if value is not None:
                 registered.add(name)
+                held_by_tensors |= _list_ids_moved_by(value)
             yield f".{name}", value, "registered"
     for name, value in list(own_dict(module).items()):
+        if id(value) in held_by_tensors:
+            continue  # listed below the tensor, because its `.to` may move the object (`quant_state`)
         if name in registered:
             yield f".__dict__[{name!r}]", value, "hidden"
         elif name not in _REGISTRIES and not (name == _SCRIPT_ATTRIBUTE and is_scripted(module)):
@@ -564,6 +568,35 @@ def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
             for name, value in _list_script_attributes(module)
             if name not in registered
         )
+
+
+def _list_ids_moved_by(tensor: Any) -> set[int]:
+    """Return the ids of the objects in attributes of a tensor that belong to the tensor, such as a `quant_state`.
+
+    These are the objects of a class with a `.to` of its own, and objects of bitsandbytes, whose class may be lost.
+    """
+    is_moving = has_own_to(type(tensor))
+    attributes = own_dict(tensor).values() if issubclass(type(tensor), torch.Tensor) else ()
+    return {
+        id(value)
+        for value in attributes
+        if (is_moving or _is_of_bitsandbytes(type(value))) and not (_is_closed(type(value)) or _is_module(value))
+    }
+
+
+@cache_by_type
+def _is_of_bitsandbytes(kind: type) -> bool:
+    module = _dict_of(kind).get("__module__")
+    return type(module) is str and module.partition(".")[0] == "bitsandbytes"
+
+
+@cache_by_type
+def has_own_to(kind: type) -> bool:
+    """Return True for a class of tensors with its own `.to`, which may move more than the tensor (bitsandbytes)."""
+    if not issubclass(kind, torch.Tensor):
+        return False
+    bases = itertools.takewhile(lambda base: base is not torch.Tensor, _mro_of(kind))
+    return any("to" in _dict_of(base) for base in bases)
 
 
 #: Where traced modules and old subclasses of ScriptModule keep the module whose attributes they show as their own.

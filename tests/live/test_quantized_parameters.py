@@ -76,6 +76,114 @@ def test_real_parameters_of_bitsandbytes():
     assert result.findings == ()
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_a_real_layer_of_four_bits_is_one_weight(double):
+    """The layer and its weight hold the same `quant_state`: its tensors are parts of the weight, moved by its class."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 32, quant_type="nf4", compress_statistics=double)).to("cpu")
+    before = model[0].weight.quant_state
+    result = statecli.inspect(model)
+    (weight,) = result.weights
+    assert weight.names[:3] == ("weight", "quant_state.absmax", "quant_state.code")
+    assert ("quant_state.state2.absmax" in weight.names) == double
+    assert {part.fqn for part in weight.parts} | {"0.bias"} == {tensor.fqn for tensor in result.state.tensors}
+    assert [tensor.moves for tensor in result.state.tensors if tensor.fqn == "0.bias"] == [True]
+    assert (result.findings, result.state.oddities) == ((), ())
+    assert model[0].weight.quant_state is model[0].quant_state is before
+    assert model[0].weight.module is model[0]
+
+
+def test_a_real_layer_of_eight_bits_is_one_weight_after_forward():
+    """The first forward moves the scales from the weight to the layer, which `.to()` of the whole model leaves."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear8bitLt(64, 32, has_fp16_weights=False)).to("cpu")
+    model(torch.ones(2, 64))
+    result = statecli.inspect(model)
+    assert [weight.names for weight in result.weights] == [("weight", "SCB")]
+    assert [finding.fqn for finding in result.findings] == ["0.state.SCB", "0.state.CB"]
+
+
+def test_a_real_pickled_layer_of_eight_bits_is_one_weight(tmp_path):
+    """torch.save(model) makes a Parameter of `Int8Params`, so a move leaves the scales: one finding with the cause."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear8bitLt(64, 32, has_fp16_weights=False)).to("cpu")
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert type(loaded[0].weight) is torch.nn.Parameter
+    result = statecli.inspect(loaded)
+    assert [weight.names for weight in result.weights] == [("weight", "SCB")]
+    (finding,) = result.findings
+    assert finding.fqn == "0.weight.SCB"
+    assert "save model.state_dict() instead" in finding.help
+
+
+def test_a_cast_leaves_the_scales_of_a_real_layer():
+    """`Params4bit.to` decides about the dtype of its scales: not a finding."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 32, quant_type="nf4")).to("cpu")
+    result = statecli.verify(model, checks=["cast"])
+    assert [finding.fqn for finding in result.findings] == []
+
+
+def test_a_real_pickled_layer_of_four_bits_is_one_weight(tmp_path):
+    """Its weight is a plain Parameter that still has the `quant_state`."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 32, quant_type="nf4")).to("cpu")
+    torch.save(model, tmp_path / "model.pt")
+    result = statecli.inspect(torch.load(tmp_path / "model.pt", weights_only=False))
+    assert result.weights[0].names[:2] == ("weight", "quant_state.absmax")
+    assert {finding.fqn.rpartition(".")[0] for finding in result.findings} >= {"0.weight.quant_state"}
+    assert all("save model.state_dict() instead" in finding.help for finding in result.findings)
+
+
+@pytest.fixture
+def lost_class(monkeypatch):
+    """A layer as `torch.load` returns one of bitsandbytes: a plain Parameter with the attributes of `Int8Params`."""
+
+    class Linear8bitLt(torch.nn.Linear):
+        pass
+
+    module = ModuleType("bitsandbytes.nn.modules")
+    Linear8bitLt.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, "bitsandbytes.nn.modules", module)
+    layer = Linear8bitLt(64, 32)
+    layer.weight = torch.nn.Parameter(torch.zeros(32, 64, dtype=torch.int8), requires_grad=False)
+    layer.weight.CB, layer.weight.SCB = layer.weight.data, torch.ones(32)
+    return torch.nn.Sequential(layer)
+
+
+def test_a_pickled_parameter_has_its_parts(lost_class):
+    """The attributes are part of the copy that is moved: the move leaves them."""
+    result = statecli.inspect(lost_class)
+    assert [weight.names for weight in result.weights] == [("weight", "SCB")]
+    (finding,) = [finding for finding in result.findings if finding.fqn == "0.weight.SCB"]
+    (row,) = [tensor for tensor in result.state.tensors if tensor.fqn == "0.weight.SCB"]
+    assert row.moves is False
+    assert finding.fqn == "0.weight.SCB"
+
+
+def test_attributes_of_the_layer_that_its_weight_moves(params4bit):
+    """The layer holds the same `quant_state`, and the weight a reference to the layer, as in bitsandbytes."""
+    layer = params4bit[0]
+    layer.quant_state, layer.weight.module = layer.weight.quant_state, layer
+    result = statecli.inspect(params4bit)
+    assert result.weights[0].names == ("weight", "quant_state.absmax")
+    assert result.state.oddities == ()
+    assert layer.quant_state is layer.weight.quant_state
+
+
+def test_attributes_of_a_plain_parameter_are_copied():
+    """`copy.deepcopy` drops the attributes of a Parameter; the copy that is moved has them."""
+    from statecli.commands.verify import live_model
+
+    layer = torch.nn.Linear(4, 4)
+    layer.weight.scale, layer.weight.owner = torch.ones(3), layer
+    copied = live_model.build_copy(layer).module
+    assert torch.equal(copied.weight.scale, torch.ones(3))
+    assert copied.weight.scale is not layer.weight.scale
+    assert copied.weight.owner is copied
+
+
 def test_real_parameters_of_torchao():
     """Their dtype is that of the dense weight; the size is that of the inner tensors."""
     ao = pytest.importorskip("torchao.quantization")

@@ -71,9 +71,9 @@ def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: M
         parts: tuple[TensorInfo, ...] = (replace(row, nbytes=sum(part.nbytes for part in parameter.inner)),)
         names = tuple(part.name for part in parameter.inner)
     else:
-        held = [tensor for tensor in state.tensors if tensor.fqn.startswith(f"{row.fqn}.")]
+        held = [tensor for tensor in state.tensors if tensor.fqn.startswith(f"{parameter.holder}.")]
         parts = (row, *held)
-        names = (row.fqn.rpartition(".")[2], *(tensor.fqn.removeprefix(f"{row.fqn}.") for tensor in held))
+        names = (row.fqn.rpartition(".")[2], *(tensor.fqn.removeprefix(f"{parameter.holder}.") for tensor in held))
     layout = Layout.SCALED if parameter.inner or row.dtype == "int8" else Layout.BITSANDBYTES
     return LogicalWeight(
         fqn=row.fqn,

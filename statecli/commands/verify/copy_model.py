@@ -6,6 +6,7 @@ shares functions, so that a hook or an activation `lambda x: self.scale * x` of 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 from collections import ChainMap
@@ -57,7 +58,7 @@ def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents 
     parameter of the original; errors of the model's code pass.
     """
     contents = list_contents(module) if contents is None else contents
-    copy_of_model = _finish_copy(_deepcopy(module, memo := build_memo(contents, values=values)), memo)
+    copy_of_model = _finish_copy(_deepcopy(module, memo := build_memo(contents, values=values)), contents, memo)
     kinds = {id(type(submodule)): type(submodule) for submodule in contents.modules}  # a metaclass may hash as it likes
     self_copying_ids = {key for key, kind in kinds.items() if _has_own_copying(kind)}
     self_copying = [submodule for submodule in contents.modules if id(type(submodule)) in self_copying_ids]
@@ -67,7 +68,8 @@ def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents 
     return copy_of_model
 
 
-def _finish_copy(copy_of_model: nn.Module, memo: dict[Any, Any]) -> nn.Module:
+def _finish_copy(copy_of_model: nn.Module, contents: ModelContents, memo: dict[Any, Any]) -> nn.Module:
+    _copy_tensor_attributes(contents, memo)
     _rebind_functions(copy_of_model, memo)
     _make_leaves(copy_of_model)
     return copy_of_model
@@ -96,7 +98,7 @@ def _copy_by_attributes(
     try:
         for submodule in self_copying:
             vars(memo[id(submodule)]).update(copy.deepcopy(own_dict(submodule), memo))
-        copy_of_model = _finish_copy(_deepcopy(module, memo), memo)
+        copy_of_model = _finish_copy(_deepcopy(module, memo), contents, memo)
     except Exception:  # noqa: BLE001 - anybody's code, and there is another copy
         return None
     return copy_of_model if walk(copy_of_model).holdings() == contents.holdings else None
@@ -180,6 +182,25 @@ def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, A
         inputs = [leaf for leaf in leaves if leaf.requires_grad] or [torch.empty(0, requires_grad=True)]
         non_leaf: torch.Tensor = Stand.apply(view, *inputs)  # type: ignore[no-untyped-call]
         return non_leaf
+
+
+def _copy_tensor_attributes(contents: ModelContents, memo: dict[Any, Any]) -> None:
+    """Give the copies of tensors the attributes of the originals.
+
+    `nn.Parameter.__deepcopy__` drops attributes, and `Params4bit.__deepcopy__` of bitsandbytes keeps the module of the
+    original and copies `quant_state` a second time.
+    """
+    for _, tensor in contents.tensors:
+        copied = memo.get(id(tensor))
+        if copied is None or copied is tensor or not issubclass(type(copied), torch.Tensor):
+            continue
+        attributes = own_dict(copied)
+        for name, value in own_dict(tensor).items():
+            if id(value) in memo:
+                attributes[name] = memo[id(value)]
+            elif name not in attributes:
+                with contextlib.suppress(Exception):  # anybody's object; its absence is reported as of a copy
+                    attributes[name] = copy.deepcopy(value, memo)
 
 
 def _deepcopy(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:

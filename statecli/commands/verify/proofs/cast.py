@@ -6,7 +6,8 @@ complex numbers complex. The same holds for each further name of a tensor withou
 
 Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
 dtype; unregistered tensors that follow moves by the class's own `_apply` and keep their dtype, because the class has
-decided so (torchmetrics keeps its sums out of half precision), also by a `half()` without effect.
+decided so (torchmetrics keeps its sums out of half precision), also by a `half()` without effect; tensors held by a
+parameter whose class has a `.to` of its own (bitsandbytes keeps scales in float32).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, decide_tie_severity
 from statecli.live import measure, tensor_bits
 from statecli.live.move_model import get_moved_model
-from statecli.live.walk import is_scripted
+from statecli.live.quantized_parameters import find_holding_tensor
+from statecli.live.walk import has_own_to, is_scripted, walk
 
 #: What is called, as a person writes it, the dtype that floating-point tensors have afterwards, and the call.
 _Cast = tuple[str, torch.dtype, Callable[[nn.Module], object]]
@@ -247,7 +249,17 @@ class _Proof:
             return recreated_by_forward.ELSEWHERE_REASON.format("dtype")
         if row.kind is Kind.UNREGISTERED and row.moves and judging.has_own_apply(self._cast_model, row.fqn):
             return "the class's own _apply moves the tensor and keeps its dtype"
+        if kind := self._held_by_tensors.get(row.fqn):
+            return f"{kind}.to, which .to() calls, keeps the dtype"
         return None
+
+    @functools.cached_property
+    def _held_by_tensors(self) -> dict[str, str]:
+        """Return the class of the registered tensor that holds the tensor of each name, if the class has a `.to`."""
+        entries = [(entry.fqn, find_holding_tensor(entry)) for entry in walk(self._cast_model).unregistered]
+        return {
+            fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))
+        }
 
     def _find_recreated_each_time(self) -> frozenset[str]:
         if self._recreated_each_time is None:
