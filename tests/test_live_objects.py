@@ -128,12 +128,11 @@ def test_an_optimizer_is_compared_with_its_section(tmp_path):
 def test_every_kind_of_object_is_inspected(make):
     """The name of the object is the target; SGD without momentum has no tensor."""
     target = make()
-    if isinstance(target, torch.optim.Optimizer):
-        with pytest.raises(statecli.StateError, match=r"^SGD: "):
-            statecli.inspect(target)
-        return
     inspection = statecli.inspect(target, stats=True)
     assert inspection.state.target == live_targets.name_object(target)
+    if isinstance(target, torch.optim.Optimizer):
+        assert inspection.state.tensors == ()
+        return
     weight = next(tensor for tensor in inspection.state.tensors if tensor.fqn == "embedding.weight")
     assert weight.stats.max == pytest.approx(
         float(torch.as_tensor((target if isinstance(target, dict) else target.state_dict())["embedding.weight"]).max())
@@ -218,3 +217,62 @@ def test_results_call_an_object_in_memory_so(tmp_path):
     assert "in memory, 2 tensors" in str(statecli.inspect(model.state_dict()))
     assert "torch-zip, 2 tensors, 36 B → in memory, 2 tensors" in str(statecli.diff(tmp_path / "a.pt", model))
     assert "in memory, 2 tensors" in str(statecli.audit(model))
+
+
+# --- optimizers without state ----------------------------------------------------------------------------------------
+
+
+def sgd(lr=0.1):
+    return torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr)
+
+
+@pytest.mark.parametrize("build", [sgd, lambda: torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), 0.1)])
+def test_an_optimizer_without_state_has_settings(build):
+    """Before the first step, and without momentum, it holds no tensor."""
+    optimizer = build()
+    result = statecli.inspect(optimizer)
+    assert result.state.tensors == ()
+    assert result.state.metadata.values["param_groups.0.lr"] == 0.1
+    assert "contains no tensors, only metadata: param_groups.0.lr=0.1" in " ".join(str(result).split())
+    assert not statecli.audit(optimizer).findings
+
+
+def test_the_settings_of_optimizers_without_state_are_compared(tmp_path):
+    """With an object, a file, and a snapshot; the same settings are identical."""
+    torch.save(sgd(0.2).state_dict(), tmp_path / "sgd.pt")
+    before = statecli.Snapshot(sgd())
+    for old, new in ((sgd(), sgd(0.2)), (sgd(), tmp_path / "sgd.pt"), (before, sgd(0.2))):
+        result = statecli.diff(old, new)
+        assert [(scalar.key, scalar.before, scalar.after) for scalar in result.scalars] == [
+            ("param_groups.0.lr", 0.1, 0.2)
+        ]
+        assert "neither side contains a tensor; statecli compared only 11 settings" in " ".join(str(result).split())
+    assert statecli.diff(sgd(), sgd()).scalars == ()
+
+
+def test_an_optimizer_without_state_is_compared_with_its_section(tmp_path):
+    """The section of a checkpoint has no tensor either."""
+    state = {"model": torch.nn.Linear(2, 2).state_dict(), "optimizer": sgd(0.2).state_dict()}
+    torch.save(state, tmp_path / "train.pt")
+    result = statecli.diff(f"{tmp_path / 'train.pt'}#optimizer", sgd())
+    assert [(scalar.key, scalar.before, scalar.after) for scalar in result.scalars] == [("param_groups.0.lr", 0.2, 0.1)]
+    with pytest.raises(statecli.StateError, match="has no section 'optimiser'"):
+        statecli.diff(f"{tmp_path / 'train.pt'}#optimiser", sgd())
+
+
+def test_an_optimizer_without_state_has_nothing_to_lock():
+    """One sentence says so."""
+    with pytest.raises(statecli.NothingMatched) as caught:
+        statecli.lock(sgd())
+    assert str(caught.value) == "SGD: contains no tensor, so there is nothing to lock"
+
+
+def test_nothing_is_said_of_a_file_of_an_object_in_memory():
+    """Neither the reason why it cannot be listed nor a note calls the object a file or a pickle."""
+    with pytest.raises(statecli.MalformedError) as caught:
+        statecli.inspect({"a": 1})
+    assert str(caught.value) == "state_dict: holds no tensor: the object is a dict of length 1"
+    model = torch.nn.Linear(2, 2)
+    shown = str(statecli.inspect({"model": model.state_dict(), "optimizer": sgd()}))
+    assert "file" not in shown
+    assert "pickle" not in shown

@@ -19,14 +19,15 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import StateError, UsageError
-from statecli.core.model_state import TensorInfo
+from statecli.core.model_state import ModelState, Oddity, TensorInfo
+from statecli.core.oddity_kind import OddityKind
 from statecli.targets.location import make_relative_name
 
 _Value = TypeVar("_Value")
 
-#: File system in memory on Linux.
 #: The format of an object in memory, as results name it.
 _FORMAT = "in memory"
+#: File system in memory on Linux.
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - each file is in a new folder of its own, of mode 0700
 #: Bytes that the file may have besides the tensors: names, records of the archive.
 _OVERHEAD_BYTES = 64 << 20
@@ -178,6 +179,9 @@ def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
     changed = {field: new for field, (old, new) in pairs.items() if new is not old}
     if "target" in changed and "format" in pairs:
         changed["format"] = _FORMAT
+    if "target" in changed and isinstance(value, ModelState):  # nothing loads an object in memory
+        oddities: tuple[Oddity, ...] = changed.get("oddities", value.oddities)
+        changed["oddities"] = tuple(oddity for oddity in oddities if oddity.kind is not OddityKind.FOREIGN_GLOBALS)
     return replace(value, **changed) if changed else value
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
@@ -31,7 +32,8 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     Why: a load with `strict=False`, or a load of an adapter, succeeds silently and does not change the model. Usually
     the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP, ZeRO-3). The finding
     is a note for a pickle with only settings, and for a TorchScript or torch.export program without weights. The state
-    of a scheduler or a sampler is not reported, because it has no tensors.
+    of a scheduler or a sampler is not reported, because it has no tensors, nor that of an optimizer before its first
+    step, or without momentum.
 
     Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
 
@@ -42,8 +44,13 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
             yield Issue(f"{key}: empty state_dict, so the checkpoint holds no model", help=help, about=key)
-    elif not checkpoint_folder.COMPANIONS.match(files.get_name(path)):
+    elif not (_is_optimizer(state) or checkpoint_folder.COMPANIONS.match(files.get_name(path))):
         yield Issue("checkpoint contains no tensors", help=help, severity=_choose_severity(state))
+
+
+def _is_optimizer(state: ModelState) -> bool:
+    """Return True for an optimizer with settings alone; a checkpoint without tensors may hold one too."""
+    return bool(state.optimizers) and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities)
 
 
 def _choose_severity(state: ModelState) -> Severity | None:

@@ -159,7 +159,8 @@ def select_section(state: ModelState, text: str) -> ModelState:
 
 def _filter_section(state: ModelState, section: str) -> ModelState:
     matching = tuple(name for name in state.sections if name == section or (section and name.startswith(section + ".")))
-    if not matching:
+    has_settings_alone = any(optimizer.section == section for optimizer in state.optimizers)
+    if not matching and not has_settings_alone:
         from difflib import get_close_matches
 
         close_matches = get_close_matches(section, state.sections, n=1)

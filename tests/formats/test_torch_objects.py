@@ -449,7 +449,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
     """A file without a tensor is read, and refused where tensors are wanted, with what it holds instead."""
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
-    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of length 1"):
+    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the object is a dict of length 1"):
         load.read_checkpoint(str(tmp_path / "file.pt"))
 
 

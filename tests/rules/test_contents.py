@@ -67,6 +67,13 @@ def test_empty_checkpoint_spares_a_schedulers_state(found, saved):
     assert not found("empty-checkpoint", saved({"last_epoch": 1}, "scheduler.pt"))
 
 
+def test_empty_checkpoint_spares_an_optimizer_without_state(found, saved):
+    """SGD without momentum has settings alone. A checkpoint with an empty model and such an optimizer is reported."""
+    state = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1).state_dict()
+    assert not found("empty-checkpoint", saved(state))
+    assert found("empty-checkpoint", saved({"model": {}, "optimizer": state}))
+
+
 def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(found, saved):
     """`model` is empty, and the weights are under `state_dict`."""
     assert not found("empty-checkpoint", saved({"model": {}, "state_dict": torch.nn.Linear(2, 2).state_dict()}))

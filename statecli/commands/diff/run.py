@@ -241,13 +241,12 @@ class _Comparison:
         all_matches = self._matches(*states)
         matches = [match for match in all_matches if self._is_wanted(match)]
         setting_changes, settings = self._settings()
-        if not matches and not (all_matches and settings):
+        has_settings_alone = bool(self.before.optimizers and self.after.optimizers)
+        if not matches and not (settings and (all_matches or has_settings_alone)):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
-            self._note(
-                "settings-alone",
-                f"the filters exclude all tensors; statecli compared only {plural(len(settings), 'setting')}",
-            )
+            why = "the filters exclude all tensors" if all_matches else "neither side contains a tensor"
+            self._note("settings-alone", f"{why}; statecli compared only {plural(len(settings), 'setting')}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)

@@ -53,7 +53,8 @@ def build_state(
 ) -> ModelState:
     """Build the state of a pickled object: every tensor, grouped into sections; `wanted` must be a section.
 
-    `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`; a tensor that
+    `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`, unless it is the
+    state of an optimizer; a tensor that
     contradicts the file's storages has `damage`. `reads_all_storages`: the loader reads storages without a tensor too,
     and one that contradicts the file raises MalformedError.
     """
@@ -69,8 +70,9 @@ def build_state(
         tensors.extend(build_info(row, section.path, target) for row in _build_rows(section, reading))
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
-    if not tensors:
-        reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the pickle is {_describe(pickle.root)}")
+    # A new optimizer, and SGD without momentum, have settings alone.
+    if not tensors and not any(section.role == "optimizer" and section.node is pickle.root for section in sections):
+        reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the object is {_describe(pickle.root)}")
     if bare := list(dict.fromkeys(reading.decoder.bare)):
         reading.add_oddity(
             "bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare)}"
