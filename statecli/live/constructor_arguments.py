@@ -17,6 +17,7 @@ from typing import Any
 from statecli.core.errors import ModelError
 from statecli.core.python_names import takes_configuration, takes_object
 from statecli.core.units import join_names
+from statecli.live import config_guards
 from statecli.live.spec import ModelSpec, ObjectCall, ObjectName
 from statecli.storage import files
 
@@ -189,9 +190,28 @@ def _build_from_json(spec: ModelSpec, path: str, config_class: type) -> Any:
     folder, name = files.split(path)
     document = config_files.read_document(folder or ".", name)
     from_dict = getattr(config_class, "from_dict", None)
+    if from_dict is not None and _is_of_transformers(config_class):
+        _check_model_type(path, config_class, document)
+        config_guards.check_config({**document, "quantization_config": None}, path)
+        return from_dict(config_guards.remove_fetches(document))
     if from_dict is not None and not dataclasses.is_dataclass(config_class):
         return from_dict(document)
     return _build_class(spec, path, config_class, document)
+
+
+def _is_of_transformers(config_class: type) -> bool:
+    """Return True for a configuration class of transformers, or a subclass: a dataclass whose file has other keys."""
+    return any(base.__module__ == "transformers.configuration_utils" for base in config_class.__mro__)
+
+
+def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]) -> None:
+    """Raise ModelError for the configuration of another model, which `from_dict` accepts."""
+    own, given = getattr(config_class, "model_type", ""), document.get("model_type")
+    if own and type(given) is str and given != own:
+        raise ModelError(
+            f"{path}: model_type is {given!r}, but {config_class.__name__} needs {own!r}; give the configuration of "
+            "that model"
+        )
 
 
 def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mapping[str, Any]) -> Any:

@@ -638,3 +638,57 @@ def test_the_function_of_inputs_takes_names_too(net, statecli):
     Path("batch.py").write_text("import torch\ndef make(dtype): return torch.ones(2, 3).to(dtype)\n")
     words = ("net.py:Wide(3)", "--check", "move", "--input-from", "batch.py:make(torch.float64)")
     assert statecli("verify", *words).code == 0
+
+
+# --- --config-json with a configuration of transformers ------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(real):
+    """A folder with a config.json that transformers wrote."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    config = real.BertConfig(**sizes, vocab_size=9, architectures=["BertModel"], dtype="float32")
+    config.save_pretrained("bert")
+
+
+def test_a_class_of_transformers_takes_its_own_file_as_config_json(bert, statecli):
+    """A file that save_pretrained wrote has model_type, architectures and more, which are no fields of the class."""
+    result = statecli("inspect", "transformers:BertModel", "--config-json", "bert/config.json", "-f", "json")
+    assert result.code == 0, result.err
+    expected = statecli("inspect", "transformers:BertModel('bert/config.json')", "-f", "json")
+    assert names_and_shapes(result.json) == names_and_shapes(expected.json)
+
+
+def names_and_shapes(document):
+    return [(row["fqn"], row["shape"]) for row in document["tensors"]]
+
+
+def test_a_class_of_the_user_takes_a_configuration_of_transformers(bert, statecli):
+    """An annotated argument."""
+    Path("net.py").write_text(
+        "from torch import nn\nfrom transformers import BertConfig\n"
+        "class Net(nn.Module):\n    def __init__(self, config: BertConfig):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(config.hidden_size, len(config.architectures))\n"
+    )
+    result = statecli("inspect", "net.py:Net", "--config-json", "bert/config.json", "-f", "json")
+    assert result.code == 0, result.err
+    size = json.loads(Path("bert/config.json").read_text())["hidden_size"]
+    assert {row["fqn"]: row["shape"] for row in result.json["tensors"]}["fc.weight"] == [1, size]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', but BertConfig needs 'bert'"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
+        ({"hidden_size": "x"}, "hidden_size"),
+    ],
+)
+def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, message):
+    """Another model, a size larger than of any model, and a text in place of a number."""
+    document = json.loads(Path("bert/config.json").read_text()) | fields
+    Path("wrong.json").write_text(json.dumps(document))
+    result = statecli("inspect", "transformers:BertModel", "--config-json", "wrong.json")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert message in result.err
