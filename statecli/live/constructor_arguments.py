@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from statecli.core.errors import ModelError
@@ -23,6 +24,8 @@ from statecli.storage import files
 
 #: Ends of the names of classes that hold settings.
 _CONFIGURATION_ENDS = ("Config", "Cfg", "Args", "Configuration", "HParams")
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.7
 _STANDARD_LIBRARY = sys.stdlib_module_names
 
 
@@ -96,11 +99,15 @@ class _Resolver:
         return self.spec.module
 
     def _suggest(self, name: str) -> str:
-        from difflib import get_close_matches
-
         known = [key for namespace in self.namespaces for key in dir(namespace) if not key.startswith("_")]
-        near = get_close_matches(name, known, 1, 0.7)
-        return f"; did you mean {near[0]}?" if near else f"; write a string in quotes: {name.partition('.')[0]!r}"
+        near = get_close_matches(name, known, 1, _SIMILARITY)
+        if near:
+            return f"; did you mean {near[0]}?"
+        return (
+            f"; an argument is a number, a string in quotes, or a class of {self._where}"
+            if "." in name
+            else f"; write a string in quotes: {name!r}"
+        )
 
     def call(self, name: str, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(called, type):
@@ -123,8 +130,11 @@ def _check_signature(spec: ModelSpec, name: str, called: type, args: tuple[Any, 
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        takes = join_names([parameter.name for parameter in signature.parameters.values()], 8)
-        raise ModelError(f"{spec.text}: {name}: {error}; {name} takes {takes}") from error
+        names = [parameter.name for parameter in signature.parameters.values()]
+        unknown = next((key for key in kwargs if key not in names), None)
+        near = get_close_matches(unknown, names, 1, _SIMILARITY) if unknown is not None else []
+        hint = f"did you mean {near[0]}?" if near else f"{name} takes {join_names(names, 8)}"
+        raise ModelError(f"{spec.text}: {name}: {error}; {hint}") from error
 
 
 # --- a configuration from a file --------------------------------------------------------------------------------------
@@ -220,9 +230,9 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
     names = [parameter.name for parameter in parameters]
     unknown = [key for key in document if key not in names]
     if unknown and not _takes_any_keyword(config_class):
-        raise ModelError(
-            f"{path}: {config_class.__name__} has no field {unknown[0]!r}; its fields are {join_names(names, 8)}"
-        )
+        near = get_close_matches(unknown[0], names, 1, _SIMILARITY)
+        hint = f"did you mean {near[0]}?" if near else f"its fields are {join_names(names, 8)}"
+        raise ModelError(f"{path}: {config_class.__name__} has no field {unknown[0]!r}; {hint}")
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in document]
     if missing:
         raise ModelError(f"{path}: {config_class.__name__} needs {join_names(missing, 8)}; add the fields to the file")

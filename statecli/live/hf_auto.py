@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import MissingDependency, ModelError, UsageError, option
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.config_document import read_document
@@ -81,7 +82,8 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
     kind, model_type = document.get("model_type"), config_class.model_type
     if kind not in (None, model_type):
         raise ModelError(
-            f"{config}: model_type is {str(kind)[:80]!r}, but {name} needs {model_type!r}; name another class"
+            f"{config}: model_type is {str(kind)[:80]!r}, but {name} needs {model_type!r}; "
+            + (_suggest_class(transformers, document, config) or "name another class")
         )
     with (
         config_guards.disable_hub(),
@@ -116,9 +118,20 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
             raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
         known = [] if not is_named or name in dir(transformers) else dir(transformers)
         near = difflib.get_close_matches(name, known, 1, _SIMILARITY)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ModelError(_describe_unknown_class(name, document, config, version) + hint)
+        hint = f"did you mean {near[0]}?" if near else _suggest_class(transformers, document, config)
+        unknown = _describe_unknown_class(name, document, config, version)
+        raise ModelError("; ".join(filter(None, (unknown, hint or "name the class: file.py:Class"))))
     return model_class
+
+
+def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) -> str:
+    """Return the class to type for the `model_type` of the configuration; "" if transformers has none."""
+    kind = document.get("model_type")
+    names = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
+    class_name = names.get(kind) if type(kind) is str and not document.get("auto_map") else None
+    if type(class_name) is not str:
+        return ""
+    return f"for this model_type, write {quote_for_shell(f'transformers:{class_name}({config!r})')}"
 
 
 def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> Any:
@@ -165,9 +178,13 @@ def _divide_arguments(model_class: Any, config_class: Any, arguments: Mapping[st
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
+    """Return that transformers has no such class, which the file names, or the user alone."""
     if document.get("auto_map"):
-        return f"{config}: {name} is code of the checkpoint (auto_map), which --model auto does not run; name the class"
-    return f"{config}: names {name}, which is not a model class of transformers {version}"
+        return f"{config}: {name} is code of the checkpoint (auto_map), which --model auto does not run"
+    what = f"not a model class of transformers {version}"
+    names = document.get("architectures")
+    is_in_file = type(names) is list and name in names
+    return f"{config}: names {name}, which is {what}" if is_in_file else f"transformers:{name}: is {what}"
 
 
 def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:

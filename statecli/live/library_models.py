@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from statecli.storage import files
 if TYPE_CHECKING:
     from torch import nn
 
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.7
 #: Arguments of `timm.create_model` that load a file or download weights.
 _TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
 
@@ -65,7 +68,10 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     name = str(document["architecture"])
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
-        raise ModelError(f"{config}: architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}")
+        near = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name the class: file.py:Class"
+        problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
+        raise ModelError(f"{config}: {problem}; {hint}")
     arguments = list_timm_arguments(document)
     fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
     if fetching:

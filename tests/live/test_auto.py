@@ -146,18 +146,19 @@ def test_written_out_it_is_a_class_as_any(statecli):
     assert (result.code, result.json["format"]) == (0, "module")
 
 
+BERT_LINE = "for this model_type, write \"transformers:BertModel('m/config.json')\""
 REFUSED = {
     "code of its own": (
         {"architectures": ["Mine"], "auto_map": {"AutoModel": "mine.Mine"}},
-        "Mine is code of the checkpoint (auto_map), which --model auto does not run; name the class",
+        "Mine is code of the checkpoint (auto_map), which --model auto does not run; name the class: file.py:Class",
     ),
     "unknown": (
         {"architectures": ["Mine"]},
-        f"names Mine, which is not a model class of transformers {transformers.__version__}",
+        f"names Mine, which is not a model class of transformers {transformers.__version__}; {BERT_LINE}",
     ),
     "no model": (
         {"architectures": ["pipeline"]},
-        f"names pipeline, which is not a model class of transformers {transformers.__version__}",
+        f"names pipeline, which is not a model class of transformers {transformers.__version__}; {BERT_LINE}",
     ),
     "a call": (
         {"architectures": ["os.system"]},
@@ -179,7 +180,8 @@ REFUSED = {
     ),
     "another type": (
         {"model_type": "gpt2"},
-        "model_type is 'gpt2', but BertModel needs 'bert'; name another class",
+        "model_type is 'gpt2', but BertModel needs 'bert'; for this model_type, write "
+        "\"transformers:GPT2Model('m/config.json')\"",
     ),
     "endless": (
         {"num_hidden_layers": 10**9},

@@ -497,6 +497,10 @@ def test_objects_are_built_again_for_each_instance(net):
         ("cfg=torch", "torch is not a class or a value in net.py"),
         ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),
         ("cfg=relu", "relu is not defined in net.py; write a string in quotes: 'relu'"),
+        (
+            "cfg=oz.system",
+            "oz.system is not defined in net.py; an argument is a number, a string in quotes, or a class",
+        ),
         ("cfg=Config()", "Config: missing a required argument: 'size'; Config takes size, depth, inner"),
         ("cfg=Config(sise=3, size=2)", "Config: got an unexpected keyword argument 'sise'"),
         ("cfg=Config.size.real", "Config.size.real is not a class or a value in net.py"),
@@ -547,7 +551,7 @@ def test_a_configuration_is_built_from_a_file(net, statecli):
 @pytest.mark.parametrize(
     ("text", "target", "problem"),
     [
-        ('{"sise": 4}', "net.py:Net", "net.json: Config has no field 'sise'; its fields are size, depth, inner"),
+        ('{"sise": 4}', "net.py:Net", "net.json: Config has no field 'sise'; did you mean size?"),
         ("{}", "net.py:Net", "net.json: Config needs size; add the fields to the file"),
         ('{"size": 4, "inner": {"a": 1}}', "net.py:Net", "net.json: Inner has no field 'a'; its fields are width"),
         ("[1]", "net.py:Net", "net.json"),
@@ -692,3 +696,56 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
     assert result.code == 2
     assert result.err.count("\n") == 1
     assert message in result.err
+
+
+# --- the line to type -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "wrong",
+            "wrong/config.json: names BertForNothing, which is not a model class of transformers {}; for this "
+            "model_type, write \"transformers:BertModel('wrong/config.json')\"",
+        ),
+        (
+            "unknown",
+            "unknown/config.json: names FooModel, which is not a model class of transformers {}; name the class: "
+            "file.py:Class",
+        ),
+        (
+            "transformers:BertModl('bert')",
+            "transformers:BertModl: is not a model class of transformers {}; did you mean BertModel?",
+        ),
+        (
+            "transformers:LlamaModel(config='bert')",
+            "bert/config.json: model_type is 'bert', but LlamaModel needs 'llama'; for this model_type, write "
+            "\"transformers:BertModel('bert/config.json')\"",
+        ),
+        (
+            "transformers:BertModel(BertConfig(hidden_siz=3))",
+            "transformers:BertModel(BertConfig(hidden_siz=3)): BertConfig: got an unexpected keyword argument "
+            "'hidden_siz'; did you mean hidden_size?",
+        ),
+    ],
+)
+def test_a_wrong_name_has_the_right_one(bert, real, statecli, target, message):
+    """The file is said to name only what it names."""
+    configure("wrong", architectures=["BertForNothing"], model_type="bert")
+    configure("unknown", architectures=["FooModel"], model_type="foo")
+    assert statecli("inspect", target).err == f"statecli: {message.format(real.__version__)}\n"
+
+
+def test_the_line_to_type_for_a_wrong_class_works(bert, statecli):
+    """The line in the message."""
+    configure("wrong", **json.loads(Path("bert/config.json").read_text()) | {"architectures": ["BertForNothing"]})
+    line = statecli("inspect", "wrong").err.partition('write "')[2].removesuffix('"\n')
+    assert statecli("inspect", line).code == 0
+
+
+def test_a_model_of_timm_has_the_nearest_name(here):
+    """In a configuration too."""
+    configure("r18", architecture="resnet1")
+    with pytest.raises(ModelError, match=r"r18/config.json: architecture is 'resnet1', .*; did you mean .*resnet18"):
+        shapes("r18")
