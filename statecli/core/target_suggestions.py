@@ -28,6 +28,10 @@ _EXAMPLES = {
     "torchvision": "torchvision.models:resnet18",
     "torchvision.models": "torchvision.models:resnet18",
 }
+#: Packages that build models by name, as in `resnet50` and `vit_b_16`.
+_REGISTRIES = ("timm", "torchvision")
+_MODEL_NAME = re.compile(r"[a-z][a-z_]*\d\w*")
+_CLASS_NAME = re.compile(r"[A-Z]\w*")
 _BUILD = "write a function without arguments that builds the model, and name it: build.py:make"
 #: Least similarity of a suggested file name, from 0 to 1: two.py (0.67) is not suggested for net.py.
 _SIMILARITY = 0.7
@@ -220,6 +224,9 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     if module and not call and not attribute[:1].isupper():
         return Suggestion()  # a file's name with an extension
     missing = f"no Python module is called {top}" if not module else f"the Python module {top} is not installed"
+    in_library = _suggest_loaded_class(module, attribute, call)
+    if in_library is not None:
+        return in_library
     if module:
         return Suggestion(
             f"{missing}; install the package, then write {quote_for_shell(f'{module}:{attribute}{call}')}"
@@ -227,6 +234,9 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     if top in _EXAMPLES:
         missing = f"the Python package {top} is not installed"
         return Suggestion(f"{missing}; install the package, then write {quote_for_shell(_EXAMPLES[top])}")
+    registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
+    if registries and _MODEL_NAME.fullmatch(name):
+        return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")
     return Suggestion(f"{missing}; name a model class as file.py:Class or package.module:Class")
 
 
@@ -237,6 +247,15 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
     if advice is None or call.strip("() ") == "":
         return advice and Suggestion(advice=advice)
     return Suggestion(f"name the module before a colon: {quote_for_shell(f'transformers:{name}{call}')}")
+
+
+def _suggest_loaded_class(class_name: str, method: str, call: str) -> Suggestion | None:
+    """Return how to build `AutoModel.from_pretrained('bert')`, whose module is missing, from the configuration."""
+    spec = next(_find_modules(["transformers"]), None)
+    if method not in ("from_pretrained", "from_config") or spec is None or not _CLASS_NAME.fullmatch(class_name):
+        return None
+    line = quote_for_shell(f"transformers:{class_name}{call}")
+    return Suggestion(f"to build a class of transformers from its configuration, write {line}")
 
 
 def _list_names(path: str, module: str | None = None) -> Suggestion:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core.errors import UsageError, option
+from statecli.core.quoting import quote_for_shell
 from statecli.live import hf_auto, library_models
 from statecli.live.config_document import Library, find_config_file, find_library, read_document
 from statecli.live.spec import ClassOptions, ModelSpec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What follows the name of a class in other spellings of the same build.
 _BUILDERS = (".from_config", "._from_config")
+#: Ends of the names of files from which `from_pretrained` reads weights.
+_WEIGHT_ENDS = (".safetensors", ".bin", ".index.json", ".h5", ".msgpack", ".gguf", ".ckpt.index")
 #: A name that is called with a configuration. `--model auto` spells the name in a file so: it must never be called.
 _NAME = re.compile(r"\w+")
 #: A name that is called with a text. The call of others (pipeline, AutoModel.from_pretrained) is the user's own.
@@ -59,6 +62,7 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
     if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
         return spec
     name = spec.attribute
+    _check_weights(spec, name)
     for builder in _BUILDERS:
         name = name.removesuffix(builder)
     is_given = type(spec.kwargs.get("config")) is str
@@ -67,6 +71,17 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
         return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)
+
+
+def _check_weights(spec: ModelSpec, name: str) -> None:
+    """Raise UsageError for `from_pretrained` of a folder that has a configuration and no weights."""
+    class_name, _, method = name.rpartition(".")
+    folder = spec.args[0] if len(spec.args) == 1 else None
+    if method != "from_pretrained" or type(folder) is not str or not os.path.isfile(os.path.join(folder, CONFIG)):
+        return
+    if not any(file.endswith(_WEIGHT_ENDS) for file in os.listdir(folder)):
+        line = quote_for_shell(f"{spec.module}:{class_name}({folder!r})")
+        raise UsageError(f"{spec.text}: {folder} has no weights; to build the class from its {CONFIG}, write {line}")
 
 
 def _name_build(

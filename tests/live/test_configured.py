@@ -749,3 +749,42 @@ def test_a_model_of_timm_has_the_nearest_name(here):
     configure("r18", architecture="resnet1")
     with pytest.raises(ModelError, match=r"r18/config.json: architecture is 'resnet1', .*; did you mean .*resnet18"):
         shapes("r18")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "transformers:AutoModel.from_pretrained('bert')",
+            "transformers:AutoModel.from_pretrained('bert'): bert has no weights; to build the class from its "
+            "config.json, write \"transformers:AutoModel('bert')\"",
+        ),
+        (
+            "transformers.BertModel.from_pretrained('bert')",
+            "transformers:BertModel.from_pretrained('bert'): bert has no weights; to build the class from its "
+            "config.json, write \"transformers:BertModel('bert')\"",
+        ),
+        (
+            "AutoModel.from_pretrained('bert')",
+            "AutoModel.from_pretrained('bert'): cannot be opened: no such file or directory; to build a class of "
+            "transformers from its configuration, write \"transformers:AutoModel('bert')\"",
+        ),
+    ],
+)
+def test_from_pretrained_without_weights_has_the_line_to_type(bert, statecli, target, message):
+    """A line that works."""
+    assert statecli("inspect", target).err == f"statecli: {message}\n"
+    assert statecli("inspect", message.partition('write "')[2].removesuffix('"')).code == 0
+
+
+def test_from_pretrained_with_weights_is_the_users_own_call(bert, real, statecli):
+    """It loads the weights."""
+    real.BertModel(real.BertConfig.from_pretrained("bert")).save_pretrained("bert")
+    assert statecli("inspect", "transformers:AutoModel.from_pretrained('bert')").code == 0
+
+
+def test_the_name_of_a_model_has_its_library(here, statecli):
+    """timm and torchvision are installed; nothing is imported for the message."""
+    line = "for a model of that name in a library, write timm:resnet50 or torchvision:resnet50\n"
+    assert statecli("inspect", "resnet50").err.endswith(line)
+    assert "timm" not in statecli("inspect", "weights").err
