@@ -319,6 +319,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
     return UnreadableError(
         problem
         or "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file"
+        + f", and its {CONFIG} does not name a model class" * (CONFIG in names)
     )
 
 

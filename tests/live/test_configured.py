@@ -788,3 +788,10 @@ def test_the_name_of_a_model_has_its_library(here, statecli):
     line = "for a model of that name in a library, write timm:resnet50 or torchvision:resnet50\n"
     assert statecli("inspect", "resnet50").err.endswith(line)
     assert "timm" not in statecli("inspect", "weights").err
+
+
+def test_a_configuration_without_a_model_class_is_named(real, statecli):
+    """A folder with such a file alone is neither a checkpoint nor a class."""
+    configure("nomodel", hello=1)
+    end = "*.index.json file, and its config.json does not name a model class\n"
+    assert statecli("inspect", "nomodel").err.endswith(end)
