@@ -18,6 +18,8 @@ from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import parse_spec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: Files of statecli that code of the user may call, such as patches of torch. Other files call the code of the user.
+_LIVE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Place = tuple[str, int]
 #: The code and the index of the instruction in progress of each frame.
@@ -116,13 +118,24 @@ class Refused(RuntimeError):
 
 
 def find_user_frame() -> FrameType | None:
-    """Return the innermost frame of code of neither torch nor statecli."""
-    return next(_iter_user_frames(sys._getframe(1)), None)
+    """Return the innermost frame of code of neither torch nor statecli; None if statecli itself called torch."""
+    return next(_iter_called_frames(sys._getframe(1)), None)
 
 
 def list_user_calls() -> CallStack:
-    """Return the call in progress in each frame of user code, the innermost first."""
-    return tuple((frame.f_code, frame.f_lasti) for frame in _iter_user_frames(sys._getframe(1)))
+    """Return the call in progress in each frame of user code that statecli called, the innermost first."""
+    return tuple((frame.f_code, frame.f_lasti) for frame in _iter_called_frames(sys._getframe(1)))
+
+
+def _iter_called_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield frames of user code up to the call by statecli: a console script or a notebook around it is no model."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename.startswith(_PACKAGE) and not filename.startswith(_LIVE):
+            return
+        if is_user_code(filename):
+            yield frame
+        frame = frame.f_back
 
 
 def _iter_user_frames(frame: FrameType | None) -> Iterator[FrameType]:

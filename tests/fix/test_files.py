@@ -290,3 +290,14 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
         "inconclusive: step",
         "inconclusive: forward",
     ]
+
+
+def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statecli):
+    """Without the edit, training calls backward twice through one graph; with the edit every proof has a result."""
+    text = NET.replace("torch.ones(4)", "self.w.norm(dim=1, keepdim=True)  # row norms")
+    text = text.replace("        self.t", "        self.w = nn.Parameter(torch.randn(4, 4))\n        self.t")
+    (desk / "net.py").write_text(text + "\n    def forward(self, x):\n        return x @ (self.w / self.t)\n")
+    result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.count("note[") == 1
+    assert statecli("verify", "net.py:Net", "--input", "2x4").code == 0

@@ -9,9 +9,10 @@ from torch import nn
 import statecli
 from statecli.commands.verify.proofs import forward
 from statecli.commands.verify.proofs.move import FAKE_CUDA
-from statecli.commands.verify.result import Verdict
+from statecli.commands.verify.result import Name, Verdict
 
 from .mixes import TABLE, live
+from .proving import of_source
 
 
 class Net(nn.Module):
@@ -194,3 +195,37 @@ def test_a_live_model_with_hooks_of_parameters_is_not_said_to_have_run_backward(
     for register, words in [(WEIGHT(lambda m, g: g * m.a), "called on"), (lambda m: None, "eval mode, train mode, ")]:
         (check,) = statecli.verify(Hooked(register), checks=["forward"], inputs="2x3", device=FAKE_CUDA).checks
         assert check.how.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("value", "use"),
+    [
+        ("self.fc.weight.norm(dim=1)", "y / self.t"),
+        ("self.fc.weight.exp()", "y @ self.t"),
+        ("self.fc.weight @ self.fc.weight", "torch.relu(y @ self.t)"),
+        ("self.fc.weight[0].softmax(0).log()", "torch.cat([y, self.t[None]])"),
+    ],
+    ids=["saved-input", "saved-result", "two-inputs", "two-operators"],
+)
+def test_the_graph_of_a_constructor_is_no_second_defect(value, use, tmp_path, monkeypatch):
+    """A tensor computed from a parameter is the only finding; backward of its graph has no line of the user."""
+    monkeypatch.chdir(tmp_path)
+    body = (
+        f"self.fc = nn.Linear(3, 3)\nself.t = {value}\n---\ndef forward(self, x):\n    y = self.fc(x)\n    return {use}"
+    )
+    check = of_source(Name.FORWARD, body, "2x3", device=FAKE_CUDA)
+    (finding,) = check.findings
+    assert finding.fqn == "t"
+    assert " at net.py:10" in finding.message
+    assert check.how.startswith("eval mode, train mode, backward on")
+
+
+def test_the_caller_of_statecli_is_not_a_line_of_the_model():
+    """A model of torch's own modules has no line of the user: neither this file nor a console script is named."""
+    net = nn.Sequential(nn.Linear(3, 3))
+    del net[0].bias
+    net[0].bias = torch.ones(3)
+    check = forward.prove(live(lambda: net, (2, 3)), FAKE_CUDA)
+    (finding,) = check.findings
+    assert finding.fqn == "0.bias"
+    assert ".py:" not in finding.message

@@ -173,9 +173,9 @@ class Session:
             ChangedFile(self.project.format_path(path), path, self._read(path, {}), data)
             for path, data in sorted(self.contents.items())
         )
-        checks = self.first.verification.checks
+        checks = self.current.verification.checks  # a kept edit may give a proof its first result
         skipped = tuple(check.check.value for check in checks if check.verdict is Verdict.SKIPPED)
-        hide = self.first.copy.hide
+        hide = self.current.copy.hide
         notes = (*_describe_unchecked(checks, Verdict.SKIPPED), *(git_status.describe_changes(file) for file in files))
         edits = sorted(self.edits.values(), key=lambda edit: (edit.file, edit.line))
         return Fixes(

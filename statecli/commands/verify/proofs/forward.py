@@ -312,13 +312,12 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
         for mode in (runs, train)
         for run_or_mismatch in (mode if mode and mode[0].raised is not None else mode[:1])
     ]
-    # torch's own checks of devices in backward may be of the fake device; the rules of the watch are of CUDA.
     mismatches = _remove_duplicates(
         [
             (run_or_mismatch, run)
             for run in (*reported_runs, *((backward,) if backward is not None else ()))
             for run_or_mismatch in run.watch.mismatches
-            if run is not backward or run_or_mismatch.fault is not Fault.UNTOLD
+            if run is not backward or not _is_of_graph(run_or_mismatch)
         ]
     )
     findings = [_build_mismatch_finding(subject, run_or_mismatch, run) for run_or_mismatch, run in mismatches]
@@ -340,6 +339,20 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
     if empty_check is not None and not findings and not reasons:
         return empty_check
     return judging.build_check(Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons)
+
+
+def _is_of_graph(mismatch: Mismatch) -> bool:
+    """Return True for a mismatch that only the fake device causes in backward.
+
+    torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors that no code of the
+    model gave only after forward mixed tensors and was carried over: the gradient of the copy is on the device, and the
+    graph that the constructor recorded is not.
+    """
+    if mismatch.fault is Fault.UNTOLD:
+        return True
+    source = mismatch.source
+    has_source = source.fqn is not None or source.file_variable is not None or source.place is not None
+    return mismatch.fault is Fault.MIXED and mismatch.place is None and not has_source
 
 
 def _describe_cuda_check(place: str = "") -> str:
