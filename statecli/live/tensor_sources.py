@@ -128,7 +128,7 @@ def list_user_calls() -> CallStack:
 
 
 def _iter_called_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield frames of user code up to the call by statecli: a console script or a notebook around it is no model."""
+    """Yield frames of user code up to the call by statecli: a console script or a notebook is not part of the model."""
     while frame is not None:
         filename = frame.f_code.co_filename
         if filename.startswith(_PACKAGE) and not filename.startswith(_LIVE):

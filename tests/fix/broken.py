@@ -351,6 +351,21 @@ BROKEN = {
 }
 
 #: Models without a proved edit: the text, the input, and a part of the reason.
+BROKEN |= {
+    name: Broken(
+        net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"),
+        ('self.register_buffer("t", torch.ones(4), persistent=False)',),
+        "2x4",
+    )
+    for name, more in (
+        ("a-subclass-reads", "class Other(Net):\n    def forward(self, x):\n        return x * self.t"),
+        ("another-class-assigns", "class Other(nn.Module):\n    def __init__(self):\n        self.t = 3"),
+        ("a-function-assigns-none", "def drop(model):\n    model.t = None"),
+        ("a-subclass-needs-arguments", "class Other(Net):\n    def __init__(self, n):\n        self.n = n"),
+        ("a-subclass-never-works", "class Other(Net):\n    def __init__(self):\n        raise OSError"),
+    )
+}
+
 UNFIXABLE = {
     "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for the rule no-gradient",), "2x4"),
     "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
@@ -382,6 +397,67 @@ UNFIXABLE = {
             more="\n    def register_buffer(self, *args, **kwargs):\n        raise TypeError\n",
         ),
         ("the edited class cannot be verified",),
+    ),
+    **{
+        name: Broken(
+            net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"), (reason,), "2x4"
+        )
+        for name, more, reason in (
+            (
+                "a-subclass-assigns-a-number",
+                "class Other(Net):\n    def __init__(self):\n        super().__init__()\n        self.t = 3",
+                "Other, a subclass of Net, also defines t (line 18)",
+            ),
+            (
+                "a-subclass-of-a-subclass-assigns",
+                "class Mid(Net):\n    pass\n\n\nclass Other(Mid):\n    def reset(self):\n        self.t = None",
+                "Other, a subclass of Net, also defines t (line 21)",
+            ),
+            (
+                "a-subclass-has-a-class-attribute",
+                "class Other(Net):\n    t: int = 3",
+                "Other, a subclass of Net, also defines t (line 16)",
+            ),
+            (
+                "a-mixin-of-a-subclass-assigns",
+                "class Mixin:\n    def off(self):\n        self.t = 0\n\n\nclass Other(Mixin, Net):\n    pass",
+                "Mixin, a base class of Net, also defines t (line 17)",
+            ),
+            (
+                "a-trainer-assigns-a-number",
+                "class Trainer:\n    def scale(self):\n        self.net.t = 2",
+                "code outside of Net assigns t (line 17)",
+            ),
+            (
+                "a-subclass-reads-the-dict",
+                "class Other(Net):\n    def __init__(self):\n        Net.__init__(self)\n        len(vars(self)['t'])",
+                "the class Other cannot be built with the edit: building the model raised KeyError: 't'",
+            ),
+            (
+                "a-class-around-it-reads-the-dict",
+                "class Other(nn.Module):\n    def __init__(self):\n        super().__init__()\n        n = Net()\n"
+                '        self.n = len(n.__dict__["t"])',
+                "the class Other cannot be built with the edit: building the model raised KeyError: 't'",
+            ),
+        )
+    },
+    "a-trainer-reverses-the-list": Broken(
+        net(
+            "self.m = [nn.Linear(4, 4)]",
+            "return self.m[0](self.fc(x))",
+            more="\n\nclass Trainer:\n    def flip(self):\n        self.net.m.reverse()\n",
+        ),
+        ("line 17 reads .m.reverse, which nn.ModuleList does not have",),
+        "2x4",
+    ),
+    "a-function-reads-the-complex-buffer": Broken(
+        net(
+            'self.register_buffer("z", torch.ones(4) * 1j)',
+            "return self.fc(x) + self.z.abs()",
+            more="\n\ndef angle(model):\n    return model.z.angle()\n",
+        ),
+        ("code outside of Net uses z as a complex tensor (line 16)",),
+        "2x4",
     ),
     "popped": Broken(
         net("self.m = [nn.Linear(4, 4)]", more="\n    def last(self):\n        return self.m.pop()\n"), ("",)

@@ -76,7 +76,7 @@ def test_an_edit_without_a_proof_is_refused(name, tmp_path, monkeypatch):
     assert fixes.files == ()
     assert fixes.edits
     assert all(edit.reason and not edit.kept for edit in fixes.edits)
-    assert any(broken.expected[0] in edit.reason for edit in fixes.edits)
+    assert any(broken.expected[0] in edit.reason for edit in fixes.edits), [edit.reason for edit in fixes.edits]
     assert path.read_bytes() == broken.text.encode()
 
 

@@ -69,6 +69,11 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
         raise NoEdit(f"the edit adds _load_from_state_dict, which {owner.name.value} already defines")
     if not re.search(r"(?m)^import torch$|^import torch\b(?!\.)", source.module.code):
         raise NoEdit("the edit uses torch, which the file does not import")
+    inside = set(map(id, source.find(cst.Attribute, within=owner.body)))
+    outside = [node for node in source.find(cst.Attribute) if node.attr.value == name and id(node) not in inside]
+    if outside:
+        line = source.get_line(outside[0])
+        raise NoEdit(f"code outside of {owner.name.value} uses {name} as a complex tensor (line {line})")
     value = call.args[1].value
     changes: Changes = {value: [source.parse_expression(f"torch.view_as_real({source.format(value)})")]}
     for node in source.find(cst.Attribute, within=owner.body):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from statecli.commands.fix import git_status
+from statecli.commands.fix import git_status, other_classes
 from statecli.commands.fix.defects import Defect, find_defects
 from statecli.commands.fix.judge import Names, compare_proofs, judge
 from statecli.commands.fix.measure import Failure, Measurement, measure, measure_edit
@@ -98,14 +98,18 @@ class Session:
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
         """Keep the edits if they are proved; return the reason if they are not."""
         report_stage(f"verifying the edit for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
+        for _, before_bytes, after_bytes in edited:
+            if conflict := other_classes.find_conflict(before_bytes, after_bytes):
+                return conflict
         try:
             after = measure_edit(self.project, self.request, contents, self.first)
         except Failure as failure:
             return str(failure)
         defects = [defect for defect, _, _ in edited]
         judgement = judge(defects, self.current, after, self.first, self.repaired)
-        if judgement.reason:
-            return judgement.reason
+        reason = judgement.reason or self._find_unbuildable(contents)
+        if reason:
+            return reason
         for defect, before_bytes, after_bytes in edited:
             proofs = compare_proofs(defect, self.current, after)
             edit = self._build_edit(defect)
@@ -117,6 +121,15 @@ class Session:
             self.repaired += defect.names
         self.contents, self.current = contents, after
         return ""
+
+    def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
+        """Return the class of an edited file that only the edit makes impossible to build; "" without such a class."""
+        changed = {path: data for path, data in contents.items() if data != self._read(path, self.contents)}
+        classes = {
+            path: other_classes.list_related_classes(self._read(path, self.contents), data)
+            for path, data in changed.items()
+        }
+        return other_classes.find_unbuildable(self.project, self.contents, contents, classes)
 
     def _build_edit(self, defect: Defect, reason: str = "") -> Edit:
         path = self.current.copy.locate(defect.file) if defect.file else ""

@@ -1,0 +1,253 @@
+"""Find classes of an edited file that the edit of another class breaks.
+
+The proofs run on one class. A subclass in the same file that assigns a number to the attribute raises a TypeError once
+the attribute is a buffer. So an edit is refused if related code assigns the attribute, or if a related class can be
+built without the edit only.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from statecli.commands.fix.project_copy import Project, copy_project
+from statecli.core.errors import ModelError, UsageError
+from statecli.live import build
+from statecli.live.spec import parse_spec
+
+#: Values that an assignment registers: a parameter or a module.
+_REGISTERED_CALLS = frozenset(["Parameter", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"])
+#: Related classes of a file that are built, at most.
+MAX_CLASSES = 20
+
+Classes = Mapping[str, ast.ClassDef]
+
+
+def find_conflict(before: bytes, after: bytes) -> str:
+    """Return why other code of the file contradicts the edit; "" if no code does."""
+    tree = ast.parse(before)
+    old, new = _list_classes(tree), _list_classes(ast.parse(after))
+    for name, owner in old.items():
+        for attribute, kinds in _list_changed_attributes(owner, new.get(name)).items():
+            conflict = _find_assignment(tree, old, name, attribute) or _find_lost_method(tree, owner, attribute, kinds)
+            if conflict:
+                return conflict
+    return ""
+
+
+def list_related_classes(before: bytes, after: bytes) -> list[str]:
+    """Return the classes of the file that inherit from an edited class or use one."""
+    old, new = _list_classes(ast.parse(before)), _list_classes(ast.parse(after))
+    changed = {name for name, owner in old.items() if name not in new or ast.dump(owner) != ast.dump(new[name])}
+    related = {
+        name
+        for name, owner in old.items()
+        if any(isinstance(node, ast.Name) and node.id in changed for node in ast.walk(owner))
+    }
+    for name in changed:
+        related |= _list_descendants(old, name)
+    return [name for name in old if name in related][:MAX_CLASSES]
+
+
+def find_unbuildable(
+    project: Project, before: Mapping[str, bytes], after: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
+) -> str:
+    """Return the class that can be built without the edit only, with the error; "" if there is no such class.
+
+    `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file.
+    A class that needs arguments is not built.
+    """
+    errors = _list_build_errors(project, after, classes)
+    if not errors:
+        return ""
+    old_errors = _list_build_errors(project, before, classes)
+    broken = next((name for name in errors if name not in old_errors), None)
+    return "" if broken is None else f"the class {broken} cannot be built with the edit: {errors[broken]}"
+
+
+def _list_build_errors(
+    project: Project, contents: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
+) -> dict[str, str]:
+    """Return the error of each class that cannot be built without arguments."""
+    errors: dict[str, str] = {}
+    with copy_project(project, contents) as copy:
+        for path, names in classes.items():
+            for name in names:
+                spec = parse_spec(f"{os.path.join(copy.root, os.path.relpath(path, project.root))}:{name}")
+                assert spec is not None  # noqa: S101 - a path and a name
+                try:
+                    build.build(spec)
+                except ModelError as error:
+                    errors[name] = copy.hide(str(error)).rpartition(f":{name}: ")[2]
+                except UsageError:
+                    continue
+    return errors
+
+
+def _list_classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dict[str, set[str]]:
+    """Return the attributes that only one of both versions registers, or defines as a property; with the new kinds."""
+    old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
+    names = dict.fromkeys((*old_kinds, *new_kinds))
+    changed = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
+    # A method that only the edit defines, such as __init__, calls the one of the base class.
+    return {name: kinds for name, kinds in changed.items() if name in old_kinds or kinds != {"method"}}
+
+
+def _list_kinds(owner: ast.ClassDef) -> dict[str, set[str]]:
+    """Return how a class defines each attribute: assigned, registered, as a method, or in its body."""
+    kinds: dict[str, set[str]] = {}
+    for statement in owner.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            kinds.setdefault(statement.name, set()).add("method")
+        for name in _list_body_names(statement):
+            kinds.setdefault(name, set()).add("class attribute")
+    for node in ast.walk(owner):
+        for target, value in _list_assignments(node):
+            if isinstance(target, ast.Attribute):
+                kinds.setdefault(target.attr, set()).add(_describe_value(value))
+        registered = _get_registered_name(node)
+        if registered is not None:
+            kinds.setdefault(registered, set()).add("registered")
+    return kinds
+
+
+def _list_body_names(statement: ast.stmt) -> Iterator[str]:
+    """Yield the class attributes that a statement in the body of a class assigns."""
+    for target, _ in _list_assignments(statement):
+        if isinstance(target, ast.Name):
+            yield target.id
+
+
+def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Yield the targets of an assignment, each with the value; None for `+=`, and for a part of an unpacked value."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                yield from ((part, None) for part in target.elts)
+            else:
+                yield target, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, None
+
+
+def _describe_value(value: ast.expr | None) -> str:
+    call = value.func if isinstance(value, ast.Call) else None
+    name = call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
+    return name if name in _REGISTERED_CALLS else "assigned"
+
+
+def _get_registered_name(node: ast.AST) -> str | None:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        return None
+    if node.func.attr not in ("register_buffer", "register_parameter", "register_module", "add_module"):
+        return None
+    name = node.args[0]
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
+
+
+# --- related classes --------------------------------------------------------------------------------------------------
+
+
+def _list_bases(owner: ast.ClassDef) -> Iterator[str]:
+    for base in owner.bases:
+        if isinstance(base, ast.Subscript):
+            base = base.value
+        if isinstance(base, (ast.Name, ast.Attribute)):
+            yield base.id if isinstance(base, ast.Name) else base.attr
+
+
+def _list_descendants(classes: Classes, name: str) -> set[str]:
+    """Return the classes of the file that inherit from a class."""
+    return {other for other in classes if other != name and name in _list_ancestors(classes, other)}
+
+
+def _list_ancestors(classes: Classes, name: str) -> set[str]:
+    """Return the classes of the file from which a class inherits."""
+    found: set[str] = set()
+    stack = [name]
+    while stack:
+        for base in _list_bases(classes[stack.pop()]):
+            if base in classes and base not in found:
+                found.add(base)
+                stack.append(base)
+    return found
+
+
+def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str) -> str:
+    """Return the code that assigns the attribute of a related class, or of any object from outside of its methods."""
+    heirs = _list_descendants(classes, owner)
+    related = {name for heir in (owner, *heirs) for name in _list_ancestors(classes, heir)} | heirs
+    for name, other in classes.items():
+        if name == owner:
+            continue
+        line = _find_own_line(other, attribute) if name in related else None
+        if line is not None:
+            kind = "a subclass" if name in heirs else "a base class"
+            return f"{name}, {kind} of {owner}, also defines {attribute} (line {line})"
+    line = _find_outer_line(tree, attribute)
+    return "" if line is None else f"code outside of {owner} assigns {attribute} (line {line})"
+
+
+def _find_own_line(owner: ast.ClassDef, attribute: str) -> int | None:
+    """Return the line of a class that assigns or defines the attribute; None if no line does."""
+    for node in ast.walk(owner):
+        for target, _ in _list_assignments(node):
+            if isinstance(target, ast.Attribute) and target.attr == attribute:
+                return target.lineno
+        if _get_registered_name(node) == attribute:
+            return getattr(node, "lineno", None)
+    for statement in owner.body:
+        defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == attribute
+        if defines or attribute in _list_body_names(statement):
+            return statement.lineno
+    return None
+
+
+def _find_outer_line(tree: ast.Module, attribute: str) -> int | None:
+    """Return the line with `model.name = …`, where `model` is not the first argument of a method."""
+    instances = {id(node): instance for owner in _walk_classes(tree) for node, instance in _walk_methods(owner)}
+    for node in ast.walk(tree):
+        for target, value in _list_assignments(node):
+            if not (isinstance(target, ast.Attribute) and target.attr == attribute):
+                continue
+            is_none = isinstance(value, ast.Constant) and value.value is None
+            is_own = isinstance(target.value, ast.Name) and target.value.id == instances.get(id(node))
+            if not is_none and not is_own:
+                return target.lineno
+    return None
+
+
+def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kinds: set[str]) -> str:
+    """Return the call outside of the class of a list's or dict's method that the container of torch.nn lacks."""
+    from torch import nn
+
+    containers = [getattr(nn, kind) for kind in kinds if kind in _REGISTERED_CALLS and kind != "Parameter"]
+    inside = set(map(id, ast.walk(owner)))
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)) or id(node) in inside:
+            continue
+        if node.value.attr == attribute and containers and not any(hasattr(kind, node.attr) for kind in containers):
+            called = f".{attribute}.{node.attr}"
+            name = containers[0].__name__
+            return f"line {node.lineno} reads {called}, which nn.{name} does not have"
+    return ""
+
+
+def _walk_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def _walk_methods(owner: ast.ClassDef) -> Iterator[tuple[ast.AST, str]]:
+    """Yield each node of the methods of a class, with the method's name for the instance."""
+    for method in owner.body:
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = (*method.args.posonlyargs, *method.args.args)
+            if arguments:
+                yield from ((node, arguments[0].arg) for node in ast.walk(method))
