@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import tokenize
 from collections.abc import Iterable, Iterator
 
+from statecli.commands.fix.line_diff import format_unified_diff
 from statecli.commands.fix.result import ChangedFile, Edit, Fixes
 from statecli.commands.fix.rules import NOT_FIXED, PROPOSED_FIX, WRITTEN_FIX
 from statecli.commands.verify.result import Verdict
@@ -67,7 +67,7 @@ def format_patch(file: ChangedFile) -> Iterator[str]:
     encoding = tokenize.detect_encoding(io.BytesIO(file.before).readline)[0]
     before, after = (_split_lines(data.decode(encoding)) for data in (file.before, file.after))
     old, new = (file.name,) * 2 if file.name.startswith("/") else (f"a/{file.name}", f"b/{file.name}")
-    for line in difflib.unified_diff(before, after, old, new):
+    for line in format_unified_diff(before, after, old, new):
         yield line.removesuffix("\n")
         if not line.endswith("\n"):
             yield "\\ No newline at end of file"

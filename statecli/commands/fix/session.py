@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 from statecli.commands.fix import git_status, other_classes
 from statecli.commands.fix.defects import Defect, find_defects
 from statecli.commands.fix.judge import Names, compare_proofs, judge
+from statecli.commands.fix.line_diff import list_blocks
 from statecli.commands.fix.measure import Failure, Measurement, measure, measure_edit
 from statecli.commands.fix.project_copy import Project
 from statecli.commands.fix.propose import propose_edits
@@ -147,8 +147,7 @@ class Session:
         if new is None or not line:
             return line
         old_lines, new_lines = self._read(path, {}).splitlines(), new.splitlines()
-        matcher = difflib.SequenceMatcher(None, old_lines, new_lines, autojunk=False)
-        for tag, old_start, _, new_start, new_end in matcher.get_opcodes():
+        for tag, old_start, _, new_start, new_end in list_blocks(old_lines, new_lines):
             if new_start <= line - 1 < new_end:
                 return old_start + (line - new_start if tag == "equal" else 1)
         return line
