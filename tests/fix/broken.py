@@ -34,7 +34,40 @@ BROKEN = {
     ),
     "random": Broken(net("self.t = torch.randn(4)"), ('self.register_buffer("t", torch.randn(4))',)),
     "annotated": Broken(
-        net("self.t: torch.Tensor = torch.ones(4)"), ('self.register_buffer("t", torch.ones(4), persistent=False)',)
+        net("# table\nself.t: torch.Tensor = torch.ones(4)  # ones"),
+        (
+            "        # table\n        self.t: torch.Tensor\n"
+            '        self.register_buffer("t", torch.ones(4), persistent=False)  # ones\n',
+        ),
+    ),
+    "annotated-parameter": Broken(
+        net("self.t: torch.Tensor = torch.ones(4, requires_grad=True)", "return self.fc(x) * self.t"),
+        ("self.t: torch.Tensor = nn.Parameter(torch.ones(4, requires_grad=True))\n",),
+        "2x4",
+    ),
+    "annotated-list": Broken(
+        net("self.m: list[nn.Linear] = [nn.Linear(4, 4)]", "return self.m[0](self.fc(x))"),
+        ("self.m = nn.ModuleList([nn.Linear(4, 4)])",),
+        "2x4",
+    ),
+    "annotated-property": Broken(
+        net("self.w: torch.Tensor = self.fc.weight * 2", "return self.fc(x) @ self.w").replace(
+            "\n\n    def f", "\n    def f"
+        ),
+        ("    @property\n    def w(self) -> torch.Tensor:\n        return self.fc.weight * 2\n\n    def forward",),
+        "2x4",
+    ),
+    "two-properties": Broken(
+        net("self.v = self.fc.weight * 2\nself.w = self.fc.weight * 3", "return self.fc(x) @ self.w @ self.v").replace(
+            "\n\n    def f", "\n    def f"
+        ),
+        ("\n\n    @property\n    def w(self):\n        return self.fc.weight * 3\n\n", "* 2\n\n    @prop"),
+        "2x4",
+    ),
+    "class-attribute-without-blank-lines": Broken(
+        HEAD + "class Net(nn.Module):\n    t = torch.ones(4)\n    def forward(self, x):\n        return x * self.t\n",
+        ('        self.register_buffer("t", torch.ones(4), persistent=False)\n\n    def forward',),
+        "2x4",
     ),
     "several-lines": Broken(
         net("# the table\nself.t = (\n    torch.arange(4.)  # first\n    * 2  # second\n)  # last"),
@@ -298,11 +331,6 @@ BROKEN = {
         ("self.s = nn.Parameter(torch.ones(4))",),
         "2x4",
     ),
-    "detached-argument": Broken(
-        net("self.head = nn.Linear(4, 2)", "return self.head(self.fc(x).detach())"),
-        ("return self.head(self.fc(x))",),
-        "2x4",
-    ),
     "built-in-a-method": Broken(
         net("self.build()", more="\n    def build(self):\n        self.t = torch.ones(4)\n"),
         ('    def build(self):\n        self.register_buffer("t", torch.ones(4), persistent=False)',),
@@ -367,6 +395,40 @@ BROKEN |= {
 }
 
 UNFIXABLE = {
+    **{
+        name: Broken(
+            net(init, forward),
+            (
+                f"line 12 detaches the result of {layer}: to freeze {layer}, call self.{layer}.requires_grad_(False) "
+                f"in __init__; to train {layer}, remove .detach()",
+            ),
+            "2x4",
+        )
+        for name, layer, init, forward in (
+            ("detached-argument", "fc", "self.head = nn.Linear(4, 2)", "return self.head(self.fc(x).detach())"),
+            (
+                "detached-teacher",
+                "old",
+                "self.old = nn.Linear(4, 4)",
+                "y = self.old(x).detach()\nreturn self.fc(x) - y",
+            ),
+            (
+                "detached-teacher-of-layers",
+                "old",
+                "self.old = nn.Sequential(nn.Linear(4, 4), nn.ReLU())",
+                "y = self.old(x).mean().detach()\nreturn self.fc(x) - y",
+            ),
+        )
+    },
+    "teacher-without-grad": Broken(
+        net(
+            "self.old = nn.Sequential(nn.Linear(4, 4))",
+            "with torch.no_grad():\n    y = self.old(x)\nreturn self.fc(x) - y",
+            more="\n\nclass Other(nn.Module):\n    def forward(self, x):\n        return self.old(x).detach()\n",
+        ),
+        ("no method calls detach() on a result of old",),
+        "2x4",
+    ),
     "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for the rule no-gradient",), "2x4"),
     "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
     "plain-object": Broken(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -161,32 +161,63 @@ def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
     yield changes
 
 
-def keep_graph(source: Source, layer: str, line: int) -> Iterator[Changes]:
-    """Yield the changes that take `.detach()` off the result of a layer. Raises NoEdit.
+def keep_graph(source: Source, layers: Sequence[str], line: int) -> Iterator[Changes]:
+    """Yield the changes that take `.detach()` off the result of a layer, if only a running average needs it.
 
-    A buffer that forward updates in place still gets the value without its graph.
+    A buffer that forward updates in place still gets the value without its graph. `layers`: the attributes that lead to
+    the layer, the layer first. Raises NoEdit with both remedies if `.detach()` may freeze the layer on purpose.
     """
     nodes = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
-    if not nodes:
-        raise NoEdit(f"the line does not assign {layer}")
-    owner = source.find_class(nodes[0])
-    found = False
-    for call in source.find(cst.Call, within=owner.body):
+    layer, *outer = layers
+    for call, method in _find_detached(source, layer, source.find_class(nodes[0]).body if nodes else None):
+        assert isinstance(call.func, cst.Attribute)  # noqa: S101 - from `_find_detached`
+        instance, targets = get_instance_name(method), list_targets(source.get_parent(call))
+        name = targets[0].value if len(targets) == 1 and isinstance(targets[0], cst.Name) else None
+        updates = _detach_in_updates(source, method, name, instance) if name is not None else {}
+        if not updates:
+            raise NoEdit(_describe_choice(source, call, layer, instance))
+        yield join_changes({call: [call.func.value]}, updates)
+        return
+    for module in outer:
+        owner = _find_only_user(source, module, line)
+        for call, method in _find_detached(source, module, owner) if owner is not None else ():
+            raise NoEdit(_describe_choice(source, call, module, get_instance_name(method)))
+    shown = next(filter(str.isidentifier, layers), layer)
+    raise NoEdit(f"no method calls detach() on a result of {shown}")
+
+
+def _find_detached(
+    source: Source, layer: str, within: cst.CSTNode | None = None
+) -> Iterator[tuple[cst.Call, cst.FunctionDef]]:
+    """Yield the calls of detach() on values that a layer gives, each with its method."""
+    for call in source.find(cst.Call, within=within):
         method = source.find_around(call, cst.FunctionDef)
         if method is None or not isinstance(call.func, cst.Attribute) or call.func.attr.value != "detach" or call.args:
             continue
-        instance, inner = get_instance_name(method), call.func.value
-        if not any(is_attribute(node, instance, layer) for node in source.find(cst.Attribute, within=inner)):
-            continue
-        found = True
-        changes: Changes = {call: [inner]}
-        parent = source.get_parent(call)
-        targets = list_targets(parent)
-        if len(targets) == 1 and isinstance(targets[0], cst.Name):
-            changes = join_changes(changes, _detach_in_updates(source, method, targets[0].value, instance))
-        yield changes
-    if not found:
-        raise NoEdit(f"no method calls detach() on a result of {layer}")
+        parameters = (*method.params.posonly_params, *method.params.params)
+        names = [parameter.name.value for parameter in parameters[:1]]
+        inner = source.find(cst.Attribute, within=call.func.value)
+        if any(is_attribute(node, name, layer) for node in inner for name in names):
+            yield call, method
+
+
+def _find_only_user(source: Source, attribute: str, line: int) -> cst.ClassDef | None:
+    """Return the class of a line if the class has the attribute, else the only class of the file that has it."""
+    users: dict[int, cst.ClassDef] = {}
+    for node in source.find(cst.Attribute):
+        owner = source.find_around(node, cst.ClassDef)
+        if owner is not None and node.attr.value == attribute:
+            users[id(owner)] = owner
+            if source.get_line(owner) <= line <= source.get_last_line(owner):
+                return owner
+    return next(iter(users.values())) if len(users) == 1 else None
+
+
+def _describe_choice(source: Source, call: cst.Call, layer: str, instance: str) -> str:
+    return (
+        f"line {source.get_line(call)} detaches the result of {layer}: to freeze {layer}, call "
+        f"{instance}.{layer}.requires_grad_(False) in __init__; to train {layer}, remove .detach()"
+    )
 
 
 def _detach_in_updates(source: Source, method: cst.FunctionDef, name: str, instance: str) -> Changes:

@@ -15,10 +15,12 @@ from statecli.commands.fix.source import (
     NoEdit,
     Source,
     Statement,
+    add_blank_line,
     get_instance_name,
     is_attribute,
     keep_comments,
     list_targets,
+    starts_with_blank_line,
 )
 
 #: Stands for the assigned value in code to parse.
@@ -75,7 +77,9 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
         raise NoEdit("the printed fix is not complete Python code") from error
     if isinstance(assigned.line, cst.SimpleStatementLine):
         same_line = new[0].body if len(new) == 1 and isinstance(new[0], cst.SimpleStatementLine) else ()
-        if len(assigned.line.body) == 1 or len(same_line) >= len(assigned.line.body):
+        if len(assigned.line.body) == 1:
+            return {assigned.line: _declare_type(assigned, keep_comments(assigned.line, _annotate(assigned, new)))}
+        if len(same_line) >= len(assigned.line.body):
             return {assigned.line: keep_comments(assigned.line, new)}
     elif len(new) == 1 and isinstance(suite := getattr(new[0], "body", None), cst.SimpleStatementSuite):
         return {assigned.line: [suite.with_changes(trailing_whitespace=assigned.line.trailing_whitespace)]}
@@ -86,6 +90,46 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
     semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
     ends = [statement.with_changes(semicolon=semicolon) for statement in first]
     return {assigned.node: [*ends, last.with_changes(semicolon=assigned.node.semicolon)]}
+
+
+#: Annotations that a parameter and a buffer fit, unlike list[torch.Tensor].
+_TENSOR_ANNOTATION = re.compile(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Parameter)\]?(\s*\|\s*None)?")
+
+
+def get_tensor_annotation(assigned: Assigned) -> str:
+    """Return the annotation of an assigned tensor; "" without one, or for a container."""
+    node = assigned.node
+    text = cst.Module([]).code_for_node(node.annotation.annotation) if isinstance(node, cst.AnnAssign) else ""
+    return text if _TENSOR_ANNOTATION.fullmatch(text) else ""
+
+
+def _annotate(assigned: Assigned, new: Sequence[Statement]) -> list[Statement]:
+    """Return statements in which an assignment of the attribute keeps its annotation."""
+    node = assigned.node
+    if not isinstance(node, cst.AnnAssign) or not get_tensor_annotation(assigned):
+        return list(new)
+    statements = list(new)
+    for index, line in enumerate(statements):
+        small = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+        if (
+            isinstance(small, cst.Assign)
+            and len(small.targets) == 1
+            and small.targets[0].target.deep_equals(node.target)
+        ):
+            annotated = cst.AnnAssign(node.target, node.annotation, small.value)
+            statements[index] = line.with_changes(body=[annotated])
+    return statements
+
+
+def _declare_type(assigned: Assigned, new: list[Statement]) -> list[Statement]:
+    """Return statements after a declaration `self.name: torch.Tensor`, if none of them has the annotation."""
+    node, first = assigned.node, new[0]
+    smalls = first.body if isinstance(first, cst.SimpleStatementLine) else ()
+    is_annotated = any(isinstance(small, cst.AnnAssign) for small in smalls)
+    if not isinstance(node, cst.AnnAssign) or not get_tensor_annotation(assigned) or is_annotated:
+        return new
+    declaration = cst.SimpleStatementLine([cst.AnnAssign(node.target, node.annotation)], first.leading_lines)
+    return [declaration, first.with_changes(leading_lines=()), *new[1:]]
 
 
 def parse_with_value(source: Source, code: str, assigned: Assigned) -> list[Statement]:
@@ -181,6 +225,8 @@ def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Seque
     method = method.with_changes(body=method.body.with_changes(body=[*method.body.body, *plain]))
     statements = [line for line in owner.body.body if line is not removed.line]
     place = 1 if statements and _is_docstring(statements[0]) else 0
+    if len(statements) > place and not starts_with_blank_line(statements[place]):
+        method = add_blank_line(method)
     lines = [cst.EmptyLine(indent=False)] if place else []
     return owner.body.with_changes(
         body=[*statements[:place], method.with_changes(leading_lines=lines), *statements[place:]]
@@ -212,7 +258,8 @@ def add_property(
 ) -> Changes:
     """Return the change that adds a property after the constructor, with the comments of the replaced statement.
 
-    `kind` is the annotation of the result, used if the constructor has annotations.
+    `kind` is the annotation of the result, used if the constructor has annotations; an annotation of the replaced
+    statement comes first.
     """
     if source.find_method(owner, name) is not None:
         raise NoEdit(f"{owner.name.value} already has a method {name}")
@@ -225,7 +272,9 @@ def add_property(
     if anchor is None or anchor not in owner.body.body:
         raise NoEdit(f"{owner.name.value} does not define __init__")
     instance = get_instance_name(anchor)
-    result = f" -> {kind}" if kind and anchor.returns is not None else ""
+    own_kind = get_tensor_annotation(replaced) if replaced is not None else ""
+    kind = own_kind or (kind if anchor.returns is not None else "")
+    result = f" -> {kind}" if kind else ""
     comment = ""
     lines = [cst.EmptyLine(indent=False)]
     if replaced is not None and isinstance(replaced.line, cst.SimpleStatementLine):

@@ -56,7 +56,7 @@ def _propose_changes(defect: Defect, source: Source, filename: str) -> Iterator[
     if defect.cause is Cause.CACHED_BY_FORWARD:
         return forward_edits.recreate_on_device(source, attribute, defect.line)
     if defect.cause is Cause.CUT_GRAPH:
-        return forward_edits.keep_graph(source, attribute, defect.line)
+        return forward_edits.keep_graph(source, _list_layers(defect), defect.line)
     if defect.cause is Cause.BUFFER_WITH_GRAD:
         return buffer_edits.make_parameter(source, attribute, defect.line, filename)
     if defect.cause is Cause.COMPLEX_BUFFER:
@@ -75,10 +75,14 @@ def _get_attribute(defect: Defect) -> str:
     unless the tensor is in a module in a container: `blocks[0].weight`.
     """
     name = defect.names[0] if defect.names else ""
-    if defect.cause is Cause.CUT_GRAPH:
-        return name.split(".")[-2] if "." in name else name
     head = name.partition("[")[0]
     return head.rpartition(".")[2]
+
+
+def _list_layers(defect: Defect) -> list[str]:
+    """Return the attributes that lead to the layer of a parameter, the layer first; `w` of the parameter `w`."""
+    name = defect.names[0]
+    return name.split(".")[-2::-1] or [name]
 
 
 def _register(defect: Defect, source: Source, attribute: str, filename: str) -> Iterator[Changes]:

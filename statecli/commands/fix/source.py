@@ -56,6 +56,11 @@ class Source:
         line: int = self._positions[node].start.line
         return line
 
+    def get_last_line(self, node: cst.CSTNode) -> int:
+        """Return the last line of a node."""
+        line: int = self._positions[node].end.line
+        return line
+
     def _covers(self, node: cst.CSTNode, line: int) -> bool:
         position = self._positions.get(node)
         return position is not None and position.start.line <= line <= position.end.line
@@ -103,8 +108,28 @@ class Source:
 
     def replace(self, changes: Changes) -> bytes:
         """Return the file with nodes replaced: by other nodes, or by none."""
-        changed = self.module.visit(_Replacer(changes))
+        changed = self.module.visit(_Replacer({node: self._separate(node, new) for node, new in changes.items()}))
         return changed.bytes
+
+    def _separate(self, node: cst.CSTNode, new: Sequence[cst.CSTNode]) -> Sequence[cst.CSTNode]:
+        """Return new nodes with an empty line after an added method, if a statement follows without one."""
+        last = new[-1] if new else node
+        if last is node or not isinstance(last, cst.FunctionDef):
+            return new
+        body = list(getattr(self._parents[node], "body", ()))
+        following = body[body.index(node) + 1 :] if node in body else []
+        return [*new[:-1], add_blank_line(last)] if following and not starts_with_blank_line(following[0]) else new
+
+
+def starts_with_blank_line(statement: cst.CSTNode) -> bool:
+    """Return True if an empty line is before a statement."""
+    return any(line.comment is None for line in getattr(statement, "leading_lines", ()))
+
+
+def add_blank_line(method: cst.FunctionDef) -> cst.FunctionDef:
+    """Return a method with an empty line at its end."""
+    footer = (*getattr(method.body, "footer", ()), cst.EmptyLine(indent=False))
+    return method.with_changes(body=method.body.with_changes(footer=footer))
 
 
 def join_changes(first: Changes, second: Changes) -> Changes:
