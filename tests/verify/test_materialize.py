@@ -339,3 +339,21 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
     assert llama == dict.fromkeys(("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"), LOST)
     bert = rules(proved(Name.MATERIALIZE, "nets.py:bert"))
     assert bert == dict.fromkeys(("embeddings.position_ids", "embeddings.token_type_ids"), LOST)
+
+
+@pytest.mark.parametrize("name", [Name.MATERIALIZE, Name.RESUME])
+@pytest.mark.parametrize(
+    ("init", "method", "kind"),
+    [
+        ('self._register_state_dict_hook(lambda m, s, p, _: s.pop(p + "fc.bias"))', "", "Tensor"),
+        ("", "def state_dict(self, *args, **kwargs):\n    return None", "NoneType"),
+        ("", "def state_dict(self, *args, **kwargs):\n    return [super().state_dict()]", "list"),
+    ],
+    ids=["hook", "none", "list"],
+)
+def test_a_state_dict_that_is_not_a_dict_is_inconclusive(name, init, method, kind, in_tmp_path):
+    """The reason has the type of the object; it is not an internal error."""
+    body = f"self.fc = nn.Linear(3, 3)\n{init}\n---\ndef forward(self, x):\n    return self.fc(x)\n{method}"
+    check = of_source(name, body, "2x3")
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.reason.startswith(f"state_dict() returned an object of type {kind}, not a dict; ")

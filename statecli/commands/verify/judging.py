@@ -76,6 +76,18 @@ def run_user_code(subject: ModelUnderTest, doing: str, action: Callable[[], Any]
         return None, get_reason(subject, error)
 
 
+def read_state_dict(subject: ModelUnderTest, module: nn.Module) -> Mapping[str, Any]:
+    """Return the state_dict of an instance. Raises ModelError for an object that is not a dict."""
+    with subject.user_code("state_dict()"):
+        state = module.state_dict()
+    if not issubclass(type(state), Mapping):
+        raise ModelError(
+            f"state_dict() returned an object of type {type(state).__name__}, not a dict; a hook of state_dict that "
+            "returns a value replaces the dict"
+        )
+    return state
+
+
 def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
     """Return the message of an error without the name of the model."""
     return str(error).removeprefix(f"{subject.target}: ")

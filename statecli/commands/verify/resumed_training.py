@@ -178,8 +178,7 @@ class Trainer:
             yield
 
     def _list_saved_names(self, module: nn.Module) -> frozenset[str]:
-        with self._subject.user_code("state_dict()"):
-            return frozenset(module.state_dict())
+        return frozenset(judging.read_state_dict(self._subject, module))
 
     def _start(self, module: nn.Module) -> _Session:
         with self._subject.user_code("reading the parameters of the model"):
@@ -236,8 +235,9 @@ class Trainer:
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self, session: _Session) -> Checkpoint:
+        state = judging.read_state_dict(self._subject, session.module)
         with self._subject.user_code("saving the state_dict"):
-            model, _ = save_roundtrip.copy_state_dict(session.module.state_dict())
+            model, _ = save_roundtrip.copy_state_dict(state)
         return Checkpoint(
             model,
             copy.deepcopy(session.optimizer.state_dict()) if session.optimizer else None,

@@ -101,8 +101,7 @@ class _Proof(Proof):
                 "the model has lazy parameters without a shape, for which to_empty() cannot allocate memory"
             )
             return
-        with self._subject.user_code("state_dict()"):
-            self._state = built.state_dict()
+        self._state = judging.read_state_dict(self._subject, built)
         first, second = (self._materialize(pattern) for pattern in (_NAN, _ONES))
         if first is None or second is None:
             return
