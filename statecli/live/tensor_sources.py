@@ -173,6 +173,20 @@ def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
+def find_module_variable(tensor: torch.Tensor, module: torch.nn.Module) -> tuple[str, str] | None:
+    """Return the variable with `tensor` in a file of the model's classes or a file imported there, and the file."""
+    for part in module.modules():
+        scope = vars(sys.modules.get(type(part).__module__, sys))
+        filename = scope.get("__file__")
+        if type(filename) is not str or not is_user_code(filename) or is_installed_file(filename):
+            continue
+        for names in (scope, *_iter_imported_globals(scope)):
+            name = _find_variable_name(names, tensor)
+            if name is not None:
+                return name, str(names.get("__file__", filename))
+    return None
+
+
 def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the globals of the user's modules imported by a file."""
     for value in list(scope.values()):

@@ -276,3 +276,28 @@ def test_real_classes_have_no_constants():
     assert {name: check.verdict.value for name, check in found.items()} == REAL
     assert [check.findings for check in found.values()] == [()] * len(REAL)
     assert set(verdicts(found["LSTM"], "exported").values()) == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "use", "name"),
+    [("G = torch.randn(3)", "G", "G"), ('G = {"a": torch.ones(3)}', 'G["a"]', "G['a']")],
+    ids=["tensor", "table"],
+)
+def test_a_variable_of_a_file_is_named(variable, use, name, in_tmp_path):
+    """Also one of an imported file; a tensor that forward creates itself, and a variable not read, are no findings."""
+    Path("tables.py").write_text(f"import torch\n{variable}\nUNUSED = torch.ones(3)\n")
+    forward = f"return self.fc(x) * {use} + torch.ones(3) + torch.tensor([1.0, 2.0, 3.0])"
+    heads = {"own.py": variable, "named.py": "from tables import G", "tables.py": "import tables"}
+    for file, head in heads.items():
+        text = forward.replace(f"* {use}", f"* tables.{use}") if file == "tables.py" else forward
+        path = "other.py" if file == "tables.py" else file
+        Path(path).write_text(
+            f"import torch\nfrom torch import nn\n{head}\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.fc = nn.Linear(3, 3)\n\n"
+            f"    def forward(self, x):\n        {text}\n"
+        )
+        check = proved(Name.EXPORT, f"{path}:Net", "2x3")
+        (finding,) = check.findings
+        assert check.verdict is Verdict.FAILED
+        assert (finding.rule, finding.fqn, finding.severity.value) == (TENSOR, None, "warning")
+        assert finding.message.startswith(f"{name} of {file}: exported as a constant, read at {path}:12: ")

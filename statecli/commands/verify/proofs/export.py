@@ -40,7 +40,7 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import decide_tensor_severity
 from statecli.core.units import plural
-from statecli.live import measure
+from statecli.live import measure, tensor_sources
 from statecli.live.tensor_sources import Place
 from statecli.live.tensors import storage
 
@@ -103,6 +103,7 @@ class _Proof(Proof):
         for target, constant in _iter_constants(program):
             owner = owners.get(_get_key(constant))
             if owner is None:
+                self._report_variable(module, target, constant, program)
                 continue
             named = _find_attribute(module, target, constant)
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
@@ -111,6 +112,21 @@ class _Proof(Proof):
             self._findings.append(
                 judging.build_finding(self._subject, STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
             )
+
+    def _report_variable(
+        self, module: nn.Module, target: str, constant: torch.Tensor, program: ExportedProgram
+    ) -> None:
+        """Report a constant that is a variable of a file, unlike a number that forward itself makes a tensor."""
+        variable = tensor_sources.find_module_variable(constant, module)
+        if variable is None:
+            return
+        name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
+        where = self._format_place(self._find_reader(program, target))
+        consequence = "the program keeps the values at the time of the export"
+        message = f"{name} of {file}: {registration_rules.EXPORTED}{where}: {consequence}"
+        help = f"register {name} as a buffer, or pass the tensor as an input"
+        rule, severity = registration_rules.UNREGISTERED_TENSOR, Severity.WARNING
+        self._findings.append(judging.build_finding(self._subject, rule, message, None, help=help, severity=severity))
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
