@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -834,6 +835,15 @@ def test_boxes_of_no_dimension():
     assert find_fault((), boxes(())) is None
     assert find_fault((), boxes((), ())) == "two chunks overlap: [] and []"
     assert find_fault((), []) == "no chunk covers []"
+
+
+def test_dimensions_that_torch_does_not_index_are_refused():
+    """Each of 20,000 would take a look at all of 20,000 chunks: minutes for 200 KB."""
+    shape = (1,) * 20_000
+    begin = time.process_time()
+    fault = find_fault(shape, [Box((0,) * len(shape), shape)] * 20_000)
+    assert fault == "the shape has 20,000 dimensions, but torch indexes at most 64"
+    assert time.process_time() - begin < 2
 
 
 def test_agrees_with_counting():

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 Sizes = tuple[int, ...]
 
+#: Dimensions of a tensor that torch can index (c10's limit of TensorIterator, 64): each costs a look at all boxes.
+MAX_DIMENSIONS = 64
 #: Boxes that are held against each other pair by pair.
 MAX_PAIRED = 128
 #: Looks at a box, for each box that there is.
@@ -32,6 +34,8 @@ def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
 
     The sentence says where an element is twice, nowhere, or outside.
     """
+    if len(whole) > MAX_DIMENSIONS:
+        return f"the shape has {len(whole):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
     region = Box((0,) * len(whole), whole)
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
