@@ -519,7 +519,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.diff(nn.Linear(2, 2), nn.Linear(2, 2), executor="processes:2"),
             UsageError,
-            "workers cannot read Linear, which is a live object in this process; leave executor out",
+            "workers cannot read Linear, because it is an object of this process; leave executor out",
         ),
         (lambda: statecli.lock(nn.ReLU()), NothingMatched, "ReLU: contains no tensor"),
         (lambda: statecli.lock(nn.Linear(2, 2), digest="md5"), UsageError, "'md5' is not one of"),
@@ -535,7 +535,8 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), "a.pt", executor="threads:2"),
             UsageError,
-            "executor: workers cannot read a snapshot, which is in this process; leave executor out",
+            "executor: workers cannot read a snapshot, because a snapshot exists only in this process; "
+            "leave executor out",
         ),
         (lambda: statecli.diff((1, 2), nn.Linear(2, 2)), UsageError, "an optimizer or a state_dict, not tuple"),
         (lambda: statecli.audit(3), UsageError, "not int"),

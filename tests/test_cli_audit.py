@@ -420,8 +420,8 @@ def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
 @pytest.mark.parametrize(
     ("former", "warning"),
     [
-        ("broken-tie", "inspect and verify that had this name are now called untied-by-move or untied-by-copy"),
-        ("frozen-changed", "verify that had this name are now called frozen-updated"),
+        ("broken-tie", "inspect and verify with this name are now called untied-by-move or untied-by-copy"),
+        ("frozen-changed", "verify with this name are now called frozen-updated"),
     ],
 )
 def test_a_name_that_meant_two_rules_is_explained_with_a_warning(statecli, former, warning):

@@ -163,7 +163,7 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     ]
     (repository / "n.pt").write_text(POINTER.format("a" * 64))
     (repository / "o.pt").write_text(f"outs:\n- md5: {'c' * 32}\n  size: 3\n  path: o.pt\n")
-    assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both versions are the same git-lfs pointer")
+    assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both versions are equal: git-lfs pointer")
     assert f"md5:{'c' * 32}" in call("statecli", "git", "difftool", "n.pt", "o.pt")
 
 
@@ -194,7 +194,7 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     (line,) = [line for line in shown.splitlines() if line.startswith("+cannot be read (time ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", found)
-    call(*line.partition("correct this, then run: ")[2].split())
+    call(*line.partition("then delete git's cache: ")[2].split())
     assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 
@@ -351,7 +351,7 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert shown.startswith("deleted: gone.pt\nw float32 [3]")
     assert "changed: sub/here.pt\n" in shown
     assert "changed" in shown.partition("sub/here.pt")[2]
-    assert shown.endswith("not compared, because these files do not have names of checkpoints: notes.txt\n")
+    assert shown.endswith("not compared, because their names are not names of checkpoint files: notes.txt\n")
 
 
 # --- the table of git diff --------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
     Path("statecli.toml").write_text('policy.reference = ""' if key == "reference" else f'{key} = ""')
     result = statecli("audit", "a.pt")
     assert (result.code, result.out) == (2, "")
-    assert f"{key}: is empty; name a file, or remove the key" in result.err
+    assert f"{key}: is empty; write the path of a file, or remove the key" in result.err
 
 
 def test_the_empty_name_of_a_tensor_can_be_asked_for(statecli):

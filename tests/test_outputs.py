@@ -69,9 +69,9 @@ def reports(*outputs):
         (("--report", "=x"), "is not a format; choose one of: table, plain, json"),
         (("--report", "sarif"), "--report sarif: the file name is missing; write --report sarif=FILE"),
         (("--report", "sarif="), "the file name is missing"),
-        (("--report", "sarif=-"), "a report must be a file; for standard output give -f sarif"),
+        (("--report", "sarif=-"), "a report must be a file; to write to standard output, give -f sarif"),
         (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x writes to the same"),
-        (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x writes to the same file; name another"),
+        (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x writes to the same file; give another"),
         (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: the folder no does not exist"),
         (("--report", "sarif=."), "cannot be written: is a folder"),
         (
@@ -458,7 +458,7 @@ def test_of_several_outputs_the_one_that_failed_is_named(here):
     assert (done.returncode, done.stderr) == (2, "statecli: /dev/full: cannot be written: No space left on device\n")
     assert json.loads(Path("one.json").read_text())["target"] == "a.pt"
     done = process("> /dev/full", "inspect", "a.pt", "--report", "json=one.json")
-    assert done.stderr == "statecli: standard output cannot be written: No space left on device\n"
+    assert done.stderr == "statecli: cannot write to standard output: No space left on device\n"
 
 
 @posix

@@ -134,8 +134,8 @@ class TestSamples:
             result = statecli("samples", tmp_path)
             assert (result.code, result.out) == (2, "")
             assert (
-                result.err
-                == f"statecli: {tmp_path}/net.py: exists already and differs from the sample; name another folder\n"
+                result.err == f"statecli: {tmp_path}/net.py: exists already and differs from the sample; give another "
+                "folder\n"
             )
             assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 

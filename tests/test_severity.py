@@ -159,7 +159,10 @@ def test_inspect_says_if_a_fake_gpu_cannot_tell(write, statecli):
         result = statecli("inspect", target, *move, "--input", "2x4")
         assert result.code == 0
         assert "warning[unregistered-tensor]" in result.out
-        assert "cannot tell whether forward mixes devices: the model calls torch.cuda.is_available()" in result.out
+        assert (
+            "statecli cannot tell whether forward mixes devices: the model calls torch.cuda.is_available()"
+            in result.out
+        )
 
 
 def test_a_harmless_tensor_is_not_counted_as_failed(write, statecli):

@@ -200,7 +200,7 @@ def test_each_command_heeds_the_timeout(statecli, command):
     """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
     result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("statecli: --timeout 5: needs the command statecli on Linux or macOS")
+    assert result.err.startswith("statecli: --timeout 5: works only with the command statecli on Linux or macOS")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
@@ -273,7 +273,7 @@ def test_a_full_disk_is_reported_by_the_parent():
     """The result cannot be written, and that is what the line says."""
     with open("/dev/full", "w") as full:
         code, _, err = finish(supervised(stdout=full))
-    assert (code, err) == (2, "statecli: standard output cannot be written: No space left on device\n")
+    assert (code, err) == (2, "statecli: cannot write to standard output: No space left on device\n")
 
 
 def test_a_closed_pipe_is_141_without_a_word():

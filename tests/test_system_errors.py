@@ -172,12 +172,12 @@ def test_output_error_is_the_line_about_standard_output(capsys):
     """What a full disk makes of the result."""
 
     def run():
-        raise OutputError("standard output cannot be written: No space left on device")
+        raise OutputError("cannot write to standard output: No space left on device")
 
     with pytest.raises(SystemExit) as done:
         command_runner.run_body_and_exit(run, debug=False)
     assert done.value.code == 2
-    assert capsys.readouterr().err == "statecli: standard output cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == "statecli: cannot write to standard output: No space left on device\n"
 
 
 # --- processes and memory --------------------------------------------------------------------------------------------

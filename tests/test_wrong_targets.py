@@ -51,51 +51,63 @@ def here(tmp_path, monkeypatch):
 CLASSES = "\n  'net.py:Base(size=..., depth=...)'\n  net.py:Tiny"
 #: Words -> the end of the line on standard error.
 MISTAKES = {
-    ("inspect", "net.py"): f"is a Python file, not a checkpoint; name a class or function in it:{CLASSES}",
-    ("verify", "net.py"): f"is a Python file, not a checkpoint; name a class or function in it:{CLASSES}",
-    ("inspect", "net"): f"name a class or function of the file net.py:{CLASSES}",
-    ("verify", "net"): f"name a class or function of the file net.py:{CLASSES}",
-    ("inspect", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
-    ("verify", "net.Tiny"): "name a class or function after a colon: net.py:Tiny",
-    ("inspect", "net.py.Tiny"): "name a class or function after a colon: net.py:Tiny",
-    ("verify", "pack/tiny.py.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
-    ("inspect", "net.py.Tinny"): f"name a class or function of the file net.py:{CLASSES}",
-    ("inspect", "net.Base(1, depth=2)"): "name a class or function after a colon: 'net.py:Base(1, depth=2)'",
+    ("inspect", "net.py"): f"is a Python file, not a checkpoint; choose one of its classes or functions:{CLASSES}",
+    ("verify", "net.py"): f"is a Python file, not a checkpoint; choose one of its classes or functions:{CLASSES}",
+    ("inspect", "net"): f"choose a class or function of the file net.py:{CLASSES}",
+    ("verify", "net"): f"choose a class or function of the file net.py:{CLASSES}",
+    ("inspect", "net.Tiny"): "write a colon before the class or function: net.py:Tiny",
+    ("verify", "net.Tiny"): "write a colon before the class or function: net.py:Tiny",
+    ("inspect", "net.py.Tiny"): "write a colon before the class or function: net.py:Tiny",
+    ("verify", "pack/tiny.py.Tiny"): "write a colon before the class or function: pack/tiny.py:Tiny",
+    ("inspect", "net.py.Tinny"): f"choose a class or function of the file net.py:{CLASSES}",
+    ("inspect", "net.Base(1, depth=2)"): "write a colon before the class or function: 'net.py:Base(1, depth=2)'",
     ("inspect", "pack"): (
-        "pack: is a folder without a checkpoint, but with Python files; name a class or function: "
+        "pack: is a folder without a checkpoint, but with Python files; choose a class or function: "
         "'pack/tiny.py:Base(size=..., depth=...)', pack/tiny.py:Tiny"
     ),
     ("verify", "pack/"): (
         "pack/: is a folder; verify needs a model class:\n  'pack/tiny.py:Base(size=..., depth=...)'\n"
         "  pack/tiny.py:Tiny"
     ),
-    ("inspect", "pack.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
-    ("verify", "pack.Tiny"): "name a class or function after a colon: pack/tiny.py:Tiny",
+    ("inspect", "pack.Tiny"): "write a colon before the class or function: pack/tiny.py:Tiny",
+    ("verify", "pack.Tiny"): "write a colon before the class or function: pack/tiny.py:Tiny",
     ("verify", "empty"): f"empty: is a folder; verify needs a model class:{CLASSES}",
-    ("verify", "net.Tinny"): f"name a class or function of the file net.py:{CLASSES}",
+    ("verify", "net.Tinny"): f"choose a class or function of the file net.py:{CLASSES}",
     ("inspect", "net.py:Base(size=..., depth=1)"): "write a value in place of ... (size): a number, a string or a list",
-    ("inspect", "torch"): "torch is a Python package: name a class or function in it, such as 'torch.nn:Linear(2, 3)'",
-    ("inspect", "torch.nn.Identity"): "name a class or function after a colon: torch.nn:Identity",
+    (
+        "inspect",
+        "torch",
+    ): "torch is a Python package: give one of its classes or functions, such as 'torch.nn:Linear(2, 3)'",
+    ("inspect", "torch.nn.Identity"): "write a colon before the class or function: torch.nn:Identity",
     (
         "inspect",
         "torch.nn.modules.linear.Linear",
-    ): "name a class or function after a colon: torch.nn.modules.linear:Linear",
+    ): "write a colon before the class or function: torch.nn.modules.linear:Linear",
     (
         "inspect",
         "timm",
-    ): "timm is a Python package: name a class or function in it, such as \"timm:create_model('resnet18')\"",
+    ): "timm is a Python package: give one of its classes or functions, such as \"timm:create_model('resnet18')\"",
     ("inspect", "torchvision"): "such as torchvision.models:resnet18",
     ("inspect", "torchvision.models"): "such as torchvision.models:resnet18",
-    ("inspect", "own.parts"): "own.parts is a Python module; name a class or function in it: own.parts:Part",
-    ("inspect", "own"): "name a class or function in it after a colon, or write a function without arguments that "
-    "builds the model, and name it: build.py:make",
+    ("inspect", "own.parts"): "own.parts is a Python module; choose one of its classes or functions: own.parts:Part",
+    (
+        "inspect",
+        "own",
+    ): "add one of its classes or functions after a colon, or write a function make() in build.py that builds the "
+    "model, then give build.py:make",
     ("inspect", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
     ("diff", "weights.pt", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
     ("verify", "weights.pt"): f"is a checkpoint; verify needs a model class:{CLASSES}",
-    ("inspect", "mynet"): "no such file or directory; no Python module is called mynet; name a model class as "
-    "file.py:Class or package.module:Class",
-    ("verify", "mynet"): "is not a model class; no Python module is called mynet; name a model class as file.py:Class "
-    "or package.module:Class",
+    (
+        "inspect",
+        "mynet",
+    ): "no such file or directory; the Python module mynet was not found; write a model class as file.py:Class or "
+    "package.module:Class",
+    (
+        "verify",
+        "mynet",
+    ): "is not a model class; the Python module mynet was not found; write a model class as file.py:Class or "
+    "package.module:Class",
     ("inspect", "no_package.create_model('x')"): "the Python module no_package is not installed; install the package, "
     "then write \"no_package:create_model('x')\"",
     ("inspect", "no_package:create_model('x')"): "no module is named no_package; install the package of no_package, "
@@ -104,10 +116,16 @@ MISTAKES = {
     ("inspect", "Small(3)"): "write 'file.py:Small(3)' or 'package.module:Small(3)'",
     ("inspect", "model.bin"): "cannot be opened: no such file or directory",
     ("inspect", "ten.py"): "cannot be opened: no such file or directory",
-    ("inspect", "syntax.py"): "syntax.py: is a Python file with a syntax error in line 2: invalid syntax; correct the "
-    "error, then name a class or function of the file",
-    ("inspect", "syntax"): "no such file or directory; syntax.py is a Python file with a syntax error in line 2: "
-    "invalid syntax; correct the error, then name a class or function of the file",
+    (
+        "inspect",
+        "syntax.py",
+    ): "syntax.py: is a Python file with a syntax error in line 2: invalid syntax; correct the error, then "
+    "give a class or function of the file, such as net.py:Net",
+    (
+        "inspect",
+        "syntax",
+    ): "no such file or directory; syntax.py is a Python file with a syntax error in line 2: invalid syntax; "
+    "correct the error, then give a class or function of the file, such as net.py:Net",
     ("inspec", "weights.pt"): "did you mean 'inspect'?",
     ("rules", "NaN"): "did you mean nan?",
 }
@@ -149,16 +167,20 @@ def test_only_classes_that_a_command_line_can_build_are_listed(here, statecli):
     assert lines[22].startswith("C needs cfg; ")
     (here / "made.py").write_text(f"from torch import nn\nclass C{module.format('x: NetConfig')}"
                                   "def make(): return nn.Linear(2, 2)\ndef main(): print()\n")  # fmt: skip
-    assert "name a class or function in it: made.py:make; C needs x; " in statecli("inspect", "made.py").err
+    assert "choose one of its classes or functions: made.py:make; C needs x; " in statecli("inspect", "made.py").err
     (here / "none.py").write_text("def main(): print()\n")
-    assert "write a function without arguments that builds the model" in statecli("inspect", "none.py").err
+    assert "write a function make() in build.py that builds the model" in statecli("inspect", "none.py").err
 
 
 def test_an_error_in_python_is_a_sentence(here):
     """The classes follow the message, without lines."""
-    with pytest.raises(UnreadableError, match=r"in it: 'net.py:Base\(size=..., depth=...\)', net.py:Tiny\Z"):
+    with pytest.raises(
+        UnreadableError, match=r"its classes or functions: 'net.py:Base\(size=..., depth=...\)', net.py:Tiny\Z"
+    ):
         api.inspect("net.py")
-    with pytest.raises(UsageError, match=r"in it: 'net.py:Base\(size=..., depth=...\)', net.py:Tiny\Z"):
+    with pytest.raises(
+        UsageError, match=r"its classes or functions: 'net.py:Base\(size=..., depth=...\)', net.py:Tiny\Z"
+    ):
         api.verify("net.py")
 
 
@@ -225,7 +247,7 @@ def test_every_class_of_a_file_is_named(here, statecli):
     specs = ["need.py:Net(cfg=Config())", "need.py:Child(cfg=Config())"]
     specs += ["need.py:Embedding", "need.py:Wide", "need.py:build", "need.py:build_again"]
     message, *lines = statecli("inspect", "need.py").err.splitlines()
-    assert message.endswith("name a class or function in it:")
+    assert message.endswith("choose one of its classes or functions:")
     assert lines == [f"  {shlex.quote(spec)}" for spec in specs]
     for spec in specs:
         assert statecli("inspect", spec).code == 0

@@ -199,7 +199,10 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
     if arguments.get("executor") is not None and (isinstance(before, Snapshot) or isinstance(after, Snapshot)):
-        raise UsageError("executor: workers cannot read a snapshot, which is in this process; leave executor out")
+        raise UsageError(
+            "executor: workers cannot read a snapshot, because a snapshot exists only in this process; leave "
+            "executor out"
+        )
     with use_saved_objects() as saved:
         snapshots: dict[str, StateDigests] = {}
         sides = {
@@ -275,8 +278,8 @@ class _ForPython(Caller):
     def check_command(self, options: Options) -> None:
         if not isinstance(options, (DiffOptions, InspectOptions)):
             raise UsageError(
-                f"{self._part}: the Python function merges only parts of diff and inspect; run the command statecli "
-                "merge"
+                f"{self._part}: statecli.merge accepts only part files of diff and inspect; for other part "
+                "files, run the command statecli merge"
             )
 
 

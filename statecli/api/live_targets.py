@@ -190,6 +190,6 @@ def refuse_executor(executor: object, targets: Sequence[object]) -> None:
     live = next((target for target in targets if is_live(target)), None)
     if executor is not None and live is not None:
         raise UsageError(
-            f"executor: workers cannot read {name_object(live)}, which is a live object in this process; leave "
-            "executor out, or save the object and pass its path"
+            f"executor: workers cannot read {name_object(live)}, because it is an object of this process; "
+            "leave executor out, or save the object and pass its path"
         )

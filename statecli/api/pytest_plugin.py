@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SHAPE",
         help="call forward of each model of --statecli with a tensor of this shape, such as 2x3",
     )
-    parser.addini("statecli_models", "model classes to test, one a line, as with --statecli", type="linelist")
+    parser.addini("statecli_models", "model classes to test, one per line (as for --statecli)", type="linelist")
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:

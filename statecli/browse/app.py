@@ -336,7 +336,7 @@ class Browser(App[None]):
         `end` returns the message after the last tensor.
         """
         if not positions:
-            self._say(f"{verb}: no listed tensor is left to read")
+            self._say(f"{verb}: all listed tensors are already read")
             return
         total = sum(self.model.tensors[position].nbytes for position in positions)
 
@@ -385,7 +385,9 @@ class Browser(App[None]):
                 self.model.difference = difference
                 only = len(difference.only_after)
                 added = f" ({plural(only, 'tensor')} only in the second target)" if only else ""
-                self._end_pairing(f"second target: {escape_name(difference.other)}{added}; D compares all values")
+                self._end_pairing(
+                    f"second target: {escape_name(difference.other)}{added}; press D to compare all values"
+                )
                 if then is not None:
                     self._compare(then)
 
@@ -487,7 +489,10 @@ class Browser(App[None]):
         model = self.model
         tables = build_tables(model.tensors, model.stats, model.unusual.list_roles())
         if not tables:
-            return f"no layers: a table needs {MIN_LAYERS} tensors or more whose names differ only in a number"
+            return (
+                f"no layers found: a layer table needs {MIN_LAYERS} or more tensors with names that differ only "
+                "in a number"
+            )
 
         def go(position: int | None) -> None:
             if position is not None:
@@ -599,9 +604,9 @@ class Browser(App[None]):
         written = self.model.write_globs()
         if not written.globs:
             self._say(
-                f"globs cannot select only these tensors ({written.extra:,} more would match); mark other tensors"
+                f"no globs match only the marked tensors ({written.extra:,} others match too); mark other tensors"
                 if written.extra
-                else "globs cannot select only these tensors; mark other tensors"
+                else "no globs match only the marked tensors; mark other tensors"
             )
             return
         self.copied = written.text

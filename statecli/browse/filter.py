@@ -261,7 +261,7 @@ class Filter:
         by_values = field in LANGUAGE.statistics or bare in ("problem", "nan", "inf", "outlier")
         if by_values and len(self._marks.stats) < len(self._tensors):
             read = f"{len(self._marks.stats):,} of {len(self._tensors):,}"
-            return f"{word}: statistics of {read} tensors are read; press esc, then S to read all"
+            return f"{word}: only {read} tensors have statistics; press esc, then S to read all statistics"
         if field in LANGUAGE.choices:
             return _answer(
                 "choice",

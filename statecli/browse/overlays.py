@@ -159,7 +159,7 @@ class LayerView(ModalScreen[int | None]):
         for line in self._describe_cell(table):
             text.append(_fit(line, width))
         other = Measure.MAX if self._measure is Measure.RMS else Measure.RMS
-        more = f"  tab: next of {len(self._tables)} tables" if len(self._tables) > 1 else ""
+        more = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
         text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor  m: {other.value}{more}  esc: back", width).rstrip("\n"))
         self.query_one("#layers", Static).update(text)
 

@@ -98,7 +98,7 @@ def _describe_contents(model: Model, row: Row) -> Iterator[Line]:
     if len(kinds) > 1:
         yield Line(f"{size:,} B")
     if size < sum(tensor.nbytes for tensor in tensors):
-        yield Line("shared storage counted once", "dim")
+        yield Line("(shared storage is counted once)", "dim")
     yield Line("")
     for kind, sums in kinds.items():
         yield Line(f"{kind:<12}{sums.tensors:>7,}{format_count(sums.elements):>7}{format_size(sums.bytes):>9}")

@@ -96,7 +96,7 @@ class _StdoutErrors:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             discard_stdout()
-            raise OutputError(f"standard output cannot be written: {error.strerror}") from error
+            raise OutputError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def reserve_stdout() -> None:
@@ -140,7 +140,8 @@ def limit_time(seconds: float) -> None:
     parent = _find_parent()
     if parent is None:
         raise UsageError(
-            f"{option('--timeout', seconds)}: needs the command statecli on Linux or macOS; leave the option out"
+            f"{option('--timeout', seconds)}: works only with the command statecli on Linux or macOS; leave "
+            "the option out"
         )
     parent.limit_time(seconds)
 

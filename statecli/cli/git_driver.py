@@ -100,7 +100,8 @@ def describe_failure(error: BaseException) -> str:
     """Return the text for an error outside of the file; unique, because git shows no difference of equal texts."""
     message = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
     return (
-        f"cannot be read (time {time.time_ns()}): {escape(message)}; correct this, then run: git update-ref -d {_CACHE}"
+        f"cannot be read (time {time.time_ns()}): {escape(message)}; fix the error, then delete git's "
+        f"cache: git update-ref -d {_CACHE}"
     )
 
 
@@ -190,7 +191,7 @@ def compare_files(before: str, after: str, compare: Callable[[str, str, str], in
         yield f"changed: {escape(name)}"
         compare(before, after, name)
     elif pointers[0] == pointers[1]:
-        yield f"both versions are the same {pointers[0]}"
+        yield f"both versions are equal: {pointers[0]}"
     else:
         yield f"changed: {escape(name)}"
         yield from (f"{side}: {pointer or 'a checkpoint'}" for side, pointer in zip("ab", pointers, strict=True))
@@ -245,7 +246,7 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
         except StateError as error:
             yield escape(str(error))
     if others:
-        yield f"not compared, because these files do not have names of checkpoints: {', '.join(map(escape, others))}"
+        yield f"not compared, because their names are not names of checkpoint files: {', '.join(map(escape, others))}"
 
 
 def _list_files(folder: str) -> Iterator[str]:

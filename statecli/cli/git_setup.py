@@ -49,7 +49,8 @@ def set_up(*, everywhere: bool = False) -> list[str]:
     above = "in .git/info/attributes or in the .gitattributes of a folder overrides this setup"
     still = {} if everywhere else _find_overrides(top)
     lines += [
-        f"{pattern}: diff={value} {above}, so git diff does not show these tensors" for pattern, value in still.items()
+        f"{pattern}: diff={value} {above}, so git diff does not show the tensors of these files"
+        for pattern, value in still.items()
     ]
     return [*lines, "git diff now shows tables of changed tensors, and git log -p shows a line for each tensor"]
 

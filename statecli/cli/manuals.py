@@ -52,11 +52,11 @@ GROUPS: dict[str, Manual] = {
         (
             Example("statecli git setup", "Set up this repository."),
             Example("git diff", "Show the tensors that changed since the last git add."),
-            Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
+            Example("statecli git textconv model.safetensors", "Print the text that git diff compares."),
             Example("statecli git difftool old.pt new.pt", "Compare two versions of a file."),
         ),
         {
-            0: "git is set up, or the lines were printed.",
+            0: "git was set up, or the text was printed.",
             2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
         },
     ),
@@ -73,7 +73,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli inspect net.py:Net --to meta", "Show which tensors do not move with the model."),
             Example(
                 "statecli inspect model.safetensors --model net.py:Net -f json",
-                "Compare with a model class, which names the parameters and buffers; write JSON.",
+                "Use the parameters and buffers of a model class; write JSON.",
             ),
             Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
         ),
@@ -145,7 +145,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "There is no bug to fix, or the edits for all bugs were written.",
-            1: "A bug is not fixed yet: its edit was shown but not written, or no edit passes verify.",
+            1: "A bug is not fixed yet: the edit was shown but not written, or no edit passes verify.",
             2: "The model could not be built, it is an installed package, libcst is missing (pip install libcst), "
             + _WRONG_LINE,
         },
@@ -168,8 +168,10 @@ MANUALS: dict[str, Manual] = {
     ),
     "explain": Manual(
         (
-            Example("statecli explain net.py:Net model.safetensors", "Print the cause, and lines that load the file."),
-            Example("statecli explain net.py:Net old.pt -f json", "Write the cause and the lines as JSON."),
+            Example(
+                "statecli explain net.py:Net model.safetensors", "Print the cause, and Python code that loads the file."
+            ),
+            Example("statecli explain net.py:Net old.pt -f json", "Write the cause and the code as JSON."),
             Example(
                 "python train.py 2>&1 | statecli explain",
                 "Explain the error message of load_state_dict in the output of train.py.",
@@ -177,8 +179,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The class loads the checkpoint as it is, by a strict load_state_dict.",
-            1: "The class does not load the checkpoint. The output has the cause and, if possible, Python lines that "
-            "load the checkpoint.",
+            1: "The class does not load the checkpoint. The output has the cause and, if possible, Python "
+            "code that loads the checkpoint.",
             2: "A target could not be read, the model could not be built, the text has no known error, " + _WRONG_LINE,
         },
     ),
@@ -215,13 +217,14 @@ MANUALS: dict[str, Manual] = {
             Example("statecli bisect checkpoints/ --first 'changed head.*'", "Find when a layer first changed."),
             Example(
                 "statecli bisect checkpoints/ --first 'cosine<0.9' -f json",
-                "Find the first checkpoint with weights far from the start of the run.",
+                "Find the first checkpoint whose weights have a cosine below 0.9 with the start of the run.",
             ),
         ),
         {
-            0: "The first checkpoint where the condition holds was found.",
+            0: "statecli found the first checkpoint for which the condition is true.",
             1: "Not found: the condition is false at the last checkpoint.",
-            2: f"Checkpoints that decide the answer could not be read, the glob matches no tensor, {_WRONG_LINE}",
+            2: "A checkpoint that is needed for the answer could not be read, the glob matches no tensor, "
+            f"{_WRONG_LINE}",
         },
     ),
     "resume-check": Manual(
@@ -234,7 +237,7 @@ MANUALS: dict[str, Manual] = {
             ),
         ),
         {
-            0: "The resumed training is the same as the one without an interruption.",
+            0: "The resumed training equals the uninterrupted training.",
             1: "Some state is not restored. Each finding shows the missing line of the script.",
             2: f"The script fails, two runs with the same arguments differ (add a seed), {_WRONG_LINE}",
         },
@@ -246,7 +249,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli watch checkpoints/ --count 1 -f jsonl", "Print a JSON object instead of a line."),
         ),
         {
-            0: "The number of lines in --count was written.",
+            0: "statecli wrote the number of lines given by --count.",
             1: "With --fail-on-nan: a tensor has NaN or infinite values for the first time.",
             2: f"A checkpoint could not be read, {_WRONG_LINE}",
         },
@@ -255,7 +258,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli browse model.safetensors", "Look at the tensors of a checkpoint."),
             Example("statecli browse old.pt new.safetensors", "Compare two checkpoints."),
-            Example("statecli browse net.py:Net", "Look at a model class, and open its source lines."),
+            Example("statecli browse net.py:Net", "Browse a model class; press e to open its source code."),
         ),
         {
             0: "You left the browser.",
@@ -265,16 +268,17 @@ MANUALS: dict[str, Manual] = {
     ),
     "merge": Manual(
         (
-            Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),
+            Example("statecli merge 1.part 2.part", "Merge the part files that statecli diff --shard wrote."),
             Example("statecli merge 1.part 2.part -f json -o diff.json", "Write the result as JSON."),
             Example(
-                "statecli merge 1.part 2.part --copies", "Merge parts of jobs that read separate copies of the files."
+                "statecli merge 1.part 2.part --copies",
+                "Merge part files of jobs that read separate copies of the checkpoints.",
             ),
         ),
         {
             0: "The command without --shard would exit with status 0.",
             1: "The command without --shard would exit with status 1: findings or differences.",
-            2: f"A part is missing, unreadable or made from other files, {_WRONG_LINE}",
+            2: f"A part file is missing, unreadable or made from other checkpoints, {_WRONG_LINE}",
         },
     ),
     "git setup": Manual(
@@ -285,18 +289,18 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git setup --remove", "Remove the driver from this repository."),
         ),
         {
-            0: "git is set up, or the driver is removed.",
+            0: "git was set up, or the driver was removed.",
             2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
         },
     ),
     "git textconv": Manual(
         (
-            Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
-            Example("statecli git textconv train.ckpt", "Print the lines of a training checkpoint."),
+            Example("statecli git textconv model.safetensors", "Print the text that git diff compares."),
+            Example("statecli git textconv train.ckpt", "Print the text of a training checkpoint."),
             Example("statecli git textconv net.py", "Print the error of a file that is not a checkpoint."),
         ),
         {
-            0: "The lines, or the error as a line, were printed. (At any other status, git would stop.)",
+            0: "The text or an error message was printed. (git would stop at any other status.)",
             2: "The command line is wrong.",
         },
     ),
@@ -305,12 +309,14 @@ MANUALS: dict[str, Manual] = {
             Example("git diff", "Show a table for each changed checkpoint; git calls statecli git external-diff."),
             Example(
                 "statecli git external-diff old.pt old.pt 0 100644 new.pt 0 100644",
-                "Show what git diff shows of a file.",
+                "Print the output of git diff for one file.",
             ),
-            Example("statecli git external-diff old.pt", "Show what git diff shows of a file with a merge conflict."),
+            Example(
+                "statecli git external-diff old.pt", "Print the output of git diff for a file with a merge conflict."
+            ),
         ),
         {
-            0: "The table, or the error as a line, was printed. (At any other status, git would stop.)",
+            0: "The table or an error message was printed. (git would stop at any other status.)",
             2: "The command line is wrong.",
         },
     ),
@@ -323,8 +329,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli git difftool old.pt missing.pt", "Print the error of a version that cannot be read."),
         ),
         {
-            0: "The table, or the error as a line, was printed. (At any other status, git would ask whether to "
-            "continue.)",
+            0: "The table or an error message was printed. (git would ask whether to continue at any other status.)",
             2: "The command line is wrong.",
         },
     ),

@@ -73,7 +73,9 @@ def _parse_report(text: str) -> OutputTarget:
     if not equals or not path:
         raise UsageError(f"{option_text}: the file name is missing; write {option('--report', f'{form}=FILE')}")
     if path == STDOUT:
-        raise UsageError(f"{option_text}: a report must be a file; for standard output give {option('-f', form)}")
+        raise UsageError(
+            f"{option_text}: a report must be a file; to write to standard output, give {option('-f', form)}"
+        )
     return OutputTarget(Output(form), path, option_text)
 
 
@@ -85,7 +87,7 @@ def check_distinct(targets: Sequence[OutputTarget]) -> None:
             continue
         first = first_by_path.setdefault(os.path.realpath(target.path), target)
         if first is not target:
-            raise UsageError(f"{target.option_text}: {first.option_text} writes to the same file; name another file")
+            raise UsageError(f"{target.option_text}: {first.option_text} writes to the same file; give another file")
 
 
 def _list_inputs(options: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ def write_samples(folder: str) -> list[str]:
     for name in names:
         path = os.path.join(folder, name)
         if os.path.lexists(path) and (not os.path.isfile(path) or _read(path) != texts[name]):
-            raise UsageError(f"{path}: exists already and differs from the sample; name another folder")
+            raise UsageError(f"{path}: exists already and differs from the sample; give another folder")
     os.makedirs(folder, exist_ok=True)
     for name in names:
         path = os.path.join(folder, name)

@@ -312,7 +312,7 @@ class _Watch:
         except BrokenPipeError:
             return 141
         except OSError as error:
-            return _complain(f"standard output cannot be written: {error.strerror}")
+            return _complain(f"cannot write to standard output: {error.strerror}")
         return code
 
     def _explain(self) -> int:

@@ -51,7 +51,7 @@ def write_for_class(module: str, name: str, file: str) -> Advice | None:
 
 def spell(spec: str) -> Advice:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
-    with_values = ", with a value for each ...; or give --config-json FILE" if "..." in spec else ""
+    with_values = ", with a value for each ..., or give --config-json FILE" if "..." in spec else ""
     return Advice(f"write {quote_for_shell(spec)}{with_values}")
 
 

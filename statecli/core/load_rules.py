@@ -26,7 +26,7 @@ UNEXPECTED_ENTRY = Rule(
     summary="The checkpoint has a key that the model class or reference checkpoint does not have.",
     why="`load_state_dict(strict=True)` fails with an unexpected key. With `strict=False` the key is silently ignored.",
     example="a checkpoint for inference still has the weights of an auxiliary loss.",
-    fix="leave the tensor out when saving, or add the module that needs it to the class.",
+    fix="leave the tensor out when saving, or add the module of the tensor to the class.",
 )
 SHAPE_MISMATCH = Rule(
     "shape-mismatch",

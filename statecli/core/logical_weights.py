@@ -237,7 +237,9 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
         return facts._replace(defect="" if state is None else "quant_state cannot be read")
     shape, block = source.stored
     if math.prod(shape) not in (held, held - 1):
-        return facts._replace(defect=f"quant_state records shape {format_shape(shape)}, but weight has {held:,} codes")
+        return facts._replace(
+            defect=f"quant_state records shape {format_shape(shape)}, but weight has {held:,} quantized values"
+        )
     scales = weight.parts.get(Part.SCALES)
     count = -(-math.prod(shape) // block) if block else None
     if scales is None or count is None or math.prod(scales.shape or ()) == count:

@@ -160,7 +160,7 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 
 
 #: Note on a tensor that is one of a model's sample inputs (`example_input_array`, `dummy_inputs`).
-SAMPLE_INPUT_NOTE = "a sample input stored in the model, not state"
+SAMPLE_INPUT_NOTE = "a sample input stored in the model, not part of its state"
 
 
 #: `TensorInfo.note` of tensors that an unregistered module registers.

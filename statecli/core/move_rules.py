@@ -11,7 +11,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tie_severity
 
 #: Begins the remark of a finding about a tensor that a move leaves behind, if no input showed what forward does.
-UNKNOWN_FORWARD = "cannot tell whether forward mixes devices: "
+UNKNOWN_FORWARD = "statecli cannot tell whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
     "move",
@@ -55,7 +55,7 @@ because the view never gets the updates of the training.""",
 RULES = (LEFT_BEHIND, UNTIED_BY_MOVE, STALE_VIEW)
 
 _TIE_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
-STALE_VIEW_HELP = "replace the attribute with a property that computes it from the registered tensor"
+STALE_VIEW_HELP = "replace the attribute with a property that computes the value from the registered tensor"
 _TIE_HELP = {
     UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
     "or tie the two tensors again in the class's own _apply",

@@ -13,7 +13,7 @@ NOT_CHECKED = Rule(
     summary="Some files, tensors or values were not checked by any rule.",
     why="the exit status does not cover them: an audit without findings may have skipped a broken tensor.",
     example="the values of 12 tensors were not read, because the file is larger than the default limit.",
-    fix="add the option that the note names, such as `--values`, or audit the file by its own name.",
+    fix="add the option in the note, such as `--values`, or give the path of the file to audit.",
 )
 CONFIGURATION = Rule(
     "configuration",
@@ -23,7 +23,7 @@ CONFIGURATION = Rule(
     summary="The configuration disables rules, or accepts findings that would fail the audit without it.",
     why="a change to the configuration can hide a finding, so the result shows which rules did not run.",
     example='`ignore = ["unsafe-global"]` in `statecli.toml`.',
-    fix="review the file that the note names; run `statecli audit --no-config` to see all findings.",
+    fix="review the configuration file in the note; run `statecli audit --no-config` to see all findings.",
 )
 MORE = Rule(
     "more",
@@ -44,7 +44,7 @@ CANNOT_READ = Rule(
     why="without this finding, an unreadable file would look clean. `-f gitlab` has no field for errors, so it shows "
     "each error as a finding.",
     example="a checkpoint whose download was interrupted.",
-    fix="correct the problem that the message names, for example copy the file again. Then run the command again.",
+    fix="correct the problem in the message; for example, copy the file again. Then run the command again.",
 )
 
 RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ)

@@ -32,7 +32,7 @@ _EXAMPLES = {
 _REGISTRIES = ("timm", "torchvision")
 _MODEL_NAME = re.compile(r"[a-z][a-z_]*\d\w*")
 _CLASS_NAME = re.compile(r"[A-Z]\w*")
-_BUILD = "write a function without arguments that builds the model, and name it: build.py:make"
+_BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Least similarity of a suggested file name, from 0 to 1: two.py (0.67) is not suggested for net.py.
 _SIMILARITY = 0.7
 #: Python files of a folder that are parsed for names.
@@ -117,7 +117,7 @@ def describe_python_file(path: str) -> Suggestion:
         return Suggestion(f"is a Python file with {_describe_syntax_error(error)}")
     what, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
-        return Suggestion(f"{what}; name a class or function in it:", names.choices, names.advice)
+        return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
     return Suggestion(what, advice=names.advice or Advice(_BUILD))
 
 
@@ -177,7 +177,7 @@ def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Sugge
         function = build_function.write_for_name(module, name, file)
         if function is not None:
             return Suggestion(advice=function)
-    return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{module}:{name}{call}')}")
+    return Suggestion(f"write a colon before the class or function: {quote_for_shell(f'{module}:{name}{call}')}")
 
 
 def _suggest_names_of_file(path: str) -> Suggestion:
@@ -186,23 +186,28 @@ def _suggest_names_of_file(path: str) -> Suggestion:
         return Suggestion(f"{path} is a Python file with {_describe_syntax_error(error)}")
     names = _list_names(path)
     if names.choices:
-        return Suggestion(f"name a class or function of the file {path}:", names.choices, names.advice)
+        return Suggestion(f"choose a class or function of the file {path}:", names.choices, names.advice)
     return Suggestion(f"{path} is a Python file", advice=names.advice or Advice(_BUILD))
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
     where = f" in line {error.lineno}" if error.lineno else ""
-    return f"a syntax error{where}: {error.msg}; correct the error, then name a class or function of the file"
+    return (
+        f"a syntax error{where}: {error.msg}; correct the error, then give a class or function of the file, "
+        "such as net.py:Net"
+    )
 
 
 def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     what = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
     if name in _EXAMPLES:
-        return Suggestion(f"{what}: name a class or function in it, such as {quote_for_shell(_EXAMPLES[name])}")
+        return Suggestion(f"{what}: give one of its classes or functions, such as {quote_for_shell(_EXAMPLES[name])}")
     names = _list_names(spec.origin, name) if spec.origin else Suggestion()
     if names.choices:
-        return Suggestion(f"{what}; name a class or function in it:", names.choices, names.advice)
-    return Suggestion(what, advice=names.advice or Advice(f"name a class or function in it after a colon, or {_BUILD}"))
+        return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
+    return Suggestion(
+        what, advice=names.advice or Advice(f"add one of its classes or functions after a colon, or {_BUILD}")
+    )
 
 
 def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
@@ -223,7 +228,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         return Suggestion(f"{what} {' or '.join(specs)}")
     if module and not call and not attribute[:1].isupper():
         return Suggestion()  # a file's name with an extension
-    missing = f"no Python module is called {top}" if not module else f"the Python module {top} is not installed"
+    missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"
     in_library = _suggest_loaded_class(module, attribute, call)
     if in_library is not None:
         return in_library
@@ -237,7 +242,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
     if registries and _MODEL_NAME.fullmatch(name):
         return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")
-    return Suggestion(f"{missing}; name a model class as file.py:Class or package.module:Class")
+    return Suggestion(f"{missing}; write a model class as file.py:Class or package.module:Class")
 
 
 def _suggest_transformers(name: str, call: str) -> Suggestion | None:
@@ -246,7 +251,7 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
     advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
     if advice is None or call.strip("() ") == "":
         return advice and Suggestion(advice=advice)
-    return Suggestion(f"name the module before a colon: {quote_for_shell(f'transformers:{name}{call}')}")
+    return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'transformers:{name}{call}')}")
 
 
 def _suggest_loaded_class(class_name: str, method: str, call: str) -> Suggestion | None:

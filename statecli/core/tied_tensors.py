@@ -13,7 +13,8 @@ from statecli.core.model_state import ModelState, Origin, TensorInfo
 MAX_LISTED_NAMES = 64
 #: Remedy for tied weights that `safetensors.torch.save_file` refuses.
 SAVE_TIES_AS_SAFETENSORS = (
-    "use safetensors.torch.save_model and load_model, which write one name and tie the weights again"
+    "use safetensors.torch.save_model, which writes one of the names, and load_model, which accepts the "
+    "missing names if the class ties the weights"
 )
 
 

@@ -85,16 +85,16 @@ def _build_line(probe: Probe, name: str) -> Line:
 def _format_verdict(bisection: Bisection) -> str:
     condition, first, before = quoting.quote(bisection.condition), bisection.first, bisection.last_before
     if bisection.answer is Answer.NEVER:
-        return f"{condition} does not hold at the last checkpoint"
+        return f"{condition} is false at the last checkpoint"
     if bisection.answer is Answer.FOUND and first is not None:
         return f"first {bisection.condition}: {_describe(first)}: {first.evidence}"
     unread = f"{plural(len(bisection.between), 'checkpoint')} between them could not be read"
     if first is not None and before is not None:
-        return f"{condition} holds at {_describe(first)}, not at {_describe(before)}; {unread}"
+        return f"{condition} is true at {_describe(first)} and false at {_describe(before)}; {unread}"
     if first is not None:
-        return f"{condition} holds at {_describe(first)}; checkpoints before it could not be read"
+        return f"{condition} is true at {_describe(first)}; earlier checkpoints could not be read"
     if before is not None:
-        return f"{condition} does not hold at {_describe(before)}; checkpoints after it could not be read"
+        return f"{condition} is false at {_describe(before)}; later checkpoints could not be read"
     return "no checkpoint could be read"
 
 

@@ -250,7 +250,10 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
         more = Line(
-            ("… not listed: all names differ for the one cause below (--all lists each)", *("" for _ in columns[1:])),
+            (
+                "… not listed: all names differ for the same cause, described below (--all lists each name)",
+                *("" for _ in columns[1:]),
+            ),
             mood="dim",
         )
         groups = tuple(replace(group, lines=(more,)) for group in groups)
@@ -796,5 +799,5 @@ def _measure_change(change: Change) -> tuple[float, str]:
     return (
         (delta.relative_l2, "")
         if delta.relative_l2 is not None
-        else (math.inf, "changed from zero, so without a relative change")
+        else (math.inf, "no relative change, because all old values are zero")
     )

@@ -34,9 +34,7 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
         return known[present]
     if name not in known:
         near = get_close_matches(name.lower(), known, n=3)
-        listed = (
-            f"run statecli rules for the list, with {option('--plugin', 'MODULE')} to include the rules of a plugin"
-        )
+        listed = f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin"
         hint = f"did you mean {', '.join(near)}?" if near else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")
     return known[name]
@@ -52,7 +50,7 @@ def describe_former_name(name: str) -> str | None:
         reporters.pop("audit", None)
     commands = " and ".join(reporters)
     new_names = " or ".join(rule.name for rule in renamed)
-    return f"{name}: findings of {commands} that had this name are now called {new_names}"
+    return f"{name}: findings of {commands} with this name are now called {new_names}"
 
 
 def build_rules_report(texts: Sequence[RuleText]) -> Report:

@@ -50,7 +50,9 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
         if not live:
             unknown = "not saved, unless the class itself saves the tensor"
             return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
-        parts.append({False: "not saved", True: "saved", None: "cannot tell whether it is saved"}[tensor.saved])
+        parts.append(
+            {False: "not saved", True: "saved", None: "statecli cannot tell whether the tensor is saved"}[tensor.saved]
+        )
     elif tensor.persistent is False:
         parts.append("non-persistent, but in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
@@ -58,7 +60,7 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
     if tensor.after is None and live:
         if tensor.moves is not True:
             parts.append(
-                {False: "left on the old device by .to()", None: "cannot tell whether .to() moves the tensor"}[
+                {False: "left on the old device by .to()", None: "statecli cannot tell whether .to() moves the tensor"}[
                     tensor.moves
                 ]
             )

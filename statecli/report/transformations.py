@@ -181,7 +181,9 @@ def _describe(change: Change) -> str:
         return _describe_quantized(done)
     if kind is TransformationKind.CODES:
         sides = [side.dtype for side in (change.after, change.before) if side is not None]
-        return f"{next((dtype for dtype in sides if 'int' in dtype), sides[0])} codes, not compared as numbers"
+        return (
+            f"{next((dtype for dtype in sides if 'int' in dtype), sides[0])} quantized values, not compared as numbers"
+        )
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f})"
@@ -601,7 +603,7 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], unfol
         coded = f"{codes}{f' ({library})' if library else ''}"
         types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
         text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
-        far = f"{len(wrong):,} far from the weight {_name_dense_side(done)}"
+        far = f"{len(wrong):,} differ much from the weight {_name_dense_side(done)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
@@ -635,7 +637,7 @@ def _error_of(change: Change) -> float:
 
 def _describe_quantized(done: Transformation) -> str:
     assert done.quantization is not None  # noqa: S101 - so are they built
-    far = f"far from the weight {_name_dense_side(done)}: " if done.exceptions else ""
+    far = f"differs much from the weight {_name_dense_side(done)}: " if done.exceptions else ""
     return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
 
 

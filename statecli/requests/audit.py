@@ -109,8 +109,8 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     divided = executor or (options.shard and option("--shard", options.shard))
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
-            f"{divided}: splits the reading of tensor values into parts, but this command reads no values; "
-            f"add {option('--values')} or {option('--lock', 'FILE')}"
+            f"{divided}: divides the reading of tensor values, but this command reads no values; add "
+            f"{option('--values')} or {option('--lock', 'FILE')}"
         )
     return request
 

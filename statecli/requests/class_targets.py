@@ -93,4 +93,4 @@ def _build_error(options: ClassOptions, given: Sequence[str]) -> UsageError:
     trust = option("--trust-remote-code")
     flag = trust if options.config_json is None else option("--config-json", options.config_json)
     what = f"{' and '.join(given[:3])} {'is not a model class' if len(given) == 1 else 'are not model classes'}"
-    return UsageError(f"{flag}: {what}; name a class, such as net.py:Net")
+    return UsageError(f"{flag}: {what}; give a class, such as net.py:Net")

@@ -22,7 +22,7 @@ def check(options: ExplainOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 
         return
     if options.checkpoint is None:
         is_class = load.find_class_spec(options.model) is not None
-        what = "name the checkpoint after the class" if is_class else "name a class and a checkpoint"
+        what = "give the checkpoint after the class" if is_class else "give a class and a checkpoint"
         raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
 
 
@@ -44,7 +44,7 @@ def prepare(options: ExplainOptions, caller: Caller) -> Request | None:  # noqa:
     classes = [text for text in texts if load.find_class_spec(text) is not None]
     if len(classes) != 1:
         problem = "both are model classes" if classes else "neither is a model class"
-        raise UsageError(f"{options.model} and {options.checkpoint}: {problem}; name a class and a checkpoint")
+        raise UsageError(f"{options.model} and {options.checkpoint}: {problem}; give a class and a checkpoint")
     model = classes[0]
     return Request(model, next(text for text in texts if text != model))
 

@@ -81,24 +81,24 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     from statecli.values import kernels
 
     head, first_head = part.head, first.head
-    maker = f"statecli {head.statecli} with its kernel in {head.kernel}"
-    own = f"statecli {__version__} with its kernel in {kernels.kernel_name()}"
+    maker = f"statecli {head.statecli} with the kernel in {head.kernel}"
+    own = f"statecli {__version__} with the kernel in {kernels.kernel_name()}"
     if maker != own:
         raise EngineError(
             f"{part.path}: was written by {maker[:200]}, but this machine has {own}; install the same version on all "
             "machines"
         )
     if head.shard[1] != first_head.shard[1]:
-        why = f"is one of {head.shard[1]} parts, but {first.path} is one of {first_head.shard[1]}"
-        raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
+        why = f"is one of {head.shard[1]} part files, but {first.path} is one of {first_head.shard[1]}"
+        raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
     if head.command != first_head.command:
         why = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
-        raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
+        raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
     names = head.options.keys() | first_head.options.keys()
     for name in sorted(names, key=lambda name: (name not in _TARGETS, name)):
         if head.options.get(name) != first_head.options.get(name):
             why = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
-            raise UnreadableError(f"{part.path}: {why}; merge only parts of the same run")
+            raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
 
 
 #: Fields of targets, which have no flag.
@@ -132,7 +132,7 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
             why = f"{path} has another modification time than in {first.path}, so the file may have changed"
             raise UsageError(f"{part.path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
     if (head.plan, head.tasks) != (first_head.plan, first_head.tasks):
-        why = f"was made from other versions of the targets than {first.path}"
+        why = f"was made from other versions of the checkpoints than {first.path}"
         raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
 
 
@@ -144,14 +144,15 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
         index = part.head.shard[0]
         if index in paths:
             raise UnreadableError(
-                f"{part.path}: is part {index} of {count}, and so is {paths[index]}; leave one of the two files out"
+                f"{part.path}: contains part {index} of {count}, and so does {paths[index]}; leave one of "
+                "the two files out"
             )
         paths[index] = part.path
     missing = [index for index in range(1, count + 1) if index not in paths]
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         noun, verb = ("part", "is") if len(missing) == 1 else ("parts", "are")
-        raise UnreadableError(f"{noun} {listed} of {count} {verb} missing; give all parts")
+        raise UnreadableError(f"{noun} {listed} of {count} {verb} missing; give all part files")
 
 
 def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
@@ -159,7 +160,10 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
     for path, now in identify_files(part.head.files).items():
         then = part.head.files[path]
         if then.version is None and then.bytes >= 0 and not copies:
-            why = "the storage reports no version, so statecli cannot check that all parts read the same file"
+            why = (
+                "the storage reports no version, so statecli cannot check that all part files were made from "
+                "the same version"
+            )
             raise UsageError(f"{path}: {why}; if the file has not changed, give {option('--copies')}")
         if now == then or (copies and not now.is_another(then)):
             continue
@@ -180,7 +184,8 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
         raise UnreadableError(
-            f"{path}: is not a part file: line 1 names the command {head.command[:40]!r}, which does not have --shard"
+            f"{path}: is not a part file: line 1 contains the command {head.command[:40]!r}, which does not "
+            "have --shard"
         )
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
@@ -203,8 +208,8 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
         if field.name not in names:
             flag = f"--{field.name.replace('_', '-')}"
             raise UsageError(
-                f"{option(flag)}: the parts were written by `statecli {command}`, which does not have this option; "
-                "leave it out"
+                f"{option(flag)}: the part files were written by `statecli {command}`, which does not have "
+                "this option; leave the option out"
             )
         selected[field.name] = value
     return selected
@@ -231,14 +236,16 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
     _refuse_code(specs.difference(allowed))
     for text in allowed:
         if text not in specs | plugins:
-            why = "the parts do not use a class or plugin of this name"
+            why = "the part files do not use a class or plugin of this name"
             raise UsageError(f"{option('--code', text)}: {why}; leave the option out")
 
 
 def _refuse_code(names: Collection[str]) -> None:
     for text in sorted(names):
         code = option("--code", text, quoted=True)
-        raise UsageError(f"{text}: merging these parts imports and runs this code; if you trust the code, give {code}")
+        raise UsageError(
+            f"{text}: merging these part files imports and runs this code; if you trust the code, give {code}"
+        )
 
 
 def _check_urls(options: Options, typed: Sequence[str]) -> None:
@@ -246,12 +253,16 @@ def _check_urls(options: Options, typed: Sequence[str]) -> None:
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed:
         if text not in urls:
-            listed = f"give one of {', '.join(urls)}" if urls else "leave the option out, because they have no URL"
-            raise UsageError(f"{option('--url', text)}: the parts do not have this URL; {listed}")
+            listed = (
+                f"give one of {', '.join(urls)}"
+                if urls
+                else "leave the option out, because the part files contain no URL"
+            )
+            raise UsageError(f"{option('--url', text)}: the part files do not contain this URL; {listed}")
     for text in urls:
         if _MASK in text and text not in typed:
             raise UsageError(
-                f"{text}: the parts do not contain passwords; give the whole URL with {option('--url', 'URL')}"
+                f"{text}: the part files do not contain passwords; give the whole URL with {option('--url', 'URL')}"
             )
 
 
@@ -276,7 +287,7 @@ class _MergedResults:
                 self._add(n, key, stored)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
-            why = f"expected {parts[0].head.tasks} results in all parts together, found {planned}"
+            why = f"expected {parts[0].head.tasks} results in all part files together, found {planned}"
             raise UnreadableError(f"{parts[0].path}: {why}; {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored: StoredResult) -> None:
@@ -286,7 +297,7 @@ class _MergedResults:
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
             raise UnreadableError(
-                f"{where}: another part has a different result for the same file or tensor; {_REDO_ADVICE}"
+                f"{where}: another part file has a different result for the same file or tensor; {_REDO_ADVICE}"
             )
         if not stored.derived or earlier is stored:
             self._owners[key] = part
@@ -316,8 +327,10 @@ class _MergedResults:
 
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
-            raise UnreadableError(f"{where}: the parts do not have a result for this file or tensor; {_REDO_ADVICE}")
-        raise UnreadableError(f"{where}: has changed since the parts were made; {_REDO_ADVICE}")
+            raise UnreadableError(
+                f"{where}: the part files do not have a result for this file or tensor; {_REDO_ADVICE}"
+            )
+        raise UnreadableError(f"{where}: has changed since the part files were made; {_REDO_ADVICE}")
 
     def _look_up(self, key: Key, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""

@@ -118,7 +118,9 @@ def check_standard_input(options: Options) -> None:
             words.extend(value if parameter.repeatable else [value])
     count = sum(isinstance(word, str) and word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:
-        raise UsageError("-: standard input is given twice but contains only one checkpoint; save the other to a file")
+        raise UsageError(
+            "-: standard input is given twice but contains only one checkpoint; save the other checkpoint to a file"
+        )
     for name in ("executor", "shard") if count else ():
         if getattr(options, name, None) is not None:
             raise UsageError(

@@ -98,7 +98,10 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
     if named is None or named in names:
         return None
     what = f"the weight file {quoting.quote(named)}, which is not in this folder"
-    return f"{CONFIG} names {what}: transformers would load this file instead of the weights in the folder"
+    return (
+        f"{CONFIG} refers to {what}: transformers would load {quoting.quote(named)} instead of the weights in "
+        "the folder"
+    )
 
 
 def _read_configured_name(path: str, names: Collection[str]) -> str | None:
@@ -143,7 +146,7 @@ def _choose(weights: list[str], indexes: list[str]) -> str:
     if len(series) == 1:
         return weights[0]
     raise UnreadableError(
-        f"is a folder with {len(weights)} weight files and no index; name one of them: {quoting.names(weights)}"
+        f"is a folder with {len(weights)} weight files and no index; give one of the files: {quoting.names(weights)}"
     )
 
 
@@ -172,7 +175,10 @@ def explain_skipped_folder(path: str) -> tuple[str, str] | None:
         return "a link to a folder", "link"
     if not is_of_tool(path):
         return None
-    return "a folder of a tool, without a file named like a checkpoint outside of installed packages", "of a tool"
+    return (
+        "a folder of a tool such as git, without checkpoint files outside of installed packages",
+        "of a tool",
+    )
 
 
 def is_of_tool(path: str) -> bool:
@@ -314,7 +320,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
         if classes.choices or classes.advice:
             text = "is a folder without a checkpoint, but with Python files"
             return classes.build_error(
-                UnreadableError, problem=text + "; name a class or function:" * bool(classes.choices)
+                UnreadableError, problem=text + "; choose a class or function:" * bool(classes.choices)
             )
     return UnreadableError(
         problem
@@ -332,11 +338,11 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER])
     inner = [name for name in folders[:MAX_INNER] if name not in outer and _has_weights(on_disk.join(path, name))]
     if inner and PIPELINE in names:
-        return f"is a diffusers pipeline, not one model; name one of its components: {quoting.names(inner)}"
+        return f"is a diffusers pipeline, not one model; give one of its components: {quoting.names(inner)}"
     configured = [name for name in folders[:MAX_INNER] if on_disk.is_file(on_disk.join(path, name, CONFIG))]
     if configured and PIPELINE in names:
         components = quoting.names([on_disk.join(path, name) for name in configured])
-        return f"is a diffusers pipeline without weights; name one of its components as a model class: {components}"
+        return f"is a diffusers pipeline without weights; give one of its components as a model class: {components}"
     if inner:
         looked = (
             f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)"
@@ -344,8 +350,8 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
             else ""
         )
         return (
-            "is a folder without a checkpoint of its own; name one of the folders inside: "
-            f"{quoting.names(inner)}{looked}"
+            "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
+            f"subfolders: {quoting.names(inner)}{looked}"
         )
     if outer:
         links = f"{quoting.name(outer[0])} is a link to a parent folder, not a weight file"

@@ -221,7 +221,7 @@ def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
     named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
     # The key of an empty folder has no name, and is not a key with two slashes.
     nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
-    return Listing(named, "keys that contain two slashes (//) cannot be read as files" if nameless else None)
+    return Listing(named, "statecli cannot read a file whose key contains two slashes (//)" if nameless else None)
 
 
 def create_listing(folders: dict[str, bool]) -> Listing:

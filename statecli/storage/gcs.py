@@ -74,7 +74,7 @@ def _create_filesystem() -> Any:
     if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
         what = "a file without Google credentials" if os.path.isfile(path or "") else "a file that does not exist"
         raise UnreadableError(
-            f"GOOGLE_APPLICATION_CREDENTIALS names {what}: set it to a file of credentials, or unset it"
+            f"GOOGLE_APPLICATION_CREDENTIALS points to {what}: set it to a file of credentials, or unset it"
         )
     return filesystem
 
@@ -84,7 +84,7 @@ def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
     path, _, generation = url.partition("://")[2].partition("?generation=")
     bucket, _, name = path.partition("/")
     if not bucket:
-        raise UnreadableError("does not name a bucket: write gs://BUCKET/NAME")
+        raise UnreadableError("does not contain a bucket: write gs://BUCKET/NAME")
     return bucket, name, {"generation": generation} if generation else {}
 
 

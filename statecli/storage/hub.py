@@ -92,7 +92,7 @@ class Hub:
             folders.update((_entry_name(entry), entry.get("type") == "directory") for entry in page)
         if len(dict(folders)) < len(folders):
             raise UnreadableError(
-                "the hub lists one name both as a file and as a folder; name the files instead of the folder"
+                "the hub lists one name both as a file and as a folder; give the files instead of the folder"
             )
         return create_listing(dict(sorted(folders)))
 
@@ -182,7 +182,7 @@ def _parse_places(url: str) -> list[Place]:
     kind, path = (first, rest) if first in _TYPES else ("models", path)
     steps = path.split("/")
     if not steps[0] or ".." in steps:
-        raise UnreadableError("does not name a repository: write hf://org/name[@revision]/path")
+        raise UnreadableError("does not contain a repository: write hf://org/name[@revision]/path")
     lengths = [1] if "@" in steps[0] or len(steps) == 1 or not steps[1] else [2] if "@" in steps[1] else [2, 1]
     return [_parse_place(kind, "/".join(steps[:n]), steps[n:]) for n in lengths]
 
@@ -194,7 +194,7 @@ def _parse_place(kind: str, repo: str, steps: list[str]) -> Place:
         return Place(kind, repo, "main", path)
     match = _REVISION.fullmatch("/".join((revision, *steps)))
     if match is None:
-        raise UnreadableError("does not name a revision after the @: write hf://org/name@revision/path")
+        raise UnreadableError("has no revision after the @: write hf://org/name@revision/path")
     return Place(kind, repo, unquote(match["revision"]), match["path"] or "")
 
 

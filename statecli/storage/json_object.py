@@ -72,7 +72,7 @@ def check_brackets(raw: bytes, what: str) -> None:
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
     """Raise MalformedError for the first repeated key."""
     for _, key in repeats:
-        raise MalformedError(f"{what} names {quoting.quote(key)} twice; programs may read either value")
+        raise MalformedError(f"{what} has the key {quoting.quote(key)} twice; programs may read either value")
 
 
 def is_deeper(node: Any, levels: int) -> bool:
@@ -129,5 +129,5 @@ def _refuse_lone_surrogate(text: str, what: str) -> None:
     for escape in _ESCAPE.finditer(text):
         if escape[1]:
             raise MalformedError(
-                f"{what} holds the escape \\{escape[1]}, half of a surrogate pair, which is not valid text"
+                f"{what} contains the escape \\{escape[1]}, half of a surrogate pair, which is not valid text"
             )

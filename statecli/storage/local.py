@@ -88,8 +88,8 @@ def find_process_link(path: str) -> str | None:
 def describe_process_link(folder: str) -> str:
     """Return the reason not to follow a link found by `find_process_link`."""
     return (
-        f"is reached by a link through {folder}, where each process may find another file: replace the link with "
-        "the file"
+        f"is reached by a link through {folder}, which may lead each process to a different file: replace "
+        "the link with the file"
     )
 
 
@@ -292,7 +292,7 @@ def _describe_broken_link(path: str) -> str:
     to = os.readlink(path)
     steps = to.replace(os.sep, "/").split("/")
     if "annex" in steps and "objects" in steps:
-        return f"its content is in git-annex and not on this machine; run: git annex get {shlex.quote(path)}"
+        return f"its content is in git-annex but not on this machine; run: git annex get {shlex.quote(path)}"
     if "blobs" in steps:
         return f"the link leads to {to}, which is missing in the cache; download the repository again"
     return f"the link leads to {to}, which does not exist"

@@ -90,7 +90,7 @@ _SOURCES = {
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
 #: Messages about the configuration, by a part of the name of the error.
 _SETTINGS = {
-    "ProfileNotFound": "AWS_PROFILE names a profile that is not in the AWS configuration",
+    "ProfileNotFound": "AWS_PROFILE is set to a profile that is not in the AWS configuration",
     "ConfigParseError": "the AWS configuration has a syntax error: correct {path}",
     "InvalidRegion": "the AWS region does not exist: set AWS_DEFAULT_REGION",
     "EndpointResolution": "the endpoint of S3 is not a URL: set {endpoint} to http://… or https://…",
@@ -195,7 +195,7 @@ def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
     if "@" in bucket:
         raise UnreadableError("contains credentials, which an s3:// URL cannot have: set AWS_PROFILE or log in")
     if not bucket:
-        raise UnreadableError("does not name a bucket: write s3://BUCKET/KEY")
+        raise UnreadableError("does not contain a bucket: write s3://BUCKET/KEY")
     return bucket, key, {"VersionId": version} if version else {}
 
 
@@ -276,7 +276,7 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
     if isinstance(inner, UnreadableError):
         return inner
     if isinstance(inner, (FileNotFoundError, IsADirectoryError, PermissionError)):
-        return UnreadableError("AWS_CA_BUNDLE does not name a readable file of certificates")
+        return UnreadableError("AWS_CA_BUNDLE is not the path of a readable file of certificates")
     if isinstance(inner, ValueError):
         return UnreadableError(
             "your AWS credentials contain characters that an HTTP header cannot have: set them again, without line "

@@ -37,7 +37,7 @@ class ListingBudget:
             self._names += names
         if self.exceeded:
             limits = f"{MAX_LISTED_FOLDERS:,} folders or {MAX_LISTED_NAMES:,} names"
-            raise UnreadableError(f"the server lists more than {limits} below {self._target}; name a deeper folder")
+            raise UnreadableError(f"the server lists more than {limits} below {self._target}; give a deeper folder")
 
 
 class FileVersion(NamedTuple):

@@ -262,7 +262,8 @@ class Archive:
         elif comment:
             self._add_oddity(
                 OddityKind.ZIP_COMMENT.value,
-                f"the zip archive ends with a comment of {comment} bytes, which no library that saves weights writes",
+                f"the zip archive ends with a comment of {comment} bytes, but libraries that save weights "
+                "write no comment",
                 end,
                 comment,
             )
@@ -282,8 +283,8 @@ class Archive:
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
         if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
             raise _damage_error(
-                f"its end record (zip64) is not at byte {where}, where the archive locates it; data was added before "
-                "or after the archive"
+                f"its end record (zip64) is not at byte {where}, where the archive says; data was added "
+                "before or after the archive"
             )
         if disk or first or here != records:
             raise MalformedError("the zip archive spans several disks, which statecli does not read")
@@ -293,7 +294,9 @@ class Archive:
             or end.size not in (size, _U32_MAX)
             or end.offset not in (offset, _U32_MAX)
         ):
-            raise _damage_error("its two end records disagree about its list of records (central directory)")
+            raise _damage_error(
+                "its two end records have different entries for the list of records (central directory)"
+            )
         return real
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
@@ -460,7 +463,7 @@ def _find_extra_field(name: str, extras: bytes, kind_wanted: int) -> bytes:
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
-            raise _damage_error(f"an extra field of {name!r} runs past the end of its header")
+            raise _damage_error(f"an optional field in the header of {name!r} is longer than the header")
         if kind == kind_wanted:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length

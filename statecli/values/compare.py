@@ -237,7 +237,7 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"each block that differs counts as {values} changed values: {explanation}"
+    reason = f"each block with different bytes counts as {values} changed values: {explanation}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -246,7 +246,7 @@ def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
         return total.to_delta(shape, _explain_not_numeric(pair.after.data))
     parts = dict(pair.after.parts)
     names = [*(("its own values",) if pair.after.data is not None else ()), *parts]
-    reason_for_parts = f"computed over all parts of the tensor together: {', '.join(names)}"
+    reason_for_parts = f"computed over all inner tensors together: {', '.join(names)}"
     reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
     delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
@@ -501,7 +501,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
     if before.layout != after.layout:
         return NotCompared(f"the layout changed from {before.layout} to {after.layout}")
     return NotCompared(
-        next(filter(None, map(_explain_no_values, (before, after))), "the two tensors consist of different parts")
+        next(filter(None, map(_explain_no_values, (before, after))), "the two tensors have different inner tensors")
     )
 
 
@@ -527,7 +527,7 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
         return _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.shape != after.shape:
-        return f"its parts have different shapes, {list(before.shape)} and {list(after.shape)}"
+        return f"its inner tensors have different shapes, {list(before.shape)} and {list(after.shape)}"
     elements = find_element(before.dtype), find_element(after.dtype)
     reason = _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):

@@ -91,7 +91,9 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         table = _read(parts[Part.NESTED_VALUES], name, (256,))
         nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
         if nested.size < scales.size:
-            raise MalformedError(f"{name}: has {nested.size} nested scales, but {scales.size} scales need one each")
+            raise MalformedError(
+                f"{name}: has {nested.size} nested scales for {scales.size} scales, but each scale needs one"
+            )
         scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
@@ -124,7 +126,9 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
     words = _read_words(parts[Part.CODES], name)
     scales = _read(parts[Part.SCALES], name)
     if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or words.shape[0] * 32 % width:
-        raise MalformedError(f"{name}: codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}")
+        raise MalformedError(
+            f"{name}: quantized codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}"
+        )
     bits = words.shape[0] * 32 // width
     zeros = _unpack(_read_words(parts[Part.ZEROS], name), bits, height)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[0], width)
@@ -159,7 +163,9 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     count = parts[Part.CODES].shape[1]
     bits = count * 32 // width
     if not 1 <= bits <= 8 or -(-width * bits // 32) != count:
-        raise MalformedError(f"{name}: codes of shape {[height, count]} do not fit a weight of {list(rule.shape)}")
+        raise MalformedError(
+            f"{name}: quantized codes of shape {[height, count]} do not fit a weight of {list(rule.shape)}"
+        )
     scales = _read(parts[Part.SCALES], name).reshape(height, -1)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[1], width)
     zeros = np.full(scales.shape, 1 << (bits - 1))
@@ -227,7 +233,9 @@ def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> 
 def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return the words of packed codes as uint32, in the shape of the part."""
     if shape is not None and data.shape != shape:
-        raise MalformedError(f"{name}: codes have shape {list(data.shape)}, but the layout needs {list(shape)}")
+        raise MalformedError(
+            f"{name}: quantized codes have shape {list(data.shape)}, but the layout needs {list(shape)}"
+        )
     values = np.asarray(read_all_values(data, name))
     return values.astype(np.int64).astype(np.uint32).reshape(data.shape)
 
@@ -236,7 +244,9 @@ def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
     """Return the codes as rows, with strides. Raises MalformedError if they are not of this size."""
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
-        raise MalformedError(f"{name}: codes have shape {list(data.shape)}, but the layout needs {list(shape)}")
+        raise MalformedError(
+            f"{name}: quantized codes have shape {list(data.shape)}, but the layout needs {list(shape)}"
+        )
     if data.shape != shape and data.strides not in (None, contiguous_strides(data.shape)):
         raise MalformedError(f"{name}: codes with strides {list(data.strides or ())}")
     return replace(
@@ -255,7 +265,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     groups = _read(data, name, (width,)).astype(np.intp)
     if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
         raise MalformedError(
-            f"{name}: names groups {groups.min()} to {groups.max()}, but has scales of {count} groups only"
+            f"{name}: refers to groups {groups.min()} to {groups.max()}, but has scales of only {count} groups"
         )
     return groups
 
@@ -263,7 +273,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
 def _unpack(words: Array, bits: int, count: int) -> Array:
     """Return the first `count` codes of each row of words: one bit stream, lowest bits first."""
     if not 1 <= bits <= 8 or words.shape[-1] * 32 < count * bits:
-        raise MalformedError(f"{words.shape[-1]} packed words are too few for {count} codes of {bits} bits")
+        raise MalformedError(f"{words.shape[-1]} packed words are too few for {count} quantized codes of {bits} bits")
     wide = words.astype(np.uint64)
     following = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
     pairs = wide | following << np.uint64(32)

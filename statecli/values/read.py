@@ -158,7 +158,7 @@ def explain_overlap(view: Strided) -> str | None:
     count, stored = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
         return None
-    return f"{count} elements overlap in only {stored} stored elements, which is too many for statecli to read"
+    return f"the tensor repeats {stored} stored elements as {count} elements, too many for statecli to read"
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

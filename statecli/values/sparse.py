@@ -212,7 +212,9 @@ def _compressed_indices(side: _Side) -> Array:
     fits = bool(starts and plain and side.shape[: len(batch)] == plain[:-1] == batch and len(grid) == 2)
     fits = fits and values_shape == (*plain, *block, *dense) and starts[-1] == grid[compressed] + 1
     parts = f"{list(starts)}, {list(plain)} and {list(values_shape)}"
-    side.require(fits, f"parts of shapes {parts} do not form a {side.tensor.layout} tensor of shape {list(side.shape)}")
+    side.require(
+        fits, f"inner tensors of shapes {parts} do not form a {side.tensor.layout} tensor of shape {list(side.shape)}"
+    )
     compressed_index = _expand_compressed(side, math.prod(batch), grid[compressed], plain[-1])
     plain_index = side.read_integers("plain_indices")
     side.require_inside(plain_index, grid[1 - compressed])
@@ -229,7 +231,7 @@ def _expand_compressed(side: _Side, count: int, size: int, stored: int) -> Array
     rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
     bound = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored).all())
     side.require(
-        rising and bound, f"its compressed_indices do not rise from 0 to {stored}, the number of stored places"
+        rising and bound, f"its compressed_indices do not rise from 0 to {stored}, the number of stored values"
     )
     return np.repeat(np.tile(np.arange(size), count), np.diff(starts).reshape(-1))
 

@@ -46,7 +46,7 @@ def compute_spectra(
             spectrum = computed[tensor.data]
         elif (operations := _count_operations(tensor)) > left:
             spectrum = Spectrum(
-                reason="too large for the limit of about a minute a run; select only this matrix with -i"
+                reason="not computed, because a run is limited to about a minute; select only this matrix with -i"
             )
         else:
             left -= operations

@@ -120,8 +120,8 @@ def _require_cuda(torch: Any, device: str, requested: Device) -> None:
     if not count:
         raise UsageError(
             f"{option('--to', device)}: torch {torch.__version__} finds no CUDA device here; use "
-            f"{option('--to', 'cpu')} to compare every byte without one, or {option('--to', 'meta')} to read the bytes "
-            "and check their checksums"
+            f"{option('--to', 'cpu')} to compare every byte without a CUDA device, or "
+            f"{option('--to', 'meta')} to read the bytes and check their checksums"
         )
     if requested.index is not None and requested.index >= count:
         raise UsageError(f"{option('--to', device)}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")

@@ -168,7 +168,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert "'case-colision' of a.pt, but this rule does not exist; did you mean case-collision?" in result.err
     path.write_text(path.read_text().replace('"case-colision"', '"zzzz"', 1))
-    advice = "remove the entry, or name the plugin that defines the rule with --plugin"
+    advice = "remove the entry, or use --plugin to load the plugin that defines the rule"
     assert repository("--baseline", "b.json").err.endswith(f"this rule does not exist; {advice}\n")
 
 

@@ -733,7 +733,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     _, others = found(tmp_path)
     reasons = {one.target: (one.reason, *one.not_checked) for one in others}
     of_tool = (
-        "a folder of a tool, without a file named like a checkpoint outside of installed packages",
+        "a folder of a tool such as git, without checkpoint files outside of installed packages",
         NotChecked("folder", 1, "of a tool"),
     )
     assert reasons == {

@@ -271,8 +271,7 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
         reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
         (part,) = (target for target in reasons if "2_Dense" in target)
         assert reasons[part] == (
-            "is in the folder of a model but is not a training step; "
-            "to compare this folder, name the folder as a target"
+            "is in the folder of a model but is not a training step; to compare this folder, give its path as a target"
         )
         assert "out/checkpoint-1" not in reasons
     assert statecli("audit", "out/2_Dense", "--against", "ck").code == 1
@@ -290,7 +289,7 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
     reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
     assert (
         reasons["ck/probe.pt"]
-        == "is next to a model but not part of the model; to compare this file, name the file as a target"
+        == "is next to a model but not part of the model; to compare this file, give its path as a target"
     )
     assert statecli("audit", "ck/probe.pt", "--against", "before").code == 1
 

@@ -11,7 +11,7 @@ import torch
 from statecli.commands.audit import values_budget
 from statecli.commands.audit.run import Request, audit
 
-WHY = "values not read: above the default limit of 256 MB; add --values"
+WHY = "values not read: the target is larger than the default limit of 256 MB; add --values"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_limit_is_of_the_run(broken, monkeypatch):
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
     found = audit(Request((broken, "b.pt")))
     assert [len(one.not_checked) for one in found.targets] == [0, 1]
-    assert found.not_checked[0].why.startswith("values not read: above the default limit of 60 B")
+    assert found.not_checked[0].why.startswith("values not read: the target is larger than the default limit of 60 B")
 
 
 def test_rules_that_need_no_values_read_none(broken):

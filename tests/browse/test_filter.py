@@ -46,7 +46,10 @@ def test_values_that_were_not_read_are_no_answer(text):
     """The message says which key reads them."""
     model = Model(build_state(with_stats=False), {})
     model.set_filter(text)
-    assert model.filter_problem == f"{text}: statistics of 0 of 84 tensors are read; press esc, then S to read all"
+    assert (
+        model.filter_problem
+        == f"{text}: only 0 of 84 tensors have statistics; press esc, then S to read all statistics"
+    )
 
 
 def test_the_own_marks_are_a_word():

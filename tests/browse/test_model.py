@@ -343,7 +343,10 @@ def test_statistics_filter_once_they_are_read():
     """Before, the line says how to read them; then it finds the tensor, and names the first one."""
     model = build_layers()
     assert find_names(model, "nan>0") == []
-    assert model.explain_nothing() == "nan>0: statistics of 0 of 24 tensors are read; press esc, then S to read all"
+    assert (
+        model.explain_nothing()
+        == "nan>0: only 0 of 24 tensors have statistics; press esc, then S to read all statistics"
+    )
     model.set_filter("")
     for position in range(24):
         model.add_stats(position, Stats(nan=int(position == 7), std=float(position)))

@@ -228,7 +228,7 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
     assert "1 element, 4 B\n" in drive(tmp_path / "tied.pt", "end", size=(120, 40)).replace("  ", "")
     screen = drive(tmp_path / "tied.pt", size=(160, 40))
     assert "2 tensors, 3.2 kB" in screen
-    assert "shared storage counted once" in screen
+    assert "(shared storage is counted once)" in screen
     assert re.search(r"a +2 tensors +800 +3.2 kB", screen)
 
 
@@ -296,7 +296,7 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
 
 def test_a_target_without_layers_says_so(in_folder):
     """Four layers do not say what is usual; a class has no values to read."""
-    assert "no layers: a table needs 5 tensors or more" in drive("first.safetensors", "L", size=(120, 24))
+    assert "no layers found: a layer table needs 5 or more tensors" in drive("first.safetensors", "L", size=(120, 24))
     Path("net.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
                               "        super().__init__(*(nn.Linear(2, 2) for _ in range(6)))\n")  # fmt: skip
     for key in ("L", "S"):

@@ -191,7 +191,7 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
     shown = statecli(
         "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
     ).out
-    assert "int8 codes, not compared as numbers" in " ".join(shown.split())
+    assert "int8 quantized values, not compared as numbers" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("back", [False, True])

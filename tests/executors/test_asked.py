@@ -66,8 +66,8 @@ def test_an_empty_one(statecli):
         ),
         (
             ("audit", "a.pt"),
-            "--executor mpi: splits the reading of tensor values into parts, but this "
-            "command reads no values; add --values or --lock FILE",
+            "--executor mpi: divides the reading of tensor values, but this command reads no values; add "
+            "--values or --lock FILE",
         ),
         (("lock", "net.py:Net"), "--executor mpi: the targets are model classes"),
     ],

@@ -218,7 +218,7 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     answer = run_packed_batch(sent(packed))
     monkeypatch.undo()
     with pytest.raises(
-        EngineError, match=rf"the worker runs statecli {made[0]} with its kernel in {made[1]}, but this command runs"
+        EngineError, match=rf"the worker runs statecli {made[0]} with the kernel in {made[1]}, but this command runs"
     ):
         unpack(sent(answer))
 

@@ -188,8 +188,18 @@ def test_codes_are_not_loaded_as_weights(desk, net, explain):
 @pytest.mark.parametrize(
     ("classes", "new", "old", "doubt"),
     [
-        ("self.qkv = nn.Linear(8, 24)", ("qkv",), {"q": (8, 8), "k": (8, 8), "v": (8, 8)}, "may be the rows of"),
-        ("self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)", ("q", "k"), {"qk": (16, 8)}, "may be the rows of"),
+        (
+            "self.qkv = nn.Linear(8, 24)",
+            ("qkv",),
+            {"q": (8, 8), "k": (8, 8), "v": (8, 8)},
+            "may be the missing rows of",
+        ),
+        (
+            "self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)",
+            ("q", "k"),
+            {"qk": (16, 8)},
+            "may be the missing rows of",
+        ),
     ],
 )
 def test_fused_projections_are_not_left_out(desk, explain, classes, new, old, doubt):

@@ -344,7 +344,7 @@ def test_a_link_to_itself(tmp_path, line):
         ),
         (
             ".git/annex/objects/a/b/K/K",
-            "its content is in git-annex and not on this machine; run: git annex get gone.pt",
+            "its content is in git-annex but not on this machine; run: git annex get gone.pt",
         ),
     ],
 )

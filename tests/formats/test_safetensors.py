@@ -195,15 +195,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "lone high surrogate": (
         packed(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
-        "its header holds the escape \\ud800, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\ud800, half of a surrogate pair, which is not valid text",
     ),
     "lone low surrogate": (
         packed(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
-        "its header holds the escape \\uDC00, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\uDC00, half of a surrogate pair, which is not valid text",
     ),
     "two high surrogates": (
         packed(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
-        "its header holds the escape \\ud83d, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\ud83d, half of a surrogate pair, which is not valid text",
     ),
     "byte order mark": (
         packed(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
@@ -239,11 +239,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no offsets": (packed('{"a":{"dtype":"F32","shape":[2]}}', bytes(8)), "a: its header entry has no data_offsets"),
     "field twice in an entry": (
         packed('{"a":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'dtype' twice; programs may read either value",
+        "its header has the key 'dtype' twice; programs may read either value",
     ),
     "two __metadata__": (
         packed('{"__metadata__":{"x":"1"},"__metadata__":{"x":"2"}}'),
-        "its header names '__metadata__' twice; programs may read either value",
+        "its header has the key '__metadata__' twice; programs may read either value",
     ),
     "number in the metadata": (
         packed('{"__metadata__":{"epoch":3}}'),
@@ -291,15 +291,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 STRICTER: dict[str, tuple[bytes, str]] = {
     "one name twice": (
         packed(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'a' twice; programs may read either value",
+        "its header has the key 'a' twice; programs may read either value",
     ),
     "one name twice, once escaped": (
         packed(A + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
-        "its header names 'a' twice; programs may read either value",
+        "its header has the key 'a' twice; programs may read either value",
     ),
     "an unknown field twice": (
         packed(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
-        "its header names 'x' twice; programs may read either value",
+        "its header has the key 'x' twice; programs may read either value",
     ),
     "entry is a list": (
         packed('{"a":["F32",[2],[0,8]]}', bytes(8)),

@@ -240,8 +240,8 @@ def test_two_series_without_an_index(folder, line):
     (folder / INDEX).unlink()
     shutil.copy(folder / ONE, folder / "model-00001-of-00003.safetensors")
     assert line(folder) == (
-        "is a folder with 3 weight files and no index; name one of them: "
-        f"{ONE}, model-00001-of-00003.safetensors, {TWO}"
+        f"is a folder with 3 weight files and no index; give one of the files: {ONE}, "
+        f"model-00001-of-00003.safetensors, {TWO}"
     )
 
 
@@ -258,16 +258,17 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a diffusers pipeline": (
         ("model_index.json", "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
-        "is a diffusers pipeline, not one model; name one of its components: unet, vae",
+        "is a diffusers pipeline, not one model; give one of its components: unet, vae",
     ),
     "a run of the Trainer": (
         ("checkpoint-10/model.safetensors", "runs/events"),
-        "is a folder without a checkpoint of its own; name one of the folders inside: checkpoint-10",
+        "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
+        "subfolders: checkpoint-10",
     ),
     "more folders than are looked into": (
         tuple(f"{n:03}/model.safetensors" for n in range(201)),
-        "is a folder without a checkpoint of its own; name one of the folders inside: 000, 001, 002, 003, and 196 more "
-        "(statecli looked into the first 200 of 201 folders)",
+        "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
+        "subfolders: 000, 001, 002, 003, and 196 more (statecli looked into the first 200 of 201 folders)",
     ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
@@ -360,11 +361,11 @@ LIES: dict[str, tuple[bytes, str]] = {
     "map to a list": wrong(indexed({"model.a": [ONE]}), "{} maps model.a to a list, which is not a file name"),
     "a key twice": wrong(
         f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
-        "{} names 'model.a' twice; programs may read either value",
+        "{} has the key 'model.a' twice; programs may read either value",
     ),
     "the map twice": wrong(
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
-        "{} names 'weight_map' twice; programs may read either value",
+        "{} has the key 'weight_map' twice; programs may read either value",
     ),
     "deep": wrong('{"metadata":' + "[" * 100_000, "{} is nested too deeply"),
     "cut": wrong(
@@ -376,7 +377,8 @@ LIES: dict[str, tuple[bytes, str]] = {
     ),
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": wrong(
-        indexed({"model.\ud800": ONE}), "{} holds the escape \\ud800, half of a surrogate pair, which is not valid text"
+        indexed({"model.\ud800": ONE}),
+        "{} contains the escape \\ud800, half of a surrogate pair, which is not valid text",
     ),
     "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": wrong(

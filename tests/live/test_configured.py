@@ -264,7 +264,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
     configure("bert", **BERT)
     near = statecli("inspect", "transformers:BertModl(config='bert')").err
     assert near.endswith("; did you mean BertModel?\n")
-    alone = "name the module before a colon: \"transformers:BertModel(config='bert')\"\n"
+    alone = "write the module and a colon before the name: \"transformers:BertModel(config='bert')\"\n"
     assert statecli("inspect", "BertModel(config='bert')").err.endswith(alone)
     assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
     auto = statecli("inspect", "transformers:AutoModel").err
@@ -273,7 +273,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
     Path("sd/unet").mkdir(parents=True)
     Path("sd/model_index.json").write_text("{}")
     Path("sd/unet/config.json").write_text("{}")
-    assert statecli("inspect", "sd").err.endswith("name one of its components as a model class: sd/unet\n")
+    assert statecli("inspect", "sd").err.endswith("give one of its components as a model class: sd/unet\n")
 
 
 # --- other libraries --------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
 
 def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     """With the fields that have no default; the line works once they are filled in."""
-    line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each ...; or give --config-json FILE"
+    line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each ..., or give --config-json FILE"
     assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
     more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
     assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each ..." in more
@@ -556,7 +556,7 @@ def test_a_configuration_is_built_from_a_file(net, statecli):
         ('{"size": 4, "inner": {"a": 1}}', "net.py:Net", "net.json: Inner has no field 'a'; its fields are width"),
         ("[1]", "net.py:Net", "net.json"),
         ("{", "net.py:Net", "net.json"),
-        ("{}", "net.pt", "--config-json net.json: net.pt is not a model class; name a class, such as net.py:Net"),
+        ("{}", "net.pt", "--config-json net.json: net.pt is not a model class; give a class, such as net.py:Net"),
         ("{}", "bert/config.json", "bert/config.json is built from bert/config.json; leave the option out"),
         ("{}", "net.py:Wide(3)", "no argument of Wide takes a configuration class; write the arguments in parentheses"),
     ],

@@ -372,7 +372,7 @@ def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     result = statecli("lock", tmp_path / "a.ckpt", "-o", tmp_path / "lock.json")
     assert result.code == 0
-    assert "a.ckpt: 2 tensors that callbacks keep are not locked" in result.err
+    assert "a.ckpt: 2 tensors of callbacks are not locked" in result.err
     assert statecli("audit", tmp_path / "a.ckpt", "--lock", tmp_path / "lock.json").code == 0
 
 

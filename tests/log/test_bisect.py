@@ -98,7 +98,7 @@ def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
     result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
     assert result.code == 0
     assert result.json["first"]["path"].endswith("0.pt")
-    assert any("already at the first checkpoint" in note["message"] for note in result.json["notes"])
+    assert any("already true at the first checkpoint" in note["message"] for note in result.json["notes"])
 
 
 def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_path):
@@ -108,7 +108,7 @@ def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_p
         torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
     result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
     assert result.json["answer"] == "inconclusive"
-    assert any("already at the first readable checkpoint" in note["message"] for note in result.json["notes"])
+    assert any("already true at the first readable checkpoint" in note["message"] for note in result.json["notes"])
 
 
 def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder):

@@ -468,7 +468,7 @@ def test_a_change_from_zero_is_no_nan():
     (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
-    assert bars.words == ("changed from zero, so without a relative change", "", "")
+    assert bars.words == ("no relative change, because all old values are zero", "", "")
 
 
 def test_what_has_no_measure_is_not_drawn_as_unchanged():

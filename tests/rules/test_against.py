@@ -325,7 +325,7 @@ def test_two_models_beside_two_others_cannot_be_told_apart(pt):
     """That is no missing entry: which is which has to be named."""
     reference = pt("b", generator=linear(), critic=linear())
     why = failed(pt(one=linear(), other=linear()), against=str(reference))
-    assert "cannot pair the sections " in why
+    assert "cannot tell which sections belong together: " in why
     assert "b.pt#generator" in why
 
 
@@ -412,4 +412,4 @@ def test_the_section_that_was_taken_is_noted(pt):
     paired, left = notes(pt(**linear()), against=str(averaged))
     assert paired == "section 'state_dict' is compared with section 'model'"
     assert "current_model_state" in left
-    assert left.startswith("sections only in ")
+    assert left.startswith("not compared, because only ")

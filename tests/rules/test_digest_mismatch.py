@@ -79,7 +79,7 @@ def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch)
     spoil(snapshot / "model.safetensors")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 30)
     result = statecli("audit", str(snapshot), "--ignore", "values", "--ignore", "weights")
-    assert "1 file (digest not computed: above the default limit of 30 B" in result.out
+    assert "1 file (digest not computed: the file is larger than the default limit of 30 B" in result.out
     assert statecli("audit", str(snapshot), "--values").code == 1
 
 

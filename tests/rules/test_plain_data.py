@@ -176,7 +176,7 @@ def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, follow
     state = generator_state(left, following, seeded)
     torch.Generator().set_state(state)
     (message,) = messages({"cpu": state.reshape(8, -1)})
-    assert message.startswith(f"cpu: the state of a torch generator claims {left} unused numbers from number ")
+    assert message.startswith(f"cpu: the state of a torch generator claims {left} unused numbers after number ")
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625])

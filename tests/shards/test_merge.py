@@ -387,7 +387,7 @@ def test_python_merges_what_it_has_a_function_for(shares):
     with pytest.raises(UnreadableError, match="part 3 of 3 is missing"):
         api.merge(paths[:2])
     paths, _ = shares(2, "lock", "a.pt", folder="lock")
-    with pytest.raises(UsageError, match="the Python function merges only parts of diff and inspect"):
+    with pytest.raises(UsageError, match="accepts only part files of diff and inspect"):
         api.merge(paths)
 
 

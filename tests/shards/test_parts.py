@@ -77,10 +77,10 @@ def at_a_run(documents: list[dict]) -> int:
 
 def test_a_missing_part_is_named(shares, parts, refusal):
     """One, and several."""
-    assert refusal(parts[0]) == "part 2 of 2 is missing; give all parts"
+    assert refusal(parts[0]) == "part 2 of 2 is missing; give all part files"
     many, _ = shares(14, *LINE)
-    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all parts"
-    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all parts"
+    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all part files"
+    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all part files"
 
 
 def test_a_part_that_is_there_twice_is_named(parts, refusal):
@@ -88,11 +88,11 @@ def test_a_part_that_is_there_twice_is_named(parts, refusal):
     shutil.copy(parts[0], "copy.jsonl")
     assert (
         refusal(*parts, "copy.jsonl")
-        == f"copy.jsonl: is part 1 of 2, and so is {parts[0]}; leave one of the two files out"
+        == f"copy.jsonl: contains part 1 of 2, and so does {parts[0]}; leave one of the two files out"
     )
     assert (
         refusal(parts[1], "parts/*.jsonl")
-        == f"{parts[1]}: is part 2 of 2, and so is {parts[1]}; leave one of the two files out"
+        == f"{parts[1]}: contains part 2 of 2, and so does {parts[1]}; leave one of the two files out"
     )
 
 
@@ -109,9 +109,9 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
         ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
     ):
         other, _ = shares(2, *line, folder=folder)
-        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}; merge only parts of the same run"
+        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}; merge only part files of the same run"
     other, _ = shares(3, *LINE)
-    why = "is one of 3 parts, but parts/1-of-2.jsonl is one of 2; merge only parts of the same run"
+    why = "is one of 3 part files, but parts/1-of-2.jsonl is one of 2; merge only part files of the same run"
     assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
 
 
@@ -129,8 +129,8 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     documents = lines(parts[1])
     documents[0][key] = value
     forged(parts[1], documents)
-    made = f"{documents[0]['statecli']} with its kernel in {documents[0]['kernel']}"
-    here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.kernel_name()}"
+    made = f"{documents[0]['statecli']} with the kernel in {documents[0]['kernel']}"
+    here = f"statecli {lines(parts[0])[0]['statecli']} with the kernel in {kernels.kernel_name()}"
     assert (
         refusal(*parts)
         == f"{parts[1]}: was written by statecli {made}, but this machine has {here}; install the same version on all "
@@ -479,7 +479,7 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
     tasks = documents[0]["tasks"]
-    why = f"expected {tasks} results in all parts together, found {tasks - 1}; run all shards again"
+    why = f"expected {tasks} results in all part files together, found {tasks - 1}; run all shards again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
 
 
@@ -493,7 +493,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     why = f"has {own + 1} results, but its shard has {own} tasks; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "the parts do not have a result for this file or tensor; run all shards again"
+    why = "the part files do not have a result for this file or tensor; run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
@@ -600,7 +600,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "line 2: another part has a different result for the same file or tensor; run all shards again"
+    why = "line 2: another part file has a different result for the same file or tensor; run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 
@@ -619,15 +619,16 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     Path("ran").unlink()
     assert (
         refusal(*paths)
-        == "net.py:Net: merging these parts imports and runs this code; if you trust the code, give --code 'net.py:Net'"
+        == "net.py:Net: merging these part files imports and runs this code; if you trust the code, give "
+        "--code 'net.py:Net'"
     )
     assert not Path("ran").exists()
     assert refusal(*paths, "--code", "net.py:Other").startswith(
-        "net.py:Net: merging these parts imports and runs this code"
+        "net.py:Net: merging these part files imports and runs this code"
     )
     assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
     said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
-    assert said == "--code x.py:Y: the parts do not use a class or plugin of this name; leave the option out"
+    assert said == "--code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
 
 
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------

@@ -90,9 +90,12 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
 
     names.typed_urls().clear()  # the merge is another process
     result = statecli("merge", *paths)
-    said = f"statecli: {shown}: the parts do not contain passwords; give the whole URL with --url URL\n"
+    said = f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
     assert (result.code, result.out, result.err) == (2, "", said)
     merged = statecli("merge", *paths, "--url", url, "-f", "json")
     assert (merged.code, merged.out) == (whole.code, whole.out)
     other = statecli("merge", *paths, "--url", "https://elsewhere/x")
-    assert other.err == f"statecli: --url https://elsewhere/x: the parts do not have this URL; give one of {shown}\n"
+    assert (
+        other.err
+        == f"statecli: --url https://elsewhere/x: the part files do not contain this URL; give one of {shown}\n"
+    )

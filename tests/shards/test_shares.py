@@ -201,8 +201,8 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
         (
             "audit a.safetensors",
-            "--shard 1/2: splits the reading of tensor values into parts, but this "
-            "command reads no values; add --values or --lock FILE",
+            "--shard 1/2: divides the reading of tensor values, but this command reads no values; add "
+            "--values or --lock FILE",
         ),
         ("lock net.py:Net", "--shard 1/2: the targets are model classes, whose values are not locked"),
         (
@@ -233,7 +233,7 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     paths, _ = shares(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
-        why = "the parts were written by `statecli lock`, which does not have this option; leave it out"
+        why = "the part files were written by `statecli lock`, which does not have this option; leave the option out"
         assert (result.code, result.out, result.err) == (2, "", f"statecli: {option}: {why}\n")
     paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2

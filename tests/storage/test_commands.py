@@ -168,7 +168,10 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
     client.upload_file(str(tmp_path / "m.safetensors"), "models", "odd//y.safetensors")
     found = statecli("audit", "s3://models/odd/")
     assert found.code == 2
-    assert "the folder may contain other files: keys that contain two slashes (//) cannot be read as files" in found.err
+    assert (
+        "the folder may contain other files: statecli cannot read a file whose key contains two slashes (//)"
+        in found.err
+    )
 
 
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
@@ -209,7 +212,7 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
         for line, target in zip(found.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert "lock each target separately: a lock of one target also applies to copies in other places" in line
+            assert "lock each target separately, because a lock of one target also applies to its copies" in line
             assert "lock each target separately" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them

@@ -35,7 +35,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
     """And a bucket without a checkpoint says in which of its folders one is."""
     assert statecli("inspect", "gs://models/run/").code == 0
     assert [one.path for one in gs.requests] == ["storage/v1/b/models/o", MEDIA]
-    assert "name one of the folders inside: run" in statecli("inspect", "gs://models").err
+    assert "give one of the subfolders: run" in statecli("inspect", "gs://models").err
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
     found = statecli("audit", served.url("d/"))
     assert (
         found.code,
-        "lists 'x.pkl' both as a file and as a folder; name the files instead of the folder" in found.err,
+        "lists 'x.pkl' both as a file and as a folder; give the files instead of the folder" in found.err,
     ) == (2, True)
 
 
@@ -165,7 +165,7 @@ def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
     found = statecli("audit", served.url("d/") + target)
     assert found.code == 2
     assert "the server lists more than 30 folders or 200,000 names below" in found.err
-    assert "name a deeper folder" in found.err
+    assert "give a deeper folder" in found.err
     assert len(served.requests) < 400
 
 
@@ -297,8 +297,9 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     url = served.url("net/")
     why = refused(url)
     assert why == (
-        f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
-        f"{len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in this folder: name a file"
+        f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and "
+        f"none of the {len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in this "
+        "folder: give the path of a file"
     )
 
 

@@ -184,8 +184,8 @@ def test_how_urls_are_written(url, places):
         ("hf://datasets/org/none", "the repository datasets/org/none does not exist, or is private: log in"),
         ("hf://org/net@v9", "org/net has no revision v9"),
         ("hf://org/net/none.pt", "does not exist"),
-        ("hf://", "does not name a repository: write hf://org/name[@revision]/path"),
-        ("hf://org/../x", "does not name a repository: write hf://org/name[@revision]/path"),
+        ("hf://", "does not contain a repository: write hf://org/name[@revision]/path"),
+        ("hf://org/../x", "does not contain a repository: write hf://org/name[@revision]/path"),
     ],
 )
 def test_what_is_not_there(net, statecli, url, line):

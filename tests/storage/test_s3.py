@@ -504,7 +504,7 @@ def test_certificates_that_are_not_there(s3, signed, statecli, monkeypatch):
     """The variable is named."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
-    assert "AWS_CA_BUNDLE does not name a readable file" in statecli("inspect", "s3://models/m.safetensors").err
+    assert "AWS_CA_BUNDLE is not the path of a readable file" in statecli("inspect", "s3://models/m.safetensors").err
 
 
 def test_refused_unsigned_on_request(s3, signed, statecli, monkeypatch):

@@ -65,7 +65,7 @@ def test_the_copy_is_removed(checkpoint, tmp_path):
         (
             ("diff", "-", "-"),
             b"",
-            "-: standard input is given twice but contains only one checkpoint; save the other to a file",
+            "-: standard input is given twice but contains only one checkpoint; save the other checkpoint to a file",
         ),
         (("audit", "-", "--values", "--shard", "1/2"), b"", "--shard: other processes cannot read standard input"),
         (("verify", "-"), b"", "-: is not a model class"),

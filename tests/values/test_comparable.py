@@ -55,7 +55,7 @@ def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
     whole = store(torch.arange(6.0))
     parts, others = (replace(whole, data=None, parts=((name, whole.data),)) for name in "ab")
     for pair in ((whole, parts), (parts, whole), (parts, others)):
-        assert outcome(*pair) == NotCompared("the two tensors consist of different parts")
+        assert outcome(*pair) == NotCompared("the two tensors have different inner tensors")
     assert outcome(whole, replace(parts, layout="jagged")) == NotCompared("the layout changed from strided to jagged")
     assert outcome(replace(parts, layout="jagged"), whole) == NotCompared("the layout changed from jagged to strided")
 
@@ -93,7 +93,7 @@ def test_parts_of_other_shapes_are_named(store):
         replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
         for size in (3, 4)
     ]
-    assert outcome(*rows) == NotCompared("its parts have different shapes, [3] and [4]")
+    assert outcome(*rows) == NotCompared("its inner tensors have different shapes, [3] and [4]")
 
 
 def test_elements_of_other_numbers_of_values_are_not_compared(store):
@@ -138,7 +138,7 @@ def test_parts_are_compared_together(store):
     assert (found.changed, found.max_abs, found.elements, found.first) == (2, 3.0, 3, None)
     assert found.l2 == pytest.approx(13**0.5)
     assert found.mean_abs == pytest.approx(1.0)
-    assert found.reason in (None, "computed over all parts of the tensor together: a, b")
+    assert found.reason in (None, "computed over all inner tensors together: a, b")
     assert outcome(before, before) == Delta(elements=3)
 
 
@@ -148,7 +148,7 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
     after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
     found = outcome(before, after)
     assert (found.changed, found.left_out) == (2, 1)
-    assert found.reason == "computed over all parts of the tensor together: a, b"
+    assert found.reason == "computed over all inner tensors together: a, b"
 
 
 def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
@@ -161,7 +161,7 @@ def test_a_tensor_with_attributes_is_compared_with_them(store):
     ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
     found = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
     assert (found.elements, found.changed, found.left_out) == (3, 1, 1)
-    assert found.reason == "computed over all parts of the tensor together: its own values, scale"
+    assert found.reason == "computed over all inner tensors together: its own values, scale"
     assert outcome(*[with_attributes(ones, scale=before)] * 2) == Delta(elements=3)
 
 

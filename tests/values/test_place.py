@@ -169,7 +169,7 @@ def test_unknown_and_absent_devices_are_one_line(device, said):
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
 def test_without_cuda_the_line_names_meta(device):
     """The same check runs on any machine."""
-    with pytest.raises(UsageError, match="--to cpu to compare every byte without one, or --to meta"):
+    with pytest.raises(UsageError, match="--to cpu to compare every byte without a CUDA device, or --to meta"):
         resolve_device(device)
 
 

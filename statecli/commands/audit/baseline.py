@@ -147,7 +147,7 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
         if plugin_rules is not None and entry.rule not in DICTIONARY and entry.rule not in plugin_rules:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
-            advice = suggestion or "; remove the entry, or name the plugin that defines the rule with --plugin"
+            advice = suggestion or "; remove the entry, or use --plugin to load the plugin that defines the rule"
             raise MalformedError(f"{path}: accepts {accepted}{advice}")
         if not entry.reason.strip():
             raise MalformedError(

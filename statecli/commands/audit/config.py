@@ -136,7 +136,10 @@ def load_config(
             raise UsageError(f"{option('--config', path)}: is a URL; copy the configuration to a local file")
         table = _read_table(path)
         if table is None:
-            raise UsageError(f"{option('--config', path)}: does not have a table [tool.statecli]; name another file")
+            raise UsageError(
+                f"{option('--config', path)}: does not have a table [tool.statecli]; add the table, or give "
+                "another file"
+            )
         return _parse_table(table, path, request)
     for config_path in map(os.path.relpath, _iter_config_files(start)):
         table = _read_table(config_path)
@@ -276,7 +279,7 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
         ("policy.reference", config.policy.reference),
     ):
         if target_path == "":
-            raise UsageError(f"{path}: {key}: is empty; name a file, or remove the key")
+            raise UsageError(f"{path}: {key}: is empty; write the path of a file, or remove the key")
     for glob, entry in config.per_target_ignore.items():
         if not entry.reason.strip():
             raise UsageError(

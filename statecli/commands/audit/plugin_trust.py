@@ -116,7 +116,9 @@ def _find_files(name: str, where: str) -> list[str]:
         full_name = ".".join(parts[:count])
         found = None if count > 1 and folders is None else _find_spec(full_name, folders)
         if found is None:
-            raise UsageError(f"{where}: no module is called {full_name}; check the spelling, or install the package")
+            raise UsageError(
+                f"{where}: the module {full_name} was not found; check the spelling, or install the package"
+            )
         if found.has_location and found.origin is not None:
             files.append(found.origin)
         # The path of an imported package may have changed since it was found.

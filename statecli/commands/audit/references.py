@@ -96,7 +96,9 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     if ambiguous and left and right and not set(left).intersection(pairs):
         raise UsageError(ambiguous[0])
     unpaired = [section for section in before.sections if section not in pairs]
-    message = f"sections only in {before.target}, so not compared with {after.target}: {', '.join(unpaired)}"
+    message = (
+        f"not compared, because only {before.target} has these sections, and not {after.target}: {', '.join(unpaired)}"
+    )
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
 
 
@@ -126,9 +128,9 @@ def _compare(before: Side, after: Side, request: Request) -> Diff:
 NO_TENSOR = "contains no tensors"
 ONLY_OPTIMIZER = "contains only the state of an optimizer"
 NO_MODEL_TENSOR = "contains no tensors of a model"
-NOT_PART_OF_MODEL = "is next to a model but not part of the model; to compare this file, name the file as a target"
+NOT_PART_OF_MODEL = "is next to a model but not part of the model; to compare this file, give its path as a target"
 INSIDE_MODEL_FOLDER = (
-    "is in the folder of a model but is not a training step; to compare this folder, name the folder as a target"
+    "is in the folder of a model but is not a training step; to compare this folder, give its path as a target"
 )
 #: Reasons for files without a model.
 REASONS_WITHOUT_MODEL = frozenset([NO_TENSOR, ONLY_OPTIMIZER, NO_MODEL_TENSOR])

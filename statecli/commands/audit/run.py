@@ -156,7 +156,11 @@ class _Run:
         """Count a skipped file as checked if its content was compared with the lock."""
         if result.status is not Status.SKIPPED or result.target not in self.compared_files:
             return result
-        return replace(result, reason=f"{result.reason}, but was compared with the lock", not_checked=())
+        return replace(
+            result,
+            reason=f"{result.reason}; statecli compared only the content of the file with the lock",
+            not_checked=(),
+        )
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""

@@ -43,10 +43,10 @@ class ValuesBudget:
             return "values not read: the file is remote; add --values"
         if size > self.bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
-            return f"values not read: above the default limit of {limit}; add --values"
+            return f"values not read: the target is larger than the default limit of {limit}; add --values"
         if len(tensors) > self.tensors_left:
             limit = f"{DEFAULT_VALUE_TENSORS:,} tensors"
-            return f"values not read: above the default limit of {limit}; add --values"
+            return f"values not read: the target is larger than the default limit of {limit}; add --values"
         if find_spec("numpy") is None:
             return "values not read: numpy is not installed"
         self.bytes_left -= size
@@ -59,7 +59,7 @@ class ValuesBudget:
             return None if self.values else "digest not computed: --no-values"
         if size > self.hash_bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
-            return f"digest not computed: above the default limit of {limit}; add --values"
+            return f"digest not computed: the file is larger than the default limit of {limit}; add --values"
         self.hash_bytes_left -= size
         return None
 

@@ -51,8 +51,8 @@ def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) ->
     prober.check_order = False
     note = Oddity(
         "all-settings-read",
-        f"statecli read the settings of all {len(run.checkpoints)} checkpoints, "
-        "because the names do not give the order of the steps",
+        f"statecli read the settings of all {len(run.checkpoints)} checkpoints, because the file names do "
+        "not show the order of the steps",
     )
     return _search(request, replace(run, notes=(*run.notes, note)), prober)
 
@@ -166,7 +166,7 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
     first, last = prober.decide(low, checkpoints[low]), prober.decide(high, checkpoints[high])
     if first.holds:
         which = "first" if low == 0 else "first readable"
-        text = f"the condition holds already at the {which} checkpoint of the run"
+        text = f"the condition is already true at the {which} checkpoint of the run"
         notes.append(Oddity("holds-at-first", text))
         answer = Answer.FOUND if low == 0 else Answer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, first=first, between=checkpoints[:low])
@@ -219,7 +219,7 @@ def _build(
     between: Sequence[Checkpoint] = (),
 ) -> Bisection:
     target, text = ", ".join(request.targets), request.condition.text
-    message = f"{quoting.quote(text)} does not hold at the last checkpoint"
+    message = f"{quoting.quote(text)} is false at the last checkpoint"
     findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
     probes = tuple(replace(probe, step=places.get(probe.path, probe.step)) for probe in prober.probes.values())

@@ -60,7 +60,9 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     """
     sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
     if not sections:
-        raise NothingMatched(f"{state.target}: contains no tensors of a model, so {model.target} cannot load any")
+        raise NothingMatched(
+            f"{state.target}: contains no tensors of a model, so {model.target} cannot load the checkpoint"
+        )
     meant = select_loaded_sections(sections)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
@@ -333,11 +335,15 @@ class _Load:
         """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
-            message = f"{target} lacks {_list_names(filled)}, but {model} loads: {_CODE} fills in or renames such keys"
+            message = (
+                f"{target} lacks {_list_names(filled)}, but {model} loads the checkpoint: {_CODE} fills in or "
+                "renames such keys"
+            )
             yield Oddity("filled-in", message)
         if taken := self._list_taken(answer):
             message = (
-                f"{target} has {_list_names(taken)}, not registered by {model}; {_CODE} renames or drops such keys"
+                f"{target} has {_list_names(taken)}, which {model} does not register, but {model} loads the "
+                f"checkpoint: {_CODE} renames or drops such keys"
             )
             yield Oddity("taken-over", message)
         if adapted := self._list_adapted(answer):
@@ -345,7 +351,9 @@ class _Load:
             yield Oddity("shape-adapted", message)
         yield from self._of_transformers(answer)
         if answer.extra:
-            yield Oddity("extra-state", f"not tested: whether set_extra_state accepts {_list_names(answer.extra)}")
+            yield Oddity(
+                "extra-state", f"statecli did not test whether set_extra_state accepts {_list_names(answer.extra)}"
+            )
 
     def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target

@@ -24,9 +24,9 @@ _STATE_KEY = re.compile(r"\['([^']*)'\]")
 class Keys(str, Enum):
     """Keys of an optimizer's state."""
 
-    NUMBERS = "by number"
-    NAMES = "by parameter name"
-    FLAT = "by flat parameter name"
+    NUMBERS = "parameter numbers"
+    NAMES = "parameter names"
+    FLAT = "flat parameter names"
 
 
 class OptimizerPair(NamedTuple):
@@ -126,8 +126,8 @@ def _describe_pair(pair: OptimizerPair, count: int) -> str:
     old, new = pair.keys
     by = "the order of the parameters" if Keys.NUMBERS in pair.keys else "name"
     return (
-        f"the optimizer state is keyed {old.value} before and {new.value} after; {count:,} tensors of "
-        f"{len(pair.places[0]):,} parameters are paired by {by}"
+        f"the keys of the optimizer state differ: {old.value} before, {new.value} after; statecli matched "
+        f"{count:,} tensors of {len(pair.places[0]):,} parameters by {by}"
     )
 
 

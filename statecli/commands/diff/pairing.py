@@ -172,7 +172,10 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
     which = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
     example = f"{before.target.partition('#')[0]}#{left[0]}"
-    return f"cannot pair the sections {which}; name one section of each target, such as {example}"
+    return (
+        f"statecli cannot tell which sections belong together: {which}; give one section of each target, such "
+        f"as {example}"
+    )
 
 
 def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:

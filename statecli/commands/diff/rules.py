@@ -42,7 +42,7 @@ RENAMED = _rule(
     summary="A tensor has another name.",
     why="`load_state_dict` matches tensors by name: it reports the old name as missing and the new one as unexpected.",
     example="`fc.weight` of the first checkpoint has the same bytes as `head.weight` of the second.",
-    fix="rename the entry before loading. Use `--map OLD=NEW` to compare the two under one name.",
+    fix="rename the key before loading. Use `--map OLD=NEW` to compare the two tensors.",
 )
 METADATA = _rule(
     "metadata",
@@ -53,18 +53,19 @@ METADATA = _rule(
 )
 OUTSIDE_ONLY = _rule(
     "outside-only",
-    summary="A tensor or setting changed that `--only` does not allow.",
-    why="the training or conversion changed more than the part that `--only` allows.",
+    summary="A tensor or setting changed, although `--only` does not allow the change.",
+    why="the training or conversion changed more than `--only` allows.",
     example="`--only 'head.*'` is given, and `encoder.bias` differs.",
-    fix="""freeze the other parts with `requires_grad_(False)` and `eval()`, or allow an
+    fix="""freeze the other layers with `requires_grad_(False)` and `eval()`, or allow an
 intended change with another `--only GLOB`.""",
 )
 FROZEN_CHANGED = _rule(
     "frozen-changed",
-    summary="A tensor that `--frozen` names has changed.",
-    why="a part of the model that `--frozen` names was trained, or was saved from another run.",
+    summary="A tensor that matches `--frozen` has changed.",
+    why="a layer that should be frozen was trained, or was saved from another run.",
     example="`--frozen 'backbone.*'` is given, and the running mean of a BatchNorm in the backbone differs.",
-    fix="call `requires_grad_(False)` and `eval()` on the frozen part. BatchNorm updates its statistics in train mode.",
+    fix="call `requires_grad_(False)` and `eval()` on the frozen layers. BatchNorm updates its statistics in "
+    "train mode.",
 )
 UNCHANGED = _rule(
     "unchanged",
@@ -75,7 +76,7 @@ UNCHANGED = _rule(
 )
 INEXACT_CAST = _rule(
     "inexact-cast",
-    summary="A tensor differs by more than the rounding of the cast that `--cast` names.",
+    summary="A tensor differs by more than the rounding of the cast that `--cast` allows.",
     why="""the export has values of another run, was not rounded to the nearest values, or lost values that the new
 dtype can hold.""",
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
@@ -84,9 +85,10 @@ dtype can hold.""",
 NOT_MERGED = _rule(
     "not-merged",
     summary="A merged tensor is not the sum of the base tensor and the update of `--adapter`.",
-    why="the merge left out a layer, used another scale, or used another base model than the training of the adapter.",
+    why="the merge left out a layer, used another scale, or started from another base model than the training "
+    "of the adapter.",
     example="the merged checkpoint has the update of `q_proj` in three of four layers.",
-    fix="merge again with peft's `merge_and_unload()`, from the base model that `adapter_config.json` names.",
+    fix="merge again with peft's `merge_and_unload()`, from the base model given in `adapter_config.json`.",
 )
 LOAD_REFUSED = _rule(
     "load-refused",

@@ -181,7 +181,7 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
 #: Error of a pair with values that are not comparable.
-VALUES_INCONCLUSIVE = "cannot tell whether the values differ"
+VALUES_INCONCLUSIVE = "statecli cannot tell whether the values differ"
 #: Stands for the settings in place of a name.
 SETTINGS_NAME = "(settings)"
 
@@ -624,7 +624,7 @@ class _Comparison:
             kept = [change for change in settings if change.status is Status.CHANGED]
             if len(kept) < len(settings):
                 count = plural(len(settings) - len(kept), "setting")
-                self._note("adapter-settings", f"{count} that only the model or only the adapter has are not listed")
+                self._note("adapter-settings", f"not listed: {count} that only the model or only the adapter has")
             return kept
         kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
         done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
@@ -632,7 +632,7 @@ class _Comparison:
         kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
         if len(kept) < len(settings):
             count = plural(len(settings) - len(kept), "attribute")
-            self._note("quantized-attributes", f"{count} of quantized tensors (torch subclasses) are not listed")
+            self._note("quantized-attributes", f"not listed: {count} of quantized tensors (torch subclasses)")
         return kept
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
@@ -801,7 +801,9 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
         Broken(
-            SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the remaining settings differ"
+            SETTINGS_NAME,
+            "",
+            f"{state.target}: {oddity.message}: statecli cannot tell whether the remaining settings differ",
         )
         for oddity in oddities
     ]

@@ -76,13 +76,13 @@ def compare_settings(
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
     """Return a note on settings recorded only by one side's format. `keys` may repeat a file next to the weights."""
     names = quoting.names(list(dict.fromkeys(keys)))
-    message = f"settings that only one of the two formats records are not compared: {names}"
+    message = f"not compared, because only one of the two formats records these settings: {names}"
     return [Oddity("format-metadata", message)] if keys else []
 
 
 def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"attributes of whole modules that only one side records are not compared: {shown}"
+    message = f"not compared, because only one side records these attributes of modules: {shown}"
     return [Oddity("module-attributes", message)] if keys else []
 
 

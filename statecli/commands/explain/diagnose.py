@@ -107,10 +107,10 @@ def diagnose(subject: Subject) -> Diagnosis:
     if codes:
         message = (
             f"{plural(len(codes), 'tensor')} of {codes[0].dtype}, which {subject.model.target} registers as "
-            "floating-point: load_state_dict would copy the quantized codes as weights"
+            "floating-point: load_state_dict would copy the quantized values as if they were weights"
         )
         evidence = Evidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
-        return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the codes are not known")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the quantized values are not known")
     matching = _match(subject)
     taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
     if taken < MIN_SHARE * len(subject.registered) or not taken:
@@ -131,8 +131,8 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
             message = (
-                f"{has} has the parts from which {functions} computes {plural(len(names), 'weight')}, "
-                f"and {place} has the computed weights: {_list_modules(names)}"
+                f"{has} has the tensors from which {functions} computes {plural(len(names), 'weight')}, and "
+                f"{place} has the computed weights: {_list_modules(names)}"
             )
             evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
             return Diagnosis((evidence,), proof=f"{NO_CODE}; {advice}")
@@ -192,7 +192,10 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         steps, in_order = (), tuple(subject.registered)
     causes = _list_causes(subject, matching, steps)
     if steps is None:
-        message = f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and no short rules rename them"
+        message = (
+            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and statecli found no short rules "
+            "that rename these names"
+        )
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
         return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
     initial = (*(pair.registered for pair in matching.mismatched), *matching.missing)
@@ -264,7 +267,7 @@ def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: 
         if diagnosis.strict
         else "a load with this code succeeds on the meta device, and no other key is missing"
     )
-    unique = "; the shapes and the words in the names allow only one pairing" if renamed else ""
+    unique = "; by shape and by the words in the name, each tensor fits only one tensor of the class" if renamed else ""
     return replace(diagnosis, proved=True, proof=strict + unique)
 
 

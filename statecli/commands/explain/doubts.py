@@ -36,7 +36,7 @@ def _find_possible_pair(rest: Rest) -> Iterable[str]:
     for name in rest.missing:
         other = free.get((_leaf(name), rest.shapes[name]))
         if other is not None:
-            yield f"the unused tensor {other} may be {name}: both have the same shape"
+            yield f"the unused tensor {other} may be the missing {name}: both have the same shape"
             return
 
 
@@ -56,7 +56,7 @@ def _find_possible_join(rest: Rest) -> Iterable[str]:
         ]
         if unused and unfilled and len(unused) != len(unfilled) and counts[0] == counts[1]:
             noun = "tensors" if unused[1:] else "tensor"
-            yield f"the unused {noun} {', '.join(unused[:4])} may be the rows of {', '.join(unfilled[:4])}"
+            yield f"the unused {noun} {', '.join(unused[:4])} may be the missing rows of {', '.join(unfilled[:4])}"
             return
 
 

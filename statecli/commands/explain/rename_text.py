@@ -28,7 +28,10 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
         first = next(iter(renamed))
         example = f"{first} → {current[first]}"
         if normed:
-            message = f"the file has weight_norm as a parametrization (original0, original1), {model} the older form"
+            message = (
+                f"the file stores weight_norm as a parametrization (original0, original1), but {model} uses the "
+                "older weight_norm"
+            )
             yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
         else:
             yield Evidence(

@@ -22,7 +22,7 @@ OTHER_WAY_TO_LOAD = Rule(
     "explain",
     ("explain",),
     Severity.NOTE,
-    summary="The checkpoint can also be loaded in another way: into another class, or from another key in it.",
+    summary="The checkpoint can also be loaded in another way: into another class, or from another key of the file.",
     why="you can change the arguments of the class, or tensors of another shape can keep their initial values.",
     example="`Net(num_classes=1000)` loads the whole checkpoint; `Net()` loads all tensors except the head.",
     fix="choose the code for your purpose: the saved model, or a new head to train.",

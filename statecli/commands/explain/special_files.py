@@ -52,7 +52,9 @@ def recognize(state: ModelState, names: Sequence[str], spec: ModelSpec) -> Diagn
 def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], spec: ModelSpec) -> Diagnosis:
     alone = len(adapter) == len(names)
     what = (
-        "the file has an adapter (LoRA) without its model" if alone else "the file has an adapter (LoRA) in its model"
+        "the file has a LoRA adapter without the base model"
+        if alone
+        else "the file has a LoRA adapter and the base model"
     )
     evidence = Evidence(
         Cause.ADAPTER, f"{what}: {plural(len(adapter), 'tensor')} of {len(names)}", len(adapter), adapter[0]
@@ -99,7 +101,7 @@ def diagnose_without_model(state: ModelState) -> Diagnosis:
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
     message = f"{state.target} contains no tensors of a model, only tensors of kind: {', '.join(kinds)}"
     evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
-    return Diagnosis((evidence,), proof=f"{NO_CODE}; name the file with the model")
+    return Diagnosis((evidence,), proof=f"{NO_CODE}; give the file that contains the model")
 
 
 def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evidence]:
@@ -109,7 +111,7 @@ def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evide
         yield Evidence(Cause.WHOLE_MODULE, f"{state.target} is a pickled module, not a state_dict", len(entries.rows))
     elif entries.state_dict.keys:
         keys = "".join(f"[{key!r}]" for key in entries.state_dict.keys)
-        message = f"{state.target} has the state_dict under {keys}"
+        message = f"{state.target} has the state_dict under the key {keys}"
         yield Evidence(Cause.NESTED, message, len(entries.rows), f"torch.load(…){keys}")
     if entries.is_average:
         message = f"the weights in {entries.section} are an average (EMA)"

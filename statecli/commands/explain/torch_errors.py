@@ -50,8 +50,8 @@ def explain_text(text: str) -> Explanation:
         if diagnosis is not None:
             return Explanation(diagnosis=diagnosis)
     raise UnreadableError(
-        "standard input: contains no known error of load_state_dict, torch.load or safetensors; "
-        "pipe the whole error text, or name a class and a checkpoint"
+        "standard input: contains no known error of load_state_dict, torch.load or safetensors; pipe the "
+        "whole error text, or give a class and a checkpoint"
     )
 
 

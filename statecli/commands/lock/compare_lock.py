@@ -31,8 +31,8 @@ OTHER_SECTION = ("beside",)
 NEW_TARGET_ADVICE = "if this target is expected, run `statecli lock` again; otherwise remove the target"
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "the lock names local files and this target is a URL, or the reverse; lock each target separately: a lock of one "
-    "target also applies to copies in other places"
+    "only one of the two is a URL: the targets of the lock or this target; lock each target separately, "
+    "because a lock of one target also applies to its copies in other places"
 )
 
 

@@ -13,7 +13,8 @@ NOTHING_TO_LOCK = Rule(
     summary="A target has no tensor that can be locked, so it is not in the lock file.",
     why="`audit --lock` compares only tensors in the lock file, so any later version of this target passes.",
     example="`statecli lock runs/` where one checkpoint holds only the state of callbacks.",
-    fix="check that the target is not a model. To avoid the note, name only the other targets in the command.",
+    fix="if the target should contain a model, save the model again. Otherwise leave the target out of the "
+    "command to avoid the note.",
 )
 CALLBACKS_NOT_LOCKED = Rule(
     "callbacks-not-locked",

@@ -189,7 +189,9 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
             yield rules.NOTHING_TO_LOCK.finding(item.unlocked, target=item.state.target)
         elif item.kept:
             tensors = count_tensors(item.kept)
-            message = f"{item.state.target}: {tensors} that callbacks keep are not locked, because they are not weights"
+            message = (
+                f"{item.state.target}: {tensors} of callbacks are not locked, because these tensors are not weights"
+            )
             yield rules.CALLBACKS_NOT_LOCKED.finding(message, target=item.state.target)
     locked = [item for item in inputs if item.unlocked is None]
     # Folders of pipelines, which have no tensors, are the last targets of the lock.

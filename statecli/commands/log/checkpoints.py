@@ -48,7 +48,7 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
             checkpoints.append(Checkpoint(target.target, error=target.reason))
     if not checkpoints:
         where = ", ".join(map(quoting.name, texts))
-        raise UnreadableError(f"{where}: contains no checkpoint; name the folder with the checkpoints of the run")
+        raise UnreadableError(f"{where}: contains no checkpoint; give the folder with the checkpoints of the run")
     return checkpoints
 
 
@@ -106,7 +106,7 @@ def _read_steps(checkpoint: Checkpoint) -> tuple[dict[str, int] | None, str | No
 def read_state(path: str) -> ModelState:
     """Read the checkpoint. Raises StateError; UnreadableError for a class, because a run has only checkpoints."""
     if load.find_class_spec(path) is not None:
-        raise UnreadableError(f"{path}: is a model class; name the checkpoints of a run")
+        raise UnreadableError(f"{path}: is a model class; give the checkpoints of a run")
     return load.read_checkpoint(path)
 
 
@@ -125,7 +125,7 @@ def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
     if is_left_out:
         left_out = [entry.path for entry in entries if entry.path in is_left_out]
         message = f"{plural(len(left_out), 'checkpoint')} left out, because no step is known: {quoting.names(left_out)}"
-        notes.append(Oddity("no-step", f"{message}; to include a checkpoint, name its path in the command"))
+        notes.append(Oddity("no-step", f"{message}; to include a checkpoint, give its path"))
     return Run(tuple(ordered), tuple(notes))
 
 

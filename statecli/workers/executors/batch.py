@@ -179,7 +179,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
 
 
 def _describe_build(version: str, kernel: str) -> str:
-    return f"statecli {version} with its kernel in {kernel}"
+    return f"statecli {version} with the kernel in {kernel}"
 
 
 def _run_function(
