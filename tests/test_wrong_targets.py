@@ -152,7 +152,7 @@ def test_an_error_is_not_repeated_where_both_streams_end(here):
 
 def test_the_advice_works(here, statecli):
     """What the line for a dotted name says to type is listed."""
-    for words, before in (("torch.nn.Identity", "colon: "), ("torch", "such as ")):
+    for words, before in (("torch.nn.Identity", "function: "), ("torch", "such as ")):
         (advice,) = shlex.split(statecli("inspect", words).err.partition(before)[2])
         assert statecli("inspect", advice).code == 0
 

@@ -126,7 +126,7 @@ def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder
     result = statecli("bisect", folder, "--first", "nan", "-f", "json")
     assert (result.code, result.json["answer"]) == (2, "inconclusive")
     assert result.json["between"] == [str(folder / "ckpt-0009.pt")]
-    assert "holds at" in result.err
+    assert "is true at" in result.err
     assert "ckpt-0009.pt" in result.err
 
 

@@ -390,10 +390,10 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
     (found,) = result.findings
     assert found.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
     (step / "more.pt").write_bytes((step / "weights.pt").read_bytes()[:-9])
-    assert "name one of them" in failed(target, against=str(step))
+    assert "give one of the files" in failed(target, against=str(step))
     (step / "more.pt").unlink()
     torch.save(linear(), step / "other.pt")
-    assert "name one of them" in failed(target, against=str(step))
+    assert "give one of the files" in failed(target, against=str(step))
 
 
 def notes(target, **options):

@@ -113,10 +113,10 @@ def test_a_folder_that_is_not_there(gs, statecli):
 @pytest.mark.parametrize(
     ("written", "line"),
     [
-        (None, "names a file that does not exist"),
-        ("folder", "names a file that does not exist"),
-        ("{", "names a file without Google credentials"),
-        ('{"type": "service_account", "private_key": "hidden-3"}', "names a file without Google credentials"),
+        (None, "points to a file that does not exist"),
+        ("folder", "points to a file that does not exist"),
+        ("{", "points to a file without Google credentials"),
+        ('{"type": "service_account", "private_key": "hidden-3"}', "points to a file without Google credentials"),
     ],
 )
 def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path, written, line):
