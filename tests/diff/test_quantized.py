@@ -272,7 +272,7 @@ def test_a_bit_stream_is_read_as_struct_reads_it(bits):
 
 
 def test_too_few_words_are_an_error():
-    with pytest.raises(MalformedError, match="too few for 17 codes"):
+    with pytest.raises(MalformedError, match="too few for 17 quantized codes"):
         dequantize._unpack(np.zeros(2, np.uint32), 4, 17)
 
 

@@ -785,7 +785,7 @@ def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model,
         result = statecli(command, tmp_path)
         assert result.code == 2, command
     if weights is not None:
-        assert f"config.json names the weight file {name!r}" in statecli("audit", tmp_path).err
+        assert f"config.json refers to the weight file {name!r}" in statecli("audit", tmp_path).err
 
 
 def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):

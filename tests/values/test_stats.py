@@ -388,7 +388,7 @@ def test_windows_without_end_are_refused_at_once(store):
     found = read_stats(info)
     assert time.process_time() - start < 5  # not the hours that each element would take
     assert found.mean is None
-    assert "overlap" in found.reason
+    assert "repeats" in found.reason
 
 
 @pytest.mark.parametrize(
