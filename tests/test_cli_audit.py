@@ -411,7 +411,7 @@ def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
     result = statecli("rules", former)
     present = next(new for new, name in FORMER_NAMES.items() if name == former)
     assert (result.code, result.out.startswith(f"{present} (")) == (0, True)
-    assert result.err.endswith(f"that had this name are now called {present}\n")
+    assert result.err.endswith(f"with this name are now called {present}\n")
     command = "audit" if former == "module-size-mismatch" else "verify"
     if former != "other-lines":  # explain has no option for rules
         assert not statecli(command, "torch.nn:Linear(2, 2)", "--ignore", former).err
@@ -510,7 +510,7 @@ def test_a_walk_gives_no_advice_about_a_document(statecli):
     """Nobody took the settings beside a model for a checkpoint; who names such a file may have."""
     Path("config.json").write_text("{}")
     assert "skipped: config.json: is a JSON document\n" in statecli("audit", ".").out
-    assert "name its *.index.json" in statecli("audit", "config.json").err
+    assert "give its *.index.json" in statecli("audit", "config.json").err
 
 
 def test_what_is_wrong_with_the_reference_is_said_once(statecli):

@@ -479,21 +479,9 @@ class FileScan:
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
-        hazards = scanner.find_hazards(keys_are_source=has_inputs)
+        hazards = self._find_hazards(piece, where, scanner)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
-        try:
-            misfit = self._find_misfit(piece, scanner.persistent)
-        except OutOfSteps as error:
-            misfit, scanner.unfollowed = None, scanner.unfollowed or error
-        if misfit is not None:
-            hazards = (*hazards, misfit)
-        if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
-            hazards = (*hazards, Hazard(f"{piece.where}: {_CONFUSED_NAMES}", help=_MISFIT_HELP))
-        if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
-            hazards = (*hazards, Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
-        if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
-            hazards = (*hazards, Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)
@@ -522,6 +510,23 @@ class FileScan:
         for name, data in nested:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
+
+    def _find_hazards(self, piece: _Piece, where: str, scanner: Scanner) -> tuple[Hazard, ...]:
+        """Return the data by which loaders of a pickle do harm, some of which depend on the archive around it."""
+        hazards = list(scanner.find_hazards(keys_are_source=_EXAMPLE_INPUTS.search(piece.where) is not None))
+        try:
+            misfit = self._find_misfit(piece, scanner.persistent)
+        except OutOfSteps as error:
+            misfit, scanner.unfollowed = None, scanner.unfollowed or error
+        if misfit is not None:
+            hazards.append(misfit)
+        if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
+            hazards.append(Hazard(f"{piece.where}: {_CONFUSED_NAMES}", help=_MISFIT_HELP))
+        if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
+            hazards.append(Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
+        if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
+            hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
+        return tuple(hazards)
 
     def _find_misfit(self, piece: _Piece, storages: Sequence[Persistent]) -> Hazard | None:
         """Return the first storage that claims another size than its record has."""

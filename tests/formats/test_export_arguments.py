@@ -412,7 +412,7 @@ FOREIGN = {
         )
         for target in ("quantization.__dict__.update", "mine.__getattr__")
     },
-    "an operator that formats a text": (call("torch.ops.higher_order.print", TEXT), "can read any attribute"),
+    "an operator that formats a text": (call("torch.ops.higher_order.print", TEXT), "read any attribute of any object"),
     "an operator that calls its argument": (
         call("torch.ops.higher_order.wrap"),
         "calls functions whose names are in its arguments",

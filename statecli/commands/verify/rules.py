@@ -152,7 +152,8 @@ SHARED_IN_SAFETENSORS = _rule(
     summary="safetensors refuses entries that share memory.",
     why="`safetensors.torch.save_file(model.state_dict(), path)` raises for tied weights, and writes no file.",
     example="`self.lm_head.weight = self.embed.weight`.",
-    fix="call `safetensors.torch.save_model` and `load_model`: they keep one of the names and tie the weights again.",
+    fix="call `safetensors.torch.save_model` and `load_model`: the file keeps one of the names, and the class must tie "
+    "the weights again.",
     severity=Severity.NOTE,
 )
 
