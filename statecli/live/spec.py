@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
@@ -29,8 +30,7 @@ _OPTIONS = compile_on_use(
 )
 
 
-@dataclass(frozen=True)
-class ObjectName:
+class ObjectName(msgspec.Struct, frozen=True):
     """A name in the arguments of a class: `nn.GELU`."""
 
     name: str
@@ -39,13 +39,12 @@ class ObjectName:
         return self.name
 
 
-@dataclass(frozen=True)
-class ObjectCall:
+class ObjectCall(msgspec.Struct, frozen=True):
     """A class in the arguments of a class, and the arguments to call it with: `Config(depth=2)`."""
 
     name: str
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"{self.name}({format_call(self.args, self.kwargs)})"
@@ -56,8 +55,7 @@ def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
 
 
-@dataclass(frozen=True)
-class ClassOptions:
+class ClassOptions(msgspec.Struct, frozen=True):
     """The options at the end of a spec.
 
     `config_json`: a file with the fields of the class's configuration. `trusts_code`: the code of the checkpoint may be
@@ -68,8 +66,7 @@ class ClassOptions:
     trusts_code: bool = False
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True):
     """One model class, factory or instance, and the arguments to call it with.
 
     `module` is the path as typed when `is_file`, else a dotted module name. `called` says whether parentheses were
@@ -82,7 +79,7 @@ class ModelSpec:
     is_file: bool
     attribute: str
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = {}
     called: bool = False
     options: ClassOptions = ClassOptions()
     config: str | None = None

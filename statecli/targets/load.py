@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace as replace_spec
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -43,7 +42,7 @@ def find_class_spec(text: str) -> ModelSpec | None:
     if spec.is_file or package not in (*_CONFIGURED_LIBRARIES, *_REGISTRIES):
         return spec
     # A module of this name in the current folder is not what the user named.
-    spec = replace_spec(spec, is_library=True)
+    spec = replace(spec, is_library=True)
     if package in _REGISTRIES:
         return spec
     from statecli.live import configured_model
@@ -106,7 +105,7 @@ def _parse_dotted_call(text: str) -> ModelSpec | None:
     if split is None:
         return None
     spec = find_class_spec(f"{split.module}:{split.attribute}{match['call']}")
-    return spec and replace_spec(spec, text=text, is_library=True)
+    return spec and replace(spec, text=text, is_library=True)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
