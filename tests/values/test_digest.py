@@ -176,7 +176,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
 def test_windows_without_end_are_refused(tmp_path):
     """A file of a kilobyte may claim a tensor of terabytes."""
     torch.save({"w": torch.ones(1).expand(1 << 40)}, tmp_path / "a.pt")
-    with pytest.raises(UnreadableError, match=r"a\.pt: w: .*overlap.*-x"):
+    with pytest.raises(UnreadableError, match=r"a\.pt: w: .*repeats.*-x"):
         of_file(tmp_path / "a.pt")
 
 
