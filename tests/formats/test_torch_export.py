@@ -498,7 +498,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         (".data/version", b"11", "version record says 11: written by a newer torch; statecli knows up to 10"),
         (CONFIG, b"{}", f"{CONFIG} has no JSON object under 'config'"),
         (CONFIG, b"{", f"{CONFIG} is not valid JSON"),
-        (CONFIG, b'{"config": {"a": {}, "a": {}}}', f"{CONFIG} names 'a' twice"),
+        (CONFIG, b'{"config": {"a": {}, "a": {}}}', f"{CONFIG} has the key 'a' twice"),
         ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
         ("models/model.json", b"[]", "models/model.json is not a JSON object"),
     ):
