@@ -14,7 +14,7 @@ BUILD = ROOT / "build"
 PAGES, SITE = BUILD / "site-pages", BUILD / "site"
 #: Pages of the navigation, in the order in which a newcomer reads them.
 TUTORIAL = ("find-the-bug", "read-a-checkpoint", "compare-two-epochs", "gate-in-ci")
-REFERENCE = ("exit-status", "outputs", "configuration", "lock-file", "baseline", "urls", "executors")
+REFERENCE = ("exit-status", "outputs", "configuration", "lock-file", "baseline", "urls", "executors", "platforms")
 HOW_TOS = (
     "load-state-dict-fails",
     "browse-a-checkpoint",
