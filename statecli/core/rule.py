@@ -25,6 +25,11 @@ FORMER_NAMES: dict[str, str] = {
 }
 
 
+def list_present_names(former: str) -> list[str]:
+    """Return the present names of the rules whose findings had the name `former` before."""
+    return [present for present, name in FORMER_NAMES.items() if name == former]
+
+
 class Rule(msgspec.Struct, frozen=True):
     """One entry of the dictionary of findings.
 

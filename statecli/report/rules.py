@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from statecli.core.documentation import rule_url
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.rule import FORMER_NAMES, Rule
+from statecli.core.rule import Rule, list_present_names
 from statecli.core.units import plural
 from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
 from statecli.report.documents.rules import build_rules_document
@@ -29,20 +29,19 @@ def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
     known = {rule.name: rule for rule in rules}
-    present = next((new for new, former in FORMER_NAMES.items() if former == name and new in known), name)
-    if name not in known and present != name:
-        return known[present]
-    if name not in known:
+    present = [name, *list_present_names(name)]
+    text = next((known[word] for word in present if word in known), None)
+    if text is None:
         near = get_close_matches(name.lower(), known, n=3)
         listed = f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin"
         hint = f"did you mean {', '.join(near)}?" if near else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")
-    return known[name]
+    return text
 
 
 def describe_former_name(name: str) -> str | None:
     """Return a warning if other rules had this name before; None if `name` always meant the same rule."""
-    renamed = [DICTIONARY[new] for new, former in FORMER_NAMES.items() if former == name]
+    renamed = [DICTIONARY[new] for new in list_present_names(name)]
     if not renamed:
         return None
     reporters = dict.fromkeys(command for rule in renamed for command in rule.commands)

@@ -22,7 +22,7 @@ from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.rule import FORMER_NAMES, Rule
+from statecli.core.rule import Rule, list_present_names
 from statecli.rules import RULES
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
@@ -340,9 +340,8 @@ def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RUL
     """
     rules: dict[str, None] = {}
     for name in names:
-        matching = [rule.name for rule in known if name in (rule.name, rule.group)] or [
-            rule.name for rule in known if FORMER_NAMES.get(rule.name) == name
-        ]
+        matching = [rule.name for rule in known if name in (rule.name, rule.group)]
+        matching = matching or [rule.name for rule in known if rule.name in list_present_names(name)]
         if not matching:
             known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
             raise UsageError(f"{where}: unknown rule {name!r}{suggest_names(name, known_names) or _LIST_RULES}")

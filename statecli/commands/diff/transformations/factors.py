@@ -145,8 +145,9 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
     """Return True if after · before is before · before, as after steps in directions of their own."""
-    ratios = () if cosine is None else _list_norm_ratios(relative, cosine)
-    return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in ratios if cosine is not None)
+    if cosine is None:
+        return False
+    return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))
 
 
 def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
