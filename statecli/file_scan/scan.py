@@ -82,7 +82,7 @@ _NUMPY = b"\x93NUMPY"
 _EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
 #: Records with constants of a program of torch.export, which may be Python objects that the program uses.
 _PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
-_USED_BY_CODE = "a Python object; the code of the program may call the methods of this object and read its attributes"
+_USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
@@ -288,6 +288,10 @@ _CACHE_USE = "reads the file as a cache of compiled code and unpickles its conte
 _CACHE_HELP = "do not load the file as a cache unless you created it"
 _ZIP_HELP = "save the tensors again in a new file, and ask who published this file"
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
+_UNCHECKED_BYTECODE = (
+    "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read other memory"
+)
+_BYTECODE_HELP = "load the file with torch.jit.load, which does not read the bytecode, unless you created the file"
 _FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
@@ -521,9 +525,9 @@ class FileScan:
         if misfit is not None:
             hazards.append(misfit)
         if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
-            hazards.append(Hazard(f"{piece.where}: {_CONFUSED_NAMES}", help=_MISFIT_HELP))
+            hazards.append(Hazard(_CONFUSED_NAMES, help=_MISFIT_HELP))
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
-            hazards.append(Hazard(f"{where}: {_USED_BY_CODE}", help=_OBJECT_HELP))
+            hazards.append(Hazard(_USED_BY_CODE, help=_OBJECT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
             hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
         return tuple(hazards)
@@ -538,7 +542,7 @@ class FileScan:
             return None
         text = _OTHER_CLASS if misfit.claimed < 0 else _MISFIT
         text = text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded)
-        return Hazard(f"{piece.where}: {text}", help=_MISFIT_HELP)
+        return Hazard(text, help=_MISFIT_HELP)
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
@@ -777,6 +781,10 @@ class FileScan:
                 why = f"a type has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which crashes torch"
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
+        # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
+        hazard = Hazard(_UNCHECKED_BYTECODE, False, True, _BYTECODE_HELP)
+        code = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
+        self._add_pickle(structs.replace(code, digest=self._compute_digest([region])))
 
     def _report_old_script(self, region: Region, where: str) -> None:
         """Report a record of torch 1.0, whose code may be in any record."""

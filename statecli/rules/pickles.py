@@ -273,8 +273,9 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     compute powers of integers exactly, so a large exponent takes hours.
     Training: with `assign_to_params_buffers` in `_metadata`, `load_state_dict` replaces the parameters, and an existing
     optimizer keeps training the old parameters.
-    The finding is a warning for a name that statecli does not know: a `class_path`, a `type` or scope of MMEngine, or
-    the class of a model of Composer. It is also a warning for Python files in a tokenizer of Composer, and for texts
+    The finding is a warning for the bytecode of a TorchScript archive, because the lite interpreter trusts the numbers
+    in it. It is a warning for a name that statecli does not know: a `class_path`, a `type` or scope of MMEngine, or
+    the class of a model of Composer. It is a warning for Python files in a tokenizer of Composer, and for texts
     that may name a class or a configuration file in the hyperparameters of LightningCLI (those with an
     `_instantiator`). The finding is a note for a path in a store such as s3, for a path with a usual name of MMEngine
     and MMCV (`best_*.pth`), and for a key of `_metadata` that torch does not write.

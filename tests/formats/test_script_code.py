@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import time
 import zipfile
 from pathlib import Path
@@ -427,6 +428,32 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
     assert not [one for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
 
 
+def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, statecli, forked_python):
+    """An attribute of any number is read: torch 2.13 dies of this file with SIGSEGV."""
+    path = tmp_path / "a.ptl"
+    torch.jit.script(nn.Sequential(nn.Linear(2, 2)))._save_for_lite_interpreter(str(path))
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    version, *functions = pickle.loads(records["bytecode.pkl"])
+    for name, table, *rest in functions[:1]:
+        parts = dict(table)
+        first, *others = parts["instructions"]
+        parts["instructions"] = (first, ("LOAD", 1, 0), ("GET_ATTR", 500_000, 0), *others)
+        functions[0] = (name, tuple(parts.items()), *rest)
+    records["bytecode.pkl"] = pickle.dumps((version, *functions), 2)
+    writer = torch._C.PyTorchFileWriter(str(path))
+    for name, data in records.items():
+        if name not in ("byteorder", "version", ".data/serialization_id"):
+            writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    code = "from torch.jit.mobile import _load_for_lite_interpreter as load, torch; load('a.ptl')(torch.ones(1, 2))"
+    assert forked_python(code, cwd=tmp_path).returncode < 0
+    run = statecli("audit", str(path))
+    assert run.code == 1
+    assert "a/bytecode.pkl" in run.out
+    assert "the lite interpreter does not check all numbers in these instructions" in run.out
+
+
 @pytest.mark.parametrize("config", [b"", b"[", b"{}{}"], ids=repr)
 def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config, statecli):
     """Any record of a torch.export archive may be an object then, and a record of bytecode is bytecode nevertheless."""
@@ -762,7 +789,7 @@ def test_a_type_text_that_overflows_the_stack_is_not_passed(record, statecli, in
     assert replaced
     load = "torch.jit.load" if record == "data.pkl" else "torch.jit.mobile._load_for_lite_interpreter"
     assert forked_python(f"import torch, torch.jit.mobile; {load}('deep.pt')", cwd=tmp_path).returncode < 0
-    assert statecli("audit", "pairs.pt", "--select", "pickles").code == 0
+    assert "nested brackets" not in statecli("audit", "pairs.pt", "--select", "pickles").out
     result = statecli("audit", "deep.pt", "--select", "pickles")
     assert result.code != 0
     assert "nested brackets, which crashes torch" in result.out + result.err

@@ -89,7 +89,7 @@ def test_a_constant_of_the_lite_interpreter(tmp_path):
     path = tmp_path / "a.ptl"
     torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
     records = read_archive(path)
-    assert find_hazards(path) == []
+    assert not any(EXPECTED in found for found in find_hazards(path))
     write_archive(shorten(records), str(path))
     assert records != shorten(records)
     assert any(EXPECTED in found for found in find_hazards(path))

@@ -367,7 +367,10 @@ def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
         path = tmp_path / f"{writer.__name__}.pt"
         writer(model, path)
         done = run("audit", path, "--values", "-f", "json")
-        assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), writer
+        found = [one["message"].partition(" (")[0] for one in json.loads(done.stdout)["findings"]]
+        trusted = "the lite interpreter does not check all numbers in these instructions"
+        expected = [trusted] if writer is lite else []
+        assert (done.returncode, [one.partition(";")[0] for one in found]) == (len(expected), expected), writer
 
 
 def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
