@@ -44,6 +44,7 @@ from statecli.pickle_scan.one_pickle import (
     is_harmless,
     may_equal_magic_number,
 )
+from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
 from statecli.storage import files, json_object
@@ -85,10 +86,14 @@ _PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.
 _USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
 #: Pickles with tensors of a program of torch.export.
 _PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
+#: Records that torch.export declares as objects, never as tensors.
+_PROGRAM_OBJECT = re.compile(r"(?i)\bdata/constants/(?:custom|opaque)_obj_")
+_TENSOR_AS_OBJECT = "a tensor is declared as an object, so torch.export.load does not compare its size with the program"
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
 #: Storages over other memory, and what to do about them.
 _MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
 _OTHER_CLASS = "the storage {} has a class that is not a storage class of torch: a load in C++ takes it for any dtype"
+_OTHER_TYPE = "{}; torch.jit.load does not compare the two, so the code may read other memory"
 _CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
 _MISFIT_HELP = "do not load the file; ask who published it"
 _OBJECT_HELP = "export the program again without Python objects, or ask who published the file"
@@ -288,6 +293,8 @@ _CACHE_USE = "reads the file as a cache of compiled code and unpickles its conte
 _CACHE_HELP = "do not load the file as a cache unless you created it"
 _ZIP_HELP = "save the tensors again in a new file, and ask who published this file"
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
+#: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
+_MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
 _UNCHECKED_BYTECODE = (
     "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read other memory"
 )
@@ -467,7 +474,8 @@ class FileScan:
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
         has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
-        key = _read_cache_key(piece) if piece.sure and not (at or has_inputs) else None
+        types = piece.records.types if piece.records is not None else None
+        key = _read_cache_key(piece) if piece.sure and not (at or has_inputs or types) else None
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
         if cached is not None and self._find_misfit(piece, storages) is None:
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
@@ -524,10 +532,15 @@ class FileScan:
             misfit, scanner.unfollowed = None, scanner.unfollowed or error
         if misfit is not None:
             hazards.append(misfit)
+        types = piece.records.types if piece.records is not None else None
+        if types is not None and (mismatch := scanner.find_script_mismatch(types)) is not None:
+            hazards.append(Hazard(_OTHER_TYPE.format(mismatch), help=_MISFIT_HELP))
         if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
             hazards.append(Hazard(_CONFUSED_NAMES, help=_MISFIT_HELP))
         if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
             hazards.append(Hazard(_USED_BY_CODE, help=_OBJECT_HELP))
+        if _PROGRAM_OBJECT.search(where) and scanner.makes_tensor():
+            hazards.append(Hazard(_TENSOR_AS_OBJECT, help=_MISFIT_HELP))
         if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
             hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
         return tuple(hazards)
@@ -653,19 +666,25 @@ class FileScan:
                 piece,
                 f"the name of the archive's folder has a NUL character, so torch reads {cut} instead of each record",
             )
-        use_of, unread = classify_records(archive)
+        use_of, unread, zeros = classify_records(archive)
+        if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
+            bomb = Bomb(f"makes {zeros:,} zeros for tensors without data, which may fill the memory", 0)
+            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
+        scripts = [
+            (self._read_code(piece, record, name := self._name_record(piece, record)), name)
+            for record in archive.records.values()
+            if use_of(record) is Use.SCRIPT
+        ]
+        types = self._scan_scripts(scripts)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
-        scripts: list[tuple[Region, str]] = []
         for record in archive.records.values():
             use = use_of(record)
-            name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
-            self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes)), archive, record, use)
-            if use is Use.SCRIPT:
-                scripts.append((self._read_code(piece, record, name), name))
+            name = self._name_record(piece, record)
+            self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
             if use is Use.COMPILED:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
@@ -677,7 +696,6 @@ class FileScan:
             self._report_compiled(folder_name, pieces)
         if modules:
             self._report_modules(modules)
-        self._scan_scripts(scripts)
 
     def _is_npz(self, archive: Archive) -> bool:
         """Return whether numpy writes an archive and records of these names; torch.hub keeps no `.npy` files."""
@@ -692,8 +710,12 @@ class FileScan:
             bomb = Bomb(f"unpacks {packed:,} bytes of compressed data to {size:,} bytes, which may fill the memory", 0)
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
+    @staticmethod
+    def _name_record(piece: _Piece, record: Record) -> str:
+        return record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
+
     def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
-        name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
+        name = self._name_record(piece, record)
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if not piece.depth:
             is_small = record.method == STORED and region.size <= _MAX_INERT_BYTES and name.lower() not in self.storages
@@ -742,8 +764,8 @@ class FileScan:
         readers = {Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._report_old_script}
         return readers if depth else {**readers, Use.PROGRAM: self._scan_program}
 
-    def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> None:
-        """Scan the source texts of a TorchScript archive."""
+    def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> ScriptTypes | None:
+        """Scan the source texts of a TorchScript archive and return their classes; None without any text."""
         readable: list[tuple[Region, str, bytes]] = []
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:
@@ -766,6 +788,7 @@ class FileScan:
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
             self._add_calls(*readable[number][:2], [call])
+        return read_types([(where, code) for _, where, code in readable], self.steps) if readable else None
 
     def _scan_bytecode(self, region: Region, where: str) -> None:
         """Scan code of the lite interpreter."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from statecli.core.dtypes import ELEMENT_BITS, SCRIPT_STORAGE_DTYPES
+from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickles.nodes import Global, Persistent, Value
 
 _SUFFIX = ".pkl"
@@ -22,10 +23,14 @@ _OBJECT = re.compile(r"(?i)\b(?:custom|opaque)_obj_")
 
 
 class ArchiveRecords(NamedTuple):
-    """The record of a pickle, and the size of each record of its archive by name in lower case."""
+    """The record of a pickle, and the size of each record of its archive by name in lower case.
+
+    `types` are the classes of a TorchScript archive, None of other archives.
+    """
 
     own: str
     sizes: Mapping[str, int]
+    types: ScriptTypes | None = None
 
 
 class Misfit(NamedTuple):

@@ -11,6 +11,7 @@ torch/csrc/inductor/aoti_package/model_package_loader.cpp of torch 2.13; torch/c
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from collections.abc import Callable, Mapping
@@ -71,10 +72,14 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """The use of each record by torch's loaders, and the configuration that cannot be read, with the reason."""
+    """The use of each record by torch's loaders, and the configuration that cannot be read, with the reason.
+
+    `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
+    """
 
     use_of: Callable[[Record], Use]
     unread: str | None
+    zeros: int = 0
 
 
 def classify_records(archive: Archive) -> RecordUses:
@@ -83,7 +88,7 @@ def classify_records(archive: Archive) -> RecordUses:
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
-    declared, unread = _read_declared(archive, names) if exported else (_Declared(set(), set()), None)
+    declared, unread = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
 
     def use_of(record: Record) -> Use:
         name = names[record.name]
@@ -107,7 +112,7 @@ def classify_records(archive: Archive) -> RecordUses:
             return Use.STORAGE if name in declared.storages else Use.PICKLE
         return script
 
-    return RecordUses(use_of, unread)
+    return RecordUses(use_of, unread, sum(declared.zeros.values()) if declared is not None else 0)
 
 
 def _classify_script_record(name: str) -> Use:
@@ -136,10 +141,14 @@ _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 class _Declared(NamedTuple):
-    """Records named by the configurations of weights and constants, as torch compares names."""
+    """Records named by the configurations of weights and constants, as torch compares names.
+
+    `zeros` has the elements of each tensor whose record is empty, by folder and key.
+    """
 
     storages: set[str]
     objects: set[str]
+    zeros: dict[tuple[str, str], int]
 
 
 def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declared | None, str | None]:
@@ -147,7 +156,8 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
 
     `names`: the records' names below the archive's folder, as torch compares names.
     """
-    declared = _Declared(set(), set())
+    declared = _Declared(set(), set(), {})
+    empty = {names[record.name] for record in archive.records.values() if not record.size}
     for record in archive.records.values():
         config = _CONFIG.fullmatch(names[record.name])
         if config is None:
@@ -158,8 +168,10 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declare
         except UnreadableError as error:
             return None, str(error)
         entries = document.get("config")
-        for entry in entries.values() if type(entries) is dict else ():
+        for key, entry in entries.items() if type(entries) is dict else ():
             name = _resolve_payload(config[1], entry)
+            if name in empty:
+                declared.zeros[config[1], key] = _count_elements(entry.get("tensor_meta"))
             if name is not None:
                 (declared.storages if _is_storage(config[1], entry) else declared.objects).add(name)
     return declared, None
@@ -174,3 +186,10 @@ def _resolve_payload(folder: str, entry: Any) -> str | None:
 def _is_storage(folder: str, entry: dict[str, Any]) -> bool:
     is_tensor = folder == "weights" or entry["path_name"].startswith(_TENSOR_CONSTANT)
     return is_tensor and not entry.get("use_pickle")
+
+
+def _count_elements(meta: Any) -> int:
+    """Return the number of elements that a `tensor_meta` claims."""
+    sizes = meta.get("sizes") if type(meta) is dict else None
+    numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
+    return math.prod(number for number in numbers if type(number) is int and number >= 0)

@@ -14,18 +14,19 @@ from typing import Any
 
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import Bomb, Hazard, Mention
-from statecli.pickle_scan import known_names, plain_data, script_nesting
+from statecli.pickle_scan import known_names, plain_data, script_nesting, script_types
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
 from statecli.pickle_scan.expected_calls import REBUILD_SPARSE, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
+from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
-from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState
+from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState, is_enum_call
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
 from statecli.pickles.python2_names import rename_python2
@@ -152,6 +153,11 @@ class Scanner(Machine):
         names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
         return any(not name.startswith(_TENSOR_PREFIXES) and name not in _PLAIN_CLASSES for name in names)
 
+    def makes_tensor(self) -> bool:
+        """Return whether the pickle is a tensor: not an object with tensors."""
+        root = self.flow.get_root(self.root)
+        return root is not None and get_plain_name(root).startswith("torch._utils._rebuild_")
+
     def count_sparse_tensors(self) -> int:
         """Return the number of sparse tensors that the pickle makes."""
         calls = {id(call): call for call in self.flow.calls if type(call.cls) is Global}
@@ -160,6 +166,14 @@ class Scanner(Machine):
     def rebuilds_from_type(self) -> bool:
         """Return whether the pickle has the name after which torch's reader in C++ confuses names."""
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
+
+    def find_script_mismatch(self, types: ScriptTypes) -> str | None:
+        """Return the first object that the code of a TorchScript archive takes for another one."""
+        try:
+            return script_types.find_mismatch(self.flow.calls, self._builds, types, self.flow.steps)
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
+            return None
 
     def gives_tensor_objects(self) -> bool:
         """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""
@@ -231,6 +245,8 @@ class Scanner(Machine):
         self.object_count += 1
         if self.budget == 1:  # that of a `.metadata` is larger
             self.flow.steps.take(Budget.CALLS)
+        if is_enum_call(function, args):
+            args = (args,)
         if type(args) is not tuple:
             self.flow.note_misuse(function, _OTHER_ARGUMENTS)
         call = Obj(function, args if type(args) is tuple else (args,), how)

@@ -270,6 +270,21 @@ class _Function(NamedTuple):
     text: str
 
 
+def blank_strings(text: str, steps: Steps) -> str:
+    """Return the text with spaces in place of strings and comments. Raises OutOfSteps.
+
+    A string of several lines, which torch never writes, keeps its first quote.
+    """
+    strings, parts, at = Strings(text, steps), [], 0
+    while match := _OPAQUE.search(text, at):
+        end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
+        opaque = text[match.start() : end]
+        is_long = match["quote"] is not None and (len(match["quote"]) > 1 or "\n" in opaque)
+        parts += [text[at : match.start()], match["quote"][0] if is_long else " ", " " * (len(opaque) - 1)]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
 def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
     """Yield each function of a text up to the next; code before the first function has no name."""
     words, blank, at = [], [], 0

@@ -50,6 +50,13 @@ _GROWING = frozenset([list, dict, Obj])
 CALLABLE_TYPES = frozenset([Global, Obj])
 
 
+def is_enum_call(function: Value, args: Value) -> bool:
+    """Return whether TorchScript writes such a call: for a member of an Enum, with the value itself as arguments."""
+    return (
+        type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
+    )
+
+
 class MachineState:
     """State of one parse.
 
@@ -196,6 +203,8 @@ class MachineState:
 
     def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
         """Return the inert result of calling `function`."""
+        if is_enum_call(function, args):
+            args = (args,)
         if type(args) is not tuple:
             raise self.make_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
         if type(function) not in CALLABLE_TYPES:

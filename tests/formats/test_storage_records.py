@@ -168,3 +168,51 @@ def test_a_call_of_a_quantization_scheme(script, tmp_path):
     data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any(mention.misuse for one in scan_pickles(str(tmp_path / "a.pt")) for mention in one.names)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Write an exported program whose constant `c` has another entry or record; return its path."""
+    path, config = tmp_path / "a.pt2", "data/constants/model_constants_config.json"
+    torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
+    records = read_archive(path)
+    if config not in records:
+        pytest.skip("needs a newer torch")
+
+    def write(record: str, content: bytes, **changes) -> str:
+        document = json.loads(records[config])
+        entry = document["config"]["c"]
+        entry |= {"path_name": record, **changes}
+        content = {config: json.dumps(document).encode(), f"data/constants/{record}": content}
+        write_archive({**records, **content}, str(path))
+        return str(path)
+
+    return write
+
+
+def test_a_tensor_that_is_declared_as_an_object(program, statecli):
+    """Its sizes are in no tensor_meta, so nothing compares them with the graph."""
+    content = io.BytesIO()
+    torch.save(torch.ones(3), content)
+    path = program("custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
+    audit = statecli("audit", path, "--select", "unsafe-data")
+    assert (audit.code > 0, "a tensor is declared as an object" in audit.out) == (True, True)
+
+
+@pytest.mark.parametrize(("size", "code"), [(CLAIMED, 0), (2**40, 1)])
+def test_zeros_that_fill_the_memory(size, code, program, statecli):
+    """torch.export.load makes the zeros of a tensor whose record is empty, whatever the size is."""
+    meta = {
+        "dtype": 5,
+        "sizes": [{"as_int": size}],
+        "strides": [{"as_int": 1}],
+        "requires_grad": False,
+        "device": {"type": "cpu", "index": None},
+        "storage_offset": {"as_int": 0},
+        "layout": 7,
+    }
+    path = program("tensor_7", b"", use_pickle=False, tensor_meta=meta)
+    if size == CLAIMED:
+        assert torch.export.load(path).constants["c"].tolist() == [0] * size
+    audit = statecli("audit", path, "--select", "allocation-bomb")
+    assert (audit.code > 0, f"makes {size:,} zeros" in audit.out) == (code == 1, code == 1)

@@ -1,0 +1,245 @@
+"""Find objects of a TorchScript archive that are not of the class, or tuples not of the length, that the code declares.
+
+torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
+attribute by its number, and unpacks a tuple of the declared length, so it reads other memory if the value is an object
+with fewer attributes or a shorter tuple. torch checks all other types when the value is used. Sources: obj_loader in
+torch/csrc/jit/serialization/import.cpp, and importClass in import_source.cpp, of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from statecli.core import quoting
+from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
+from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
+from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickles.nodes import Global, Key, Obj, Value
+
+_ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
+_TYPE_TAG = "torch.jit._pickle.restore_type_tag"
+#: Calls whose first argument is what they make.
+_TAGS = frozenset([_TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
+_RECORD = re.compile(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
+_CLASS = re.compile(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
+_CLASS_TOKEN = re.compile(r"\bclass\b", re.ASCII)
+#: What torch writes at the top of a class, besides functions: attributes, and what gives no object an attribute.
+_ATTRIBUTE = re.compile(
+    r'  (?:(?P<name>\w+) : |__annotations__\["(?P<quoted>[^"\\\n]*)"\] = )(?P<type>[\w.,\[\]() ]+)', re.ASCII
+)
+_NO_ATTRIBUTE = re.compile(r"  (?:def \w|pass\Z|\w+ : Final\[.*\] = |\w+ = )", re.ASCII)
+_TYPE_WORD = re.compile(r"[\w.]+|[\[\],]", re.ASCII)
+_QUOTE, _INDENT = frozenset("\"'"), 2
+#: Types whose values are checked here, by their arguments.
+_OPTIONAL, _LIST, _DICT, _TUPLE = "Optional", "List", "Dict", "Tuple"
+
+
+class ScriptType(NamedTuple):
+    """A type of TorchScript: `Dict[str, int]` has the name Dict and two arguments."""
+
+    name: str
+    arguments: tuple[ScriptType, ...] = ()
+
+
+class ScriptClass(NamedTuple):
+    """Attributes that the code declares for a class; its base is Module, NamedTuple, Enum, an interface or None."""
+
+    base: str | None
+    attributes: Mapping[str, ScriptType]
+
+
+class ScriptTypes(NamedTuple):
+    """Classes of an archive by qualified name; `unread` names a class, with the reason, whose text is unusual."""
+
+    classes: Mapping[str, ScriptClass]
+    unread: str | None
+
+
+def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
+    """Read the classes of all texts of an archive, given as pairs (record name, text). Raises OutOfSteps."""
+    classes: dict[str, ScriptClass] = {}
+    unread = None
+    for record, code in codes:
+        if b"class" not in code:
+            continue
+        match = _RECORD.fullmatch(record)
+        module = match[1].replace("/", ".") if match else record
+        steps.take(Budget.TEXT, 1 + len(code) // CHARACTERS_PER_STEP)
+        text = code.decode("latin-1")
+        blank = blank_strings(text, steps)
+        if not _QUOTE.isdisjoint(blank):
+            unread = unread or module
+            continue
+        count = 0
+        for name, script_class in _iter_classes(text, blank):
+            count += 1
+            qualified = f"{module}.{name}"
+            if script_class is None or classes.setdefault(qualified, script_class) != script_class:
+                unread = unread or qualified
+        if count != len(_CLASS_TOKEN.findall(blank)):
+            unread = unread or module
+    return ScriptTypes(classes, unread)
+
+
+def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | None]]:
+    """Yield the classes of a text by name; None for a class with a line that torch does not write.
+
+    `blank` is the text without strings and comments.
+    """
+    current: re.Match[str] | None = None
+    lines: list[tuple[int, str]] = []
+    for line, code in zip((*text.split("\n"), "end"), (*blank.split("\n"), "end"), strict=True):
+        indent = len(code) - len(code.lstrip())
+        if indent == 0 and code:
+            if current:
+                attributes = _read_attributes(lines)
+                yield current["name"], None if attributes is None else ScriptClass(current["base"], attributes)
+            current, lines = _CLASS.fullmatch(line), []
+        elif current and code.strip():
+            lines.append((indent, line))
+
+
+def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | None:
+    """Return the attributes that the lines of a class declare; None for a line that torch does not write."""
+    attributes: dict[str, ScriptType] = {}
+    if lines and lines[0][0] != _INDENT:
+        return None
+    for indent, line in lines:
+        if indent > _INDENT:  # of a function
+            continue
+        match = _ATTRIBUTE.fullmatch(line)
+        parsed = _parse_type(match["type"]) if match else None
+        if match and parsed:
+            name = match["quoted"] if match["name"] is None else match["name"]
+            if attributes.setdefault(name, parsed) is not parsed:
+                return None
+        elif indent != _INDENT or not _NO_ATTRIBUTE.match(line):
+            return None
+    return attributes
+
+
+def _parse_type(text: str) -> ScriptType | None:
+    """Parse the text of a type; None for a text that torch does not write."""
+    stack: list[tuple[str, list[ScriptType]]] = [("", [])]
+    name = ""
+    for word in _TYPE_WORD.findall(text):
+        if word == "[":
+            stack.append((name, []))
+            name = ""
+            if len(stack) > MAX_TYPE_DEPTH:
+                return None
+        elif word in ("]", ","):
+            if name:
+                stack[-1][1].append(ScriptType(name))
+            name = ""
+            if word == "]":
+                outer, arguments = stack.pop()
+                if not stack:
+                    return None
+                stack[-1][1].append(ScriptType(outer, tuple(arguments)))
+        else:
+            name = word
+    if name:
+        stack[-1][1].append(ScriptType(name))
+    return stack[0][1][0] if len(stack) == 1 and len(stack[0][1]) == 1 else None
+
+
+class _Check(NamedTuple):
+    """A value to compare with its declared type; `where` describes the value."""
+
+    where: str
+    value: Value
+    declared: ScriptType
+
+
+def find_mismatch(
+    calls: Iterable[Obj], built: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
+) -> str | None:
+    """Return a description of the first object that the code takes for another one; None if there is none.
+
+    `calls` are the objects that a pickle makes, `built` the states that they get. Raises OutOfSteps.
+    """
+    checks: list[_Check] = []
+    for target, state in built:
+        name = _get_class(target)
+        if name is None or name.startswith(_IN_CPP):
+            continue
+        script_class = types.classes.get(name)
+        if script_class is None or types.unread is not None:
+            unread = quoting.name(types.unread or name)
+            return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
+        items = _strip_tags(state)
+        if type(items) is dict:
+            checks += [
+                _Check(f"attribute {quoting.quote(attribute)} of {quoting.name(name)}", items.get(attribute), declared)
+                for attribute, declared in script_class.attributes.items()
+            ]
+    for call in calls:
+        if type(call.cls) is Global and call.cls.qualified == _TYPE_TAG and len(call.args) == 2:
+            text = call.args[1]
+            tag = _parse_type(text) if type(text) is str else None
+            if tag is not None:
+                checks.append(_Check(f"a value of type {quoting.quote(text)}", call.args[0], tag))
+    return _run_checks(checks, types, steps)
+
+
+def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str | None:
+    seen: set[tuple[int, ScriptType]] = set()
+    while checks:
+        check = checks.pop()
+        steps.take(Budget.FLOW)
+        check = check._replace(value=_strip_tags(check.value))
+        key = id(check.value), check.declared
+        if key not in seen and _is_checked(check.declared):
+            seen.add(key)
+            other = _describe_other(check.value, check.declared, types)
+            if other is not None:
+                return f"{check.where} is {other}, but the code declares {quoting.name(check.declared.name)}"
+            checks += [check._replace(value=value, declared=type) for value, type in _iter_parts(check, types)]
+    return None
+
+
+def _describe_other(value: Value, declared: ScriptType, types: ScriptTypes) -> str | None:
+    """Return what a value is in place of the declared class or tuple; None for a value that fits."""
+    script_class = types.classes.get(declared.name)
+    base = script_class.base if script_class else None
+    length = len(script_class.attributes) if script_class and base == "NamedTuple" else len(declared.arguments)
+    if base == "NamedTuple" or declared.name == _TUPLE:
+        is_other = type(value) is tuple and len(value) != length
+        return f"a tuple of length {len(value)} instead of {length}" if is_other else None
+    actual = _get_class(value)
+    is_class = declared.name.startswith(_ROOT) and base not in ("Interface", "ModuleInterface", "Enum")
+    return f"an object of {quoting.name(actual)}" if is_class and actual and actual != declared.name else None
+
+
+def _iter_parts(check: _Check, types: ScriptTypes) -> Iterator[tuple[Value, ScriptType]]:
+    value, (name, arguments) = check.value, check.declared
+    if name == _OPTIONAL and len(arguments) == 1:
+        yield value, arguments[0]
+    elif name == _LIST and len(arguments) == 1 and type(value) is list and _is_checked(arguments[0]):
+        yield from ((element, arguments[0]) for element in value)
+    elif name == _DICT and len(arguments) == 2 and type(value) is dict and any(map(_is_checked, arguments)):
+        yield from ((key.value if type(key) is Key else key, arguments[0]) for key in value)
+        yield from ((element, arguments[1]) for element in value.values())
+    elif type(value) is tuple:
+        fields = types.classes[name].attributes.values() if name in types.classes else arguments
+        yield from zip(value, fields, strict=False)
+
+
+def _is_checked(declared: ScriptType) -> bool:
+    return declared.name in (_OPTIONAL, _LIST, _DICT, _TUPLE) or declared.name.startswith(_ROOT)
+
+
+def _get_class(value: Value) -> str | None:
+    """Return the name of an object's class in TorchScript; None for other values."""
+    name = value.cls.qualified if type(value) is Obj and type(value.cls) is Global else ""
+    return name if name.startswith(f"{_ROOT}.") else None
+
+
+def _strip_tags(value: Value) -> Value:
+    """Return the value without the calls that record its type."""
+    while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAGS:
+        value = value.args[0]
+    return value

@@ -1,0 +1,186 @@
+"""Objects of a TorchScript archive are compared with the types that its code declares, which torch does not do."""
+
+# ruff: noqa: UP006, UP007, UP035, UP045
+# torch.jit.script reads these annotations, and so they are not texts.
+import enum
+import re
+from typing import Dict, Final, List, NamedTuple, Optional, Tuple, Union
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.pickle_scan.script_types import read_types
+from statecli.pickle_scan.step_budget import Steps
+
+EXPECTED = "torch.jit.load does not compare the two, so the code may read other memory"
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Word(enum.Enum):
+    YES = "yes"
+
+
+class Point(NamedTuple):
+    place: int
+    weight: torch.Tensor
+
+
+@torch.jit.script
+class Counter:
+    def __init__(self, start: int):
+        self.start = start
+        self.steps = [start]
+
+
+@torch.jit.interface
+class Layer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pass
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.size = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.size
+
+
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = 1, 2, 3
+        self.sizes = (1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.c * self.sizes[2]
+
+
+class Model(nn.Module):
+    """Has an attribute of each kind."""
+
+    layer: Layer
+    number_or_text: Union[int, str]
+    maybe: Optional[List[int]]
+    pairs: Dict[str, List[Tuple[int, float]]]
+    point: Point
+    constant: Final[int]
+    counters: List[Counter]
+    nothing: Tuple[()]
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.number_or_text, self.maybe, self.constant = Small(), "a", None, 4
+        self.point, self.colour, self.word = Point(1, torch.ones(2)), Colour.RED, Word.YES
+        self.counter, self.counters = Counter(3), [Counter(4)]
+        self.device, self.dtype, self.complex, self.number = torch.device("cpu"), torch.float32, 1 + 2j, 2.5
+        self.tensors, self.names, self.flags = [torch.ones(2)], {1: "a"}, [True]
+        self.pairs, self.lists, self.nothing = {"a": [(1, 2.0)]}, [[1], [2, 3]], ()
+        self.small, self.large = Small(), Large()
+        self.layers = nn.ModuleDict({"1-x": nn.LSTM(3, 3), "list": nn.ModuleList([Large()])})
+        self.register_buffer("buffer", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counter.start = 5
+        red = 1 if self.colour == Colour.RED else 0
+        return self.layer.forward(x) * self.counters[0].start + red + self.point.place + len(self.pairs)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Write an archive of Model with other bytes; return its path."""
+    torch.jit.script(Model()).save(tmp_path / "model.pt")
+    reader = torch._C.PyTorchFileReader(str(tmp_path / "model.pt"))
+    records = {
+        name: reader.get_record(name)
+        for name in reader.get_all_records()
+        if name not in ("version", "byteorder", ".data/serialization_id")
+    }
+
+    def write(old=b"", new=b"", record="code/"):
+        replaced = {name: data.replace(old, new) if record in name else data for name, data in records.items()}
+        assert not old or replaced != records
+        writer = torch._C.PyTorchFileWriter(str(tmp_path / "written.pt"))
+        for name, data in replaced.items():
+            writer.write_record(name, data, len(data))
+        writer.write_end_of_file()
+        return str(tmp_path / "written.pt")
+
+    return write
+
+
+def test_every_kind_of_attribute_is_passed(archive, statecli):
+    path = archive()
+    torch.jit.load(path)
+    audit = statecli("audit", path, "--select", "pickles")
+    assert (audit.code, "unsafe" in audit.out) == (0, False), audit.out
+    assert statecli("inspect", path).code == 0
+
+
+FORGED = {
+    "a class with other attributes": (b"  small : __torch__.Small", b"  small : __torch__.Large"),
+    "the same in another module": (b"  large : __torch__.Large", b"  large : __torch__.torch.nn.modules.rnn.LSTM"),
+    "a longer tuple": (b"Tuple[int, int, int]", b"Tuple[int, int, int, int]"),
+    "a tuple inside of containers": (b"List[Tuple[int, float]]", b"List[Tuple[int, float, int, int]]"),
+    "a class in a list": (b"  counters : List[__torch__.Counter]", b"  counters : List[__torch__.Large]"),
+    "a class that may be None": (b"  counter : __torch__.Counter", b"  counter : Optional[__torch__.Large]"),
+    "a named tuple": (b"  weight : Tensor", b"  weight : Tensor\n  more : int"),
+    "a module with a name that no identifier has": (
+        b'__annotations__["1-x"] = __torch__.torch.nn.modules.rnn.LSTM',
+        b'__annotations__["1-x"] = __torch__.torch.nn.modules.container.ModuleList',
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), FORGED.values(), ids=FORGED)
+def test_a_value_unlike_its_declaration_is_found(old, new, archive, statecli):
+    old, new = (re.sub(rb"__torch__\.(?!torch)", b"__torch__." + _MODULE + b".", text) for text in (old, new))
+    audit = statecli("audit", archive(old, new), "--select", "unsafe-data")
+    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+
+
+def test_the_type_in_a_pickle_is_compared_too(archive, statecli):
+    """A list that says its own type is taken for it, also where the code declares Any."""
+    size = len(b"Dict[str, List[Tuple[int, float]]]")
+    old = b"X" + size.to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float]]]"
+    new = b"X" + (size + 5).to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float, int]]]"
+    audit = statecli("audit", archive(old, new, "data.pkl"), "--select", "unsafe-data")
+    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+
+
+#: Texts of a class that torch compiles, or may compile, and that torch's printer never writes.
+UNUSUAL = {
+    "spaces before the bracket": "class A (Module):\n  x : int\n",
+    "a comment": "class A(Module):  # x\n  x : int\n",
+    "another indentation": "class A(Module):\n    x : __torch__.B\n",
+    "one space": "class A(Module):\n x : __torch__.B\n",
+    "two lines": "class A(Module):\n  x : List[\n__torch__.B]\n",
+    "no spaces": "class A(Module):\n  x:__torch__.B\n",
+    "a line that goes on": "class A(Module):\n  x : \\\n    __torch__.B\n",
+    "a name twice": "class A(Module):\n  x : int\n  x : __torch__.B\n",
+    "a class twice": "class A(Module):\n  x : int\nclass A(Module):\n  x : __torch__.B\n",
+    "a string like the class": 'class  A(Module):\n  x : __torch__.B\n"""\nclass A(Module):\n  x : int\n"""\n',
+    "a string before the line": 'class A(Module):\n  x : int\n  """""" y : __torch__.B\n',
+}
+
+
+@pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL)
+def test_code_that_torch_does_not_write_is_not_trusted(text):
+    assert read_types([("a/code/__torch__.py", text.encode())], Steps()).unread is not None
+
+
+def test_what_torch_writes_in_strings_and_functions_declares_nothing():
+    function = '  def f(self):\n    y = "\\n  z : int"  # z : int\n    t : int = 1\n'
+    text = f"class A(Module):\n  __parameters__ = []\n  x : int\n{function}"
+    types = read_types([("a/code/__torch__/b.py", text.encode())], Steps())
+    assert types.unread is None
+    assert list(types.classes["__torch__.b.A"].attributes) == ["x"]
+
+
+_MODULE = __name__.encode()
