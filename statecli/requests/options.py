@@ -101,7 +101,12 @@ Exclude = Annotated[
 ]
 Kinds = Annotated[
     tuple[Kind, ...],
-    Option(("--kind",), "Use only tensors of this kind (repeatable).", "KIND", Group.TENSORS),
+    Option(
+        ("--kind",),
+        "Use only tensors of this kind: parameter, buffer, unregistered, optimizer or other (repeatable).",
+        "KIND",
+        Group.TENSORS,
+    ),
 ]
 Dtypes = Annotated[
     tuple[str, ...],
@@ -536,7 +541,7 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
         Option(
             ("--stats",),
             "Read the values, and show a histogram, quantiles and the first values of each tensor. The page also "
-            "compares the size of the values from layer to layer.",
+            "compares how large the values are in each layer.",
         ),
     ] = False
     spectra: Annotated[
@@ -605,7 +610,8 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--changed",),
-            "Fail if no tensor that matches GLOB changed, and allow all changes (repeatable: each GLOB is checked).",
+            "Require that at least one tensor matching GLOB changed. Other changes are allowed (repeatable: each "
+            "GLOB needs a change).",
             "GLOB",
         ),
     ] = ()
@@ -617,13 +623,15 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--adapter",),
-            "Check a merge: fail if AFTER is not BEFORE with this LoRA adapter merged, up to rounding.",
+            "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
         ),
     ] = None
     sort: Annotated[
         ChangeOrder | None,
-        Option(("--sort",), "Sort tensors by name, or by size or change with the largest first.", group=Group.ROWS),
+        Option(
+            ("--sort",), "Sort tensors by name, by size (largest first) or by change (largest first).", group=Group.ROWS
+        ),
     ] = None
     unchanged: Unchanged = False
     name_only: NameOnly = False
@@ -790,7 +798,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--as-found",),
-            "Audit each file with its folder: for a shard, the whole model (for pre-commit).",
+            "For pre-commit: if a file is a shard of a model, audit the whole model of its folder, not only the file.",
             hidden=True,
         ),
     ] = False
@@ -886,8 +894,8 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--first",),
-            "Condition to find (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. The last two compare with the "
-            "first checkpoint: a tensor differs, or the cosine of all weights is smaller.",
+            "Condition to find (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. The last two compare each "
+            "checkpoint with the first: a tensor changed, or the cosine of all weights is below the number.",
             "CONDITION",
             suggestions=("nan", "inf", "changed *", "cosine<0.9"),
         ),
@@ -982,8 +990,8 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Give the full URL of a checkpoint (repeatable). Use this for URLs with a password or signature, which "
-            "parts do not store.",
+            "Give the full URL of a checkpoint (repeatable). Use this for URLs with a password or signature: "
+            "statecli does not write them into part files.",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -998,7 +1006,12 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         ),
     ] = False
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Show the same details as -v of the command with --shard.", group=Group.ROWS)
+        bool,
+        Option(
+            ("--verbose", "-v"),
+            "Show the details that -v shows in the command that you ran with --shard.",
+            group=Group.ROWS,
+        ),
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -1083,7 +1096,8 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             ("--made-by",),
-            "Set by statecli git setup: the version of statecli. If TEXT changes, git discards its cached lines.",
+            "Set by statecli git setup: the version of statecli. If TEXT changes, git makes its cached diff text "
+            "again.",
             "TEXT",
         ),
     ] = ""
