@@ -25,7 +25,8 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
-from statecli.file_scan.storage_records import ArchiveRecords, find_misfits, is_read_in_cpp
+from statecli.file_scan.record_hazards import RecordUse, find_hazards, find_misfit
+from statecli.file_scan.storage_records import ArchiveRecords
 from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
@@ -79,24 +80,12 @@ _END = 22
 _END_RECORDS_BYTES = 56 + 20 + _END
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
-#: Records with the example inputs of a program of torch.export; the second name is of torch 2.7 and older.
-_EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
-#: Records with constants of a program of torch.export, which may be Python objects that the program uses.
-_PROGRAM_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
-_USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
-#: Pickles with tensors of a program of torch.export.
-_PROGRAM_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
-#: Records that torch.export declares as objects, never as tensors.
-_PROGRAM_OBJECT = re.compile(r"(?i)\bdata/constants/(?:custom|opaque)_obj_")
-_TENSOR_AS_OBJECT = "a tensor is declared as an object, so torch.export.load does not compare its size with the program"
-_ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
-#: Storages over other memory, and what to do about them.
-_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
-_OTHER_CLASS = "the storage {} has a class that is not a storage class of torch: a load in C++ takes it for any dtype"
-_OTHER_TYPE = "{}; torch.jit.load does not compare the two, so the code may read other memory"
-_CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
-_MISFIT_HELP = "do not load the file; ask who published it"
-_OBJECT_HELP = "export the program again without Python objects, or ask who published the file"
+#: Code that torch writes: classes are below `__torch__`.
+_OWN_CODE = re.compile(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
+_OTHER_CODE = (
+    "a class of the code is outside of code/__torch__, so torch.jit.load may mistake the class for a class of torch"
+)
+_OTHER_CODE_HELP = "do not load the file; ask who published it"
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
@@ -295,9 +284,7 @@ _ZIP_HELP = "save the tensors again in a new file, and ask who published this fi
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
-_UNCHECKED_BYTECODE = (
-    "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read other memory"
-)
+_UNCHECKED_BYTECODE = "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read or write other memory"
 _BYTECODE_HELP = "load the file with torch.jit.load, which does not read the bytecode, unless you created the file"
 _FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
@@ -332,7 +319,7 @@ class FileScan:
         self.digested_bytes = 0
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, with their storages, by `_read_cache_key`.
-        self.cached_pickles: dict[tuple[bool, bool, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
+        self.cached_pickles: dict[tuple[RecordUse, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
         self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
@@ -473,9 +460,10 @@ class FileScan:
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
-        has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
         types = piece.records.types if piece.records is not None else None
-        key = _read_cache_key(piece) if piece.sure and not (at or has_inputs or types) else None
+        key = (
+            _read_cache_key(piece) if piece.sure and not (at or types or RecordUse.of(piece.where).is_example) else None
+        )
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
         if cached is not None and self._find_misfit(piece, storages) is None:
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
@@ -491,7 +479,7 @@ class FileScan:
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
-        hazards = self._find_hazards(piece, where, scanner)
+        hazards = find_hazards(scanner, RecordUse.of(where), piece.records)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
@@ -523,39 +511,10 @@ class FileScan:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
-    def _find_hazards(self, piece: _Piece, where: str, scanner: Scanner) -> tuple[Hazard, ...]:
-        """Return the data by which loaders of a pickle do harm, some of which depend on the archive around it."""
-        hazards = list(scanner.find_hazards(keys_are_source=_EXAMPLE_INPUTS.search(piece.where) is not None))
-        try:
-            misfit = self._find_misfit(piece, scanner.persistent)
-        except OutOfSteps as error:
-            misfit, scanner.unfollowed = None, scanner.unfollowed or error
-        if misfit is not None:
-            hazards.append(misfit)
-        types = piece.records.types if piece.records is not None else None
-        if types is not None and (mismatch := scanner.find_script_mismatch(types)) is not None:
-            hazards.append(Hazard(_OTHER_TYPE.format(mismatch), help=_MISFIT_HELP))
-        if scanner.rebuilds_from_type() and is_read_in_cpp(piece.where, piece.records):
-            hazards.append(Hazard(_CONFUSED_NAMES, help=_MISFIT_HELP))
-        if _PROGRAM_CONSTANTS.search(where) and scanner.makes_object():
-            hazards.append(Hazard(_USED_BY_CODE, help=_OBJECT_HELP))
-        if _PROGRAM_OBJECT.search(where) and scanner.makes_tensor():
-            hazards.append(Hazard(_TENSOR_AS_OBJECT, help=_MISFIT_HELP))
-        if _PROGRAM_TENSORS.search(where) and scanner.gives_tensor_objects():
-            hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_OBJECT_HELP))
-        return tuple(hazards)
-
     def _find_misfit(self, piece: _Piece, storages: Sequence[Persistent]) -> Hazard | None:
         """Return the first storage that claims another size than its record has."""
-        if not storages or piece.records is None:
-            return None
-        self.steps.take(Budget.FLOW, len(storages))
-        misfit = next(find_misfits(storages, piece.records), None)
-        if misfit is None:
-            return None
-        text = _OTHER_CLASS if misfit.claimed < 0 else _MISFIT
-        text = text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded)
-        return Hazard(text, help=_MISFIT_HELP)
+        use = RecordUse.of(piece.where)
+        return find_misfit(storages, use, piece.records, self.steps) if piece.records is not None else None
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
@@ -784,6 +743,11 @@ class FileScan:
         defined = script_code.list_functions(codes)
         for region, where, code in readable:
             self._add_calls(region, where, script_code.find_calls(code, self.steps, defined))
+        for region, where, _ in readable:
+            if not _OWN_CODE.search(where):
+                hazard = Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP)
+                found = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
+                self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
         # What torch.jit.load itself runs.
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
@@ -991,16 +955,15 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     return pickles
 
 
-def _read_cache_key(piece: _Piece) -> tuple[bool, bool, bytes] | None:
+def _read_cache_key(piece: _Piece) -> tuple[RecordUse, bytes] | None:
     """Return a small pickle's cache key: tensors of one shape have equal pickles.
 
     The key has the bytes, and what the name of the record says about the use of the pickle by a program.
     """
-    region, where = piece.region, piece.where
-    if region.base is None or region.size > _ARRAY_HEADER_BYTES:
+    region, use = piece.region, RecordUse.of(piece.where)
+    if region.base is None or region.size > _ARRAY_HEADER_BYTES or use.is_example:
         return None
-    is_constant, is_tensor = _PROGRAM_CONSTANTS.search(where), _PROGRAM_TENSORS.search(where)
-    return is_constant is not None, is_tensor is not None, region.read(0, region.size)
+    return use, region.read(0, region.size)
 
 
 def _split_consecutive_archives(region: Region) -> list[Region]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -16,10 +15,8 @@ _SUFFIX = ".pkl"
 _CONSTANTS = "constants"
 #: torch.jit.save writes the example inputs of a trace without their values, and torch.jit.load does not read them.
 _WITHOUT_VALUES = "traced_inputs.pkl"
-#: Modules of the classes of storages in pickles.
+#: Modules of the classes of storages in pickles; torch's reader in C++ knows the first alone.
 _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
-#: Objects of an exported program, which torch.export.load reads in C++.
-_OBJECT = re.compile(r"(?i)\b(?:custom|opaque)_obj_")
 
 
 class ArchiveRecords(NamedTuple):
@@ -42,8 +39,8 @@ class Misfit(NamedTuple):
     position: int
 
 
-def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Iterator[Misfit]:
-    """Yield the storages with a record of another size.
+def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
+    """Yield the storages with a record of another size; `in_cpp` for a pickle that torch reads in C++.
 
     `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
@@ -52,6 +49,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Ite
     own = records.own.lower()
     if not own.endswith(_SUFFIX):
         return
+    modules = _STORAGE_MODULES[:1] if in_cpp else _STORAGE_MODULES
     is_empty_allowed = posixpath.basename(own) == _WITHOUT_VALUES
     folders = (own.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(own), _CONSTANTS))
     seen: set[Value] = set()
@@ -64,7 +62,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Ite
             continue
         seen.add(description)
         # torch's reader in C++ takes the number of any other name for a dtype.
-        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in _STORAGE_MODULES else None
+        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in modules else None
         claimed = pid[4] * ELEMENT_BITS[dtype] // 8 if dtype is not None else -1
         key = pid[2].partition("\0")[0].lower()
         names = [f"{folder}/{key}" for folder in folders]
@@ -74,8 +72,6 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords) -> Ite
         yield Misfit(name, claimed, records.sizes[name], pid[1].position)
 
 
-def is_read_in_cpp(where: str, records: ArchiveRecords | None) -> bool:
-    """Return True for a pickle of TorchScript, or for an object of an exported program."""
-    folder = posixpath.dirname(records.own.lower()) if records is not None else ""
-    is_script = records is not None and f"{folder}/{_CONSTANTS}{_SUFFIX}" in records.sizes
-    return is_script or _OBJECT.search(where) is not None
+def is_of_script(records: ArchiveRecords) -> bool:
+    """Return True for a pickle of TorchScript, which torch reads in C++."""
+    return f"{posixpath.dirname(records.own.lower())}/{_CONSTANTS}{_SUFFIX}" in records.sizes

@@ -14,7 +14,7 @@ from typing import Any
 
 from statecli.core.errors import MalformedError
 from statecli.core.model_state import Bomb, Hazard, Mention
-from statecli.pickle_scan import known_names, plain_data, script_nesting, script_types
+from statecli.pickle_scan import debug_texts, known_names, plain_data, script_nesting, script_types
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
@@ -64,8 +64,10 @@ _OF_TORCH = ("torch.", "torchao.", "collections.")
 _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
 #: Calls that one call makes at once, at most.
 _MAX_INDIRECT_CALLS = 8
-#: Quantization schemes, which torch's reader in C++ takes for numbers: a call of a number is that of another name.
+#: Names that torch's reader in C++ takes for numbers: a call of a number is that of another name. Python can call
+#: the classes of storages.
 _SCHEME = re.compile(r"torch\.per_(?:tensor|channel)_\w+")
+_NUMBERED = re.compile(rf"{_SCHEME.pattern}|torch\.\w*Storage")
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -175,6 +177,14 @@ class Scanner(Machine):
             self.unfollowed = self.unfollowed or error
             return None
 
+    def has_wrong_location(self) -> bool:
+        """Return whether the pickle, of locations in the code of TorchScript, names a text that it does not have."""
+        try:
+            return debug_texts.has_wrong_number(self.root, self.flow.steps)
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
+            return False
+
     def gives_tensor_objects(self) -> bool:
         """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""
         for call in self.flow.calls:
@@ -238,7 +248,7 @@ class Scanner(Machine):
                 if spelled is not None:
                     return spelled
             self._called_names.add(id(function))
-            if _SCHEME.fullmatch(get_plain_name(function)):
+            if (_NUMBERED if how == "newobj" else _SCHEME).fullmatch(get_plain_name(function)):
                 self.note_odd(_NUMBERED_GLOBAL, pos)
         elif type(function) is int:
             self.note_odd(_NUMBERED_GLOBAL, pos)
@@ -365,7 +375,7 @@ class Scanner(Machine):
         """Remember a BUILD."""
         self._count_change(target)
         self._take_calls(1)
-        if type(target) is int:
+        if type(target) is int or (type(target) is Global and _NUMBERED.fullmatch(get_plain_name(target))):
             self.note_odd(_NUMBERED_GLOBAL, 1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))

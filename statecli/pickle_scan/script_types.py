@@ -170,7 +170,7 @@ def find_mismatch(
         if script_class is None or types.unread is not None:
             unread = quoting.name(types.unread or name)
             return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
-        items = _strip_tags(state)
+        items = strip_tags(state)
         if type(items) is dict:
             checks += [
                 _Check(f"attribute {quoting.quote(attribute)} of {quoting.name(name)}", items.get(attribute), declared)
@@ -190,7 +190,7 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
     while checks:
         check = checks.pop()
         steps.take(Budget.FLOW)
-        check = check._replace(value=_strip_tags(check.value))
+        check = check._replace(value=strip_tags(check.value))
         key = id(check.value), check.declared
         if key not in seen and _is_checked(check.declared):
             seen.add(key)
@@ -238,7 +238,7 @@ def _get_class(value: Value) -> str | None:
     return name if name.startswith(f"{_ROOT}.") else None
 
 
-def _strip_tags(value: Value) -> Value:
+def strip_tags(value: Value) -> Value:
     """Return the value without the calls that record its type."""
     while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAGS:
         value = value.args[0]

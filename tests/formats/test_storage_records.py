@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -216,3 +217,61 @@ def test_zeros_that_fill_the_memory(size, code, program, statecli):
         assert torch.export.load(path).constants["c"].tolist() == [0] * size
     audit = statecli("audit", path, "--select", "allocation-bomb")
     assert (audit.code > 0, f"makes {size:,} zeros" in audit.out) == (code == 1, code == 1)
+
+
+@pytest.fixture
+def model(tmp_path) -> dict[str, bytes]:
+    """The records of a program with one buffer."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", torch.zeros(64, dtype=torch.uint8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.sum() > 0, "negative"
+            return self.w + x
+
+    torch.jit.save(torch.jit.script(Model()), tmp_path / "model.pt")
+    assert find_hazards(tmp_path / "model.pt") == []
+    return read_archive(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("module", ["torch.cuda", "torch.storage"])
+def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_path, statecli):
+    """torch.jit.load takes the number of the class for a dtype of up to 16 bytes."""
+    old, new = b"ctorch\nByteStorage\n", f"c{module}\nByteStorage\n".encode()
+    assert old in model["data.pkl"]
+    code = b"class ByteStorage(Module):\n  __parameters__ = []\n  __buffers__ = []\n"
+    names = {"data.pkl": model["data.pkl"].replace(old, new), f"code/{module.replace('.', '/')}.py": code}
+    write_archive({**model, **names}, str(tmp_path / "a.pt"))
+    found = find_hazards(tmp_path / "a.pt")
+    assert any("has a class that is not a storage class of torch" in text for text in found)
+    assert any("outside of code/__torch__" in text for text in found)
+    assert statecli("audit", tmp_path / "a.pt", "--select", "unsafe-data").code == 1
+
+
+@pytest.mark.parametrize("made", [b")\x81", b""], ids=["newobj", "class"])
+def test_a_state_for_a_class_that_is_a_number_in_cpp(made, tmp_path):
+    """BUILD calls the import with this number, which may be any function."""
+    state = b"\x80\x02ctorch\nFloatStorage\n" + made + b"(K\x00K\x01t" + b"b."
+    write_archive({"data.pkl": state, "constants.pkl": b"\x80\x02).", "code/__torch__.py": b""}, str(tmp_path / "a.pt"))
+    names = [name.qualified for one in scan_pickles(str(tmp_path / "a.pt")) for name in one.names]
+    assert "pickle.Unpickler.load_reduce" in names
+
+
+@pytest.mark.parametrize("number", [-1, 10**9, "count"])
+def test_a_location_outside_of_the_table_of_texts(number, model, tmp_path):
+    """torch reads wild memory for the message of a failed assertion."""
+    (record,) = [name for name in model if name.endswith(".debug_pkl")]
+    form, texts, locations = pickle.loads(model[record])
+    number = len(texts) if number == "count" else number
+    content = locations[1]
+    source = ((number,), *content[1][0][1:])
+    for changed in (
+        (*locations[:1], (content[0], (source, *content[1][1:]), *content[2:])),
+        (*locations[:1], (content[0], ((content[1][0][0], number, 0), *content[1][1:]), *content[2:])),
+    ):
+        model[record] = pickle.dumps((form, texts, changed), 2)
+        write_archive(model, str(tmp_path / "a.pt"))
+        assert [text for text in find_hazards(tmp_path / "a.pt") if "outside of the table" in text]

@@ -1,0 +1,89 @@
+"""Find data in a pickle by which a loader does harm because of the archive around the pickle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from statecli.core import quoting
+from statecli.core.model_state import Hazard
+from statecli.file_scan.storage_records import ArchiveRecords, find_misfits, is_of_script
+from statecli.pickle_scan.imported_names import Scanner
+from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
+from statecli.pickles.nodes import Persistent
+
+#: The second name of each is of torch 2.7 and older.
+_EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
+_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
+_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
+_OBJECTS = re.compile(r"(?i)\b(?:custom|opaque)_obj_")
+_LOCATIONS = re.compile(r"(?i)\.debug_pkl\b")
+_USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
+_TENSOR_AS_OBJECT = "a tensor is declared as an object, so torch.export.load does not compare its size with the program"
+_ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
+_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
+_OTHER_CLASS = "the storage {} has a class that is not a storage class of torch: a load in C++ takes it for any dtype"
+_WRONG_LOCATION = (
+    "a source location refers to a text outside of the table; torch reads other memory when it prints an error"
+)
+_OTHER_TYPE = "{}; torch.jit.load does not compare the two, so the code may read other memory"
+_CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
+_DO_NOT_LOAD = "do not load the file; ask who published it"
+_EXPORT_AGAIN = "export the program again without Python objects, or ask who published the file"
+
+
+class RecordUse(NamedTuple):
+    """Use of a pickle by a program, from the names of its record and of the archives around it.
+
+    In a program of torch.export: the example inputs; the constants, which may be Python objects that the program uses;
+    the tensors; the objects, which are never tensors. In TorchScript: the source locations of the code.
+    """
+
+    is_example: bool
+    is_constant: bool
+    is_tensor: bool
+    is_object: bool
+    is_locations: bool
+
+    @classmethod
+    def of(cls, where: str) -> RecordUse:
+        """Return the use of the pickle at this place."""
+        names = (_EXAMPLE_INPUTS, _CONSTANTS, _TENSORS, _OBJECTS, _LOCATIONS)
+        return cls(*(name.search(where) is not None for name in names))
+
+
+def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | None) -> tuple[Hazard, ...]:
+    """Return the data by which loaders of a pickle do harm, some of which depend on the archive around it."""
+    hazards = list(scanner.find_hazards(keys_are_source=use.is_example))
+    is_read_in_cpp = use.is_object or (records is not None and is_of_script(records))
+    if records is not None:
+        try:
+            misfit = find_misfit(scanner.persistent, use, records, scanner.flow.steps)
+        except OutOfSteps as error:
+            misfit, scanner.unfollowed = None, scanner.unfollowed or error
+        hazards += [misfit] if misfit is not None else []
+        mismatch = scanner.find_script_mismatch(records.types) if records.types is not None else None
+        if mismatch is not None:
+            hazards.append(Hazard(_OTHER_TYPE.format(mismatch), help=_DO_NOT_LOAD))
+    if use.is_locations and scanner.has_wrong_location():
+        hazards.append(Hazard(_WRONG_LOCATION, help=_DO_NOT_LOAD))
+    if is_read_in_cpp and scanner.rebuilds_from_type():
+        hazards.append(Hazard(_CONFUSED_NAMES, help=_DO_NOT_LOAD))
+    if use.is_constant and scanner.makes_object():
+        hazards.append(Hazard(_USED_BY_CODE, help=_EXPORT_AGAIN))
+    if use.is_object and scanner.makes_tensor():
+        hazards.append(Hazard(_TENSOR_AS_OBJECT, help=_DO_NOT_LOAD))
+    if use.is_tensor and scanner.gives_tensor_objects():
+        hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_EXPORT_AGAIN))
+    return tuple(hazards)
+
+
+def find_misfit(storages: Sequence[Persistent], use: RecordUse, records: ArchiveRecords, steps: Steps) -> Hazard | None:
+    """Return the first storage that claims another size than its record has. Raises OutOfSteps."""
+    steps.take(Budget.FLOW, len(storages))
+    misfit = next(find_misfits(storages, records, in_cpp=use.is_object or is_of_script(records)), None)
+    if misfit is None:
+        return None
+    text = _OTHER_CLASS if misfit.claimed < 0 else _MISFIT
+    return Hazard(text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded), help=_DO_NOT_LOAD)
