@@ -284,7 +284,10 @@ _ZIP_HELP = "save the tensors again in a new file, and ask who published this fi
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
-_UNCHECKED_BYTECODE = "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read or write other memory"
+_UNCHECKED_BYTECODE = (
+    "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read or write other "
+    "memory"
+)
 _BYTECODE_HELP = "load the file with torch.jit.load, which does not read the bytecode, unless you created the file"
 _FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
