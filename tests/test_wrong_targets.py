@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -191,8 +192,8 @@ def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(here
         "class B(nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
     )
     assert statecli("inspect", "needs.py:A").err.endswith(
-        "needs.py:A: the constructor needs config; to use needs.py:make, add this function with a value for each ... "
-        "to needs.py:\ndef make():\n    return A(config=...)\n"
+        "needs.py:A: the constructor needs config; add the line `def make(): return A(config=...)` to needs.py with a "
+        "value for each ..., and give needs.py:make\n"
     )
     assert "write 'needs.py:B(size=...)'" in statecli("inspect", "needs.py:B").err
 
@@ -274,14 +275,9 @@ OTHER_NEEDS = NEEDS.replace(
 def test_a_printed_function_works_when_it_is_pasted(here, statecli, target):
     """It is added to the file with a value, and named as the line says."""
     (here / "need.py").write_text(OTHER_NEEDS)
-    lines = statecli(*target.split()).err.splitlines()
-    start = next(
-        index
-        for index, line in enumerate(lines)
-        if "to use need.py:make, add this function with a value for each ... to need.py:" in line
-    )
+    (line,) = re.findall(r"add the line `(.*)` to need.py with", statecli(*target.split()).err)
     with (here / "need.py").open("a") as file:
-        file.write("\n".join(lines[start + 1 :]).replace("...", "Config(size=3)"))
+        file.write(line.replace("...", "Config(size=3)") + "\n")
     assert statecli("inspect", "need.py:make").code == 0
     with pytest.raises(UnreadableError, match=r"need.py:make builds (Net|Child), which needs cfg"):
         api.inspect("need.py")
@@ -290,7 +286,7 @@ def test_a_printed_function_works_when_it_is_pasted(here, statecli, target):
 def test_an_error_in_python_has_the_function(here):
     """In the sentence."""
     (here / "need.py").write_text(OTHER_NEEDS)
-    with pytest.raises(api.StateError, match=r"to need.py: def make\(\): return Net\(cfg=...\)\Z"):
+    with pytest.raises(api.StateError, match=r"`def make\(\): return Net\(cfg=...\)` to need.py"):
         api.inspect("need.py:Net")
 
 

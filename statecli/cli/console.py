@@ -305,7 +305,7 @@ def _use_color(choice: str, terminal: bool) -> bool:
 
 
 def print_state_error(error: StateError, debug: bool) -> int:
-    """Print an error on stderr: a line, a line for each choice, and the lines to paste; return exit code 2."""
+    """Print an error on stderr: a line, a line for each choice, and the advice; return exit code 2."""
     message, *lines = error.list_lines()
     code = print_error(message, debug)
     for line in lines:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from statecli.core import python_names
-from statecli.core.errors import Advice
 from statecli.core.python_names import ModelClass, ModelFactory
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
@@ -18,7 +17,7 @@ _CLASS = re.compile(r"^class (\w+)\b", re.MULTILINE)
 _AUTO = "auto"
 
 
-def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> Advice | None:
+def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
     """Return what the classes need that a command line cannot build, and a function that builds the first of them.
 
     A class that a function of the file builds needs no other function.
@@ -28,14 +27,14 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
     notes = [f"{module}:{name} builds {model.name}, which needs {_join(model)}" for model, name in built.items()]
     rest = [model for model in unspellable if model not in built]
     if not rest:
-        return Advice("; ".join(_truncate(notes))) if notes else None
+        return "; ".join(_truncate(notes)) or None
     needs = _truncate([f"{model.name} needs {_join(model)}" for model in rest])
     taken = {factory.name for factory in factories}
     last = write_function(module, rest[0].call, rest[0].names, taken)
-    return Advice("; ".join([*_truncate(notes), *needs, last.text]), last.code)
+    return "; ".join([*_truncate(notes), *needs, last])
 
 
-def write_for_class(module: str, name: str, file: str) -> Advice | None:
+def write_for_class(module: str, name: str, file: str) -> str | None:
     """Return how to build a class of a file whose arguments are objects; None for another name."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     if model is None or not (model.takes_object or len(model.names) > 1):
@@ -43,45 +42,44 @@ def write_for_class(module: str, name: str, file: str) -> Advice | None:
     factories = list(python_names.list_model_factories(file))
     factory = _find_factory(name, factories)
     if factory:
-        return Advice(f"write {module}:{factory}, which builds {name}")
+        return f"write {module}:{factory}, which builds {name}"
     if not model.takes_object:
         return spell(f"{module}:{model.call}")
     return write_function(module, model.call, model.names, {factory.name for factory in factories})
 
 
-def spell(spec: str) -> Advice:
+def spell(spec: str) -> str:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
     with_values = ", with a value for each ..., or give --config-json FILE" if "..." in spec else ""
-    return Advice(f"write {quote_for_shell(spec)}{with_values}")
+    return f"write {quote_for_shell(spec)}{with_values}"
 
 
-def write_for_name(module: str, name: str, file: str) -> Advice | None:
+def write_for_name(module: str, name: str, file: str) -> str | None:
     """Return what a class of an installed module or of a file needs, and how to build the class; None if unknown."""
     if module == "transformers":
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:
             return None
-        return Advice(f"{name} needs a {config}; {spell(f'{module}:{name}(config={config}())').text}")
+        return f"{name} needs a {config}; {spell(f'{module}:{name}(config={config}())')}"
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     advice_for_class = write_for_class(module, name, file)
     if model is None or advice_for_class is None:
         return None
-    return Advice(f"{name} needs {_join(model)}; {advice_for_class.text}", advice_for_class.code)
+    return f"{name} needs {_join(model)}; {advice_for_class}"
 
 
-def write_function(module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = ()) -> Advice:
-    """Return the lines that build a model by `call`, and where to write them.
+def write_function(module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = ()) -> str:
+    """Return the line of Python that builds a model by `call`, where to write the line, and what to type then.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `taken`: names of functions of the file.
     """
     with_values = " with a value for each ..." if "..." in call else ""
-    if module.endswith(".py"):
-        name = "make" if "make" not in taken else f"make_{names[0].lower()}"
-        text = f"to use {module}:{name}, add this function{with_values} to {module}:"
-        return Advice(text, (f"def {name}():", f"    return {call}"))
-    code = (f"from {module} import {', '.join(sorted(names))}", f"def make(): return {call}")
-    return Advice(f"to use build.py:make, write these lines{with_values} to build.py:", code)
+    file, name = (module, "make") if module.endswith(".py") else ("build.py", "make")
+    if name in taken:
+        name = f"make_{names[0].lower()}"
+    imports = "" if file == module else f"from {module} import {', '.join(sorted(names))}; "
+    return f"add the line `def {name}(): {imports}return {call}` to {file}{with_values}, and give {file}:{name}"
 
 
 def _find_factory(name: str, factories: Sequence[ModelFactory]) -> str | None:

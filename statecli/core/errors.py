@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from statecli.core.lazy_pattern import compile_on_use
 
@@ -31,35 +31,24 @@ if TYPE_CHECKING:
     from statecli.core.model_state import Place
 
 
-class Advice(NamedTuple):
-    """What to do about an error: a clause, and lines of Python to paste."""
-
-    text: str
-    code: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        blocks = "\n".join(self.code).replace("\n    ", " ")
-        return " ".join(filter(None, [self.text, blocks.replace("\n", "; ")]))
-
-
 class StateError(Exception):
     """One line: the file and tensor, the problem, and how to fix the problem.
 
     `rule` is the rule of `audit` that reports this error, if any, and `help` the fix suggested by the rule. `choices`
     are words to type, mentioned at the end of the message; on the command line each has its own line. `advice` follows
-    the choices; on the command line its code has lines of its own.
+    the choices.
     """
 
     rule: ClassVar[str | None] = None
     help: ClassVar[str | None] = None
 
-    def __init__(self, message: str = "", *, choices: Sequence[str] = (), advice: Advice | None = None) -> None:
+    def __init__(self, message: str = "", *, choices: Sequence[str] = (), advice: str | None = None) -> None:
         super().__init__(message)
         self.choices = tuple(choices)
         self.advice = advice
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, [self._format_with_choices(), str(self.advice) if self.advice else ""]))
+        return "; ".join(filter(None, [self._format_with_choices(), self.advice]))
 
     def _format_with_choices(self) -> str:
         more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
@@ -71,15 +60,13 @@ class StateError(Exception):
         return super().__str__()
 
     def list_lines(self) -> list[str]:
-        """Return the message; below it each choice if there are several, the advice, and the lines to paste."""
-        code = self.advice.code if self.advice else ()
+        """Return the message; below it each choice if there are several, and the advice."""
         if len(self.choices) < 2:
-            text = self.advice.text if self.advice else ""
-            return ["; ".join(filter(None, [self._format_with_choices(), text])), *code]
+            return [str(self)]
         more = len(self.choices) - MAX_CHOICES_IN_LIST
         rest = [f"or one of {more} more"] if more > 0 else []
         listed = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *rest)]
-        return [self.describe(), *listed, *([self.advice.text] if self.advice else []), *code]
+        return [self.describe(), *listed, *([self.advice] if self.advice else [])]
 
 
 #: Choices that a sentence names, and that a list has.

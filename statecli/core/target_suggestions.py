@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import NamedTuple, TypeVar
 
 from statecli.core import build_function, python_names
-from statecli.core.errors import Advice, StateError
+from statecli.core.errors import StateError
 from statecli.core.quoting import quote_for_shell
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
@@ -47,7 +47,7 @@ class Suggestion(NamedTuple):
 
     text: str = ""
     choices: tuple[str, ...] = ()
-    advice: Advice | None = None
+    advice: str | None = None
 
     def build_error(self, error_class: type[_Error], target: str = "", problem: str = "") -> _Error:
         """Return the error `target: problem; suggestion`."""
@@ -118,7 +118,7 @@ def describe_python_file(path: str) -> Suggestion:
     what, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
         return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(what, advice=names.advice or Advice(_BUILD))
+    return Suggestion(what, advice=names.advice or _BUILD)
 
 
 def suggest_classes_near(path: str) -> Suggestion:
@@ -187,7 +187,7 @@ def _suggest_names_of_file(path: str) -> Suggestion:
     names = _list_names(path)
     if names.choices:
         return Suggestion(f"choose a class or function of the file {path}:", names.choices, names.advice)
-    return Suggestion(f"{path} is a Python file", advice=names.advice or Advice(_BUILD))
+    return Suggestion(f"{path} is a Python file", advice=names.advice or _BUILD)
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
@@ -205,9 +205,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     names = _list_names(spec.origin, name) if spec.origin else Suggestion()
     if names.choices:
         return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(
-        what, advice=names.advice or Advice(f"add one of its classes or functions after a colon, or {_BUILD}")
-    )
+    return Suggestion(what, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD}")
 
 
 def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
@@ -249,8 +247,10 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
     """Return how to name a class of transformers; None if the package is not installed or has no such class."""
     spec = next(_find_modules(["transformers"]), None)
     advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
-    if advice is None or call.strip("() ") == "":
-        return advice and Suggestion(advice=advice)
+    if advice is None:
+        return None
+    if call.strip("() ") == "":
+        return Suggestion(advice=advice)
     return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'transformers:{name}{call}')}")
 
 

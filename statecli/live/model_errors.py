@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core import build_function
-from statecli.core.errors import Advice, ModelError, StateError
+from statecli.core.errors import ModelError, StateError
 from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
@@ -216,7 +216,7 @@ def _takes_object(callee: Any, name: str) -> bool:
     return takes_object(name, text)
 
 
-def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
+def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
     """Return the line to type, if the module has the class of each object; else the function to write."""
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):

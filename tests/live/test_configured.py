@@ -522,7 +522,7 @@ def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each ..." in more
     listed = statecli("inspect", "net.py").err.splitlines()
     assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
-    assert listed[3].startswith("Other needs thing; to use net.py:make, add this function with a value for each ...")
+    assert listed[3].startswith("Other needs thing; add the line `def make(): return Other(thing=...)` to net.py")
 
 
 # --- a configuration from a file --------------------------------------------------------------------------------------
