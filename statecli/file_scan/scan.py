@@ -45,6 +45,7 @@ from statecli.pickle_scan.one_pickle import (
     is_harmless,
     may_equal_magic_number,
 )
+from statecli.pickle_scan.script_casts import find_unchecked_casts
 from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
@@ -86,6 +87,10 @@ _OTHER_CODE = (
     "a class of the code is outside of code/__torch__, so torch.jit.load may mistake the class for a class of torch"
 )
 _OTHER_CODE_HELP = "do not load the file; ask who published it"
+_UNCHECKED_CAST = (
+    "the code takes a value for an object or a tuple of another type without a check, and may read or write other "
+    "memory"
+)
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
@@ -755,7 +760,17 @@ class FileScan:
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
             self._add_calls(*readable[number][:2], [call])
-        return read_types([(where, code) for _, where, code in readable], self.steps) if readable else None
+        if not readable:
+            return None
+        types = read_types([(where, code) for _, where, code in readable], self.steps)
+        is_run_on_load = any(b"__setstate__" in code for code in codes)
+        for cast in find_unchecked_casts(codes, types, self.steps):
+            region, where, _ = readable[cast.number]
+            hazard = Hazard(_UNCHECKED_CAST, is_run_on_load, True, _OTHER_CODE_HELP)
+            found = ScannedPickle(f"{where}, line {cast.line}", region.span, (), hazards=(hazard,))
+            self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
+            break
+        return types
 
     def _scan_bytecode(self, region: Region, where: str) -> None:
         """Scan code of the lite interpreter."""

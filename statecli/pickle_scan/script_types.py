@@ -146,6 +146,25 @@ def _parse_type(text: str) -> ScriptType | None:
     return stack[0][1][0] if len(stack) == 1 and len(stack[0][1]) == 1 else None
 
 
+def is_trusted(text: str) -> bool:
+    """Return whether torch checks a value of this type itself when the value is used."""
+    declared = _parse_type(text)
+    return declared is not None and not _has_checked_part(declared)
+
+
+def _has_checked_part(declared: ScriptType) -> bool:
+    is_own = declared.name == _TUPLE or declared.name.startswith(_ROOT)
+    return is_own or any(map(_has_checked_part, declared.arguments))
+
+
+def is_optional_attribute(types: ScriptTypes, name: str, text: str) -> bool:
+    """Return whether all classes of the archive that have an attribute of this name declare it with this type."""
+    declared = [
+        script_class.attributes[name] for script_class in types.classes.values() if name in script_class.attributes
+    ]
+    return types.unread is None and bool(declared) and set(declared) == {_parse_type(text)}
+
+
 class _Check(NamedTuple):
     """A value to compare with its declared type; `where` describes the value."""
 

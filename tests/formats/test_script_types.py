@@ -4,12 +4,14 @@
 # torch.jit.script reads these annotations, and so they are not texts.
 import enum
 import re
+import zipfile
 from typing import Dict, Final, List, NamedTuple, Optional, Tuple, Union
 
 import pytest
 import torch
 from torch import nn
 
+from statecli.pickle_scan.script_casts import find_unchecked_casts
 from statecli.pickle_scan.script_types import read_types
 from statecli.pickle_scan.step_budget import Steps
 
@@ -181,6 +183,85 @@ def test_what_torch_writes_in_strings_and_functions_declares_nothing():
     types = read_types([("a/code/__torch__/b.py", text.encode())], Steps())
     assert types.unread is None
     assert list(types.classes["__torch__.b.A"].attributes) == ["x"]
+
+
+class Casts(nn.Module):
+    """Has casts of each kind that torch writes: of a parameter, of an attribute, of a variable, through branches."""
+
+    cache: Optional[Tuple[torch.Tensor, torch.Tensor]]
+    counter: Optional[Counter]
+
+    def __init__(self):
+        super().__init__()
+        self.cache, self.counter, self.cell = None, None, nn.LSTMCell(3, 3)
+
+    def forward(self, x: torch.Tensor, pair: Optional[Tuple[torch.Tensor, int]] = None):
+        cache, counter = self.cache, self.counter
+        if cache is not None:
+            x = x + cache[0]
+        if counter is not None:
+            x = x * counter.start
+        if pair is not None:
+            x = x * pair[1]
+        sizes: Optional[Tuple[int, int]] = None
+        if x.sum() > 0:
+            sizes = (1, 2)
+        return x if sizes is None else x + sizes[0]
+
+
+def _find_casts(code: str, function: str = "") -> list[int]:
+    codes = [code.encode(), function.encode()]
+    types = read_types([("a/code/__torch__.py", text) for text in codes], Steps())
+    return [cast.line for cast in find_unchecked_casts(codes, types, Steps())]
+
+
+def test_casts_that_torch_writes_are_passed(tmp_path, statecli):
+    torch.jit.script(Casts()).save(tmp_path / "casts.pt")
+    with zipfile.ZipFile(tmp_path / "casts.pt") as archive:
+        code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".py"))
+    assert code.count(b"unchecked_cast(Tuple") + code.count(b"unchecked_cast(__torch__") > 5
+    assert statecli("audit", tmp_path / "casts.pt", "--select", "pickles").code == 0
+
+
+_CAST = "  a = unchecked_cast(__torch__.A, x)\n"
+_OF_OPTIONAL = "def f(x: Optional[__torch__.A], y: List[Any]) -> int:\n"
+#: Functions that read other memory, as torch compiles them.
+CASTS = {
+    "any value": f"def f(x: Any) -> int:\n{_CAST}",
+    "a value of the function": "def f(b: __torch__.B) -> int:\n  a = unchecked_cast(__torch__.A, annotate(Any, b))\n",
+    "a tuple": "def f(x: Any) -> int:\n  a = unchecked_cast(Tuple[int, int], x)\n",
+    "an Optional of another type": f"def f(x: Optional[__torch__.B]) -> int:\n{_CAST}",
+    "an attribute of any type": f"def f(b: __torch__.C) -> int:\n  x = b.any\n{_CAST}",
+    "a name with two values": f"{_OF_OPTIONAL}  x = y[0]\n{_CAST}",
+    "a target in brackets": f"{_OF_OPTIONAL}  (x\n  ) = y[0]\n{_CAST}",
+    "two targets": f"{_OF_OPTIONAL}  x, z, = y\n{_CAST}",
+    "a loop": f"{_OF_OPTIONAL}  for x in y:\n  {_CAST}",
+    "another name": "def f(x: Any) -> int:\n  cast = unchecked_cast\n  a = cast(__torch__.A, x)\n",
+    "a line that goes on": "def f(x: Any) -> int:\n  a = unchecked_cast(\\\n__torch__.A, x)\n",
+    "a list of objects": "def f(x: Any) -> int:\n  a = unchecked_cast(List[__torch__.A], x)\n",
+}
+
+
+@pytest.mark.parametrize("function", CASTS.values(), ids=CASTS)
+def test_a_cast_without_a_declaration_is_found(function):
+    classes = "class A:\n  x : int\n  y : int\nclass B:\n  x : int\nclass C:\n  any : Any\n"
+    assert _find_casts(classes, function)
+
+
+def test_a_cast_in_what_loading_runs_is_an_error(in_tmp_path, tmp_path, statecli):
+    """torch.jit.load runs `__setstate__`, with a state of any type."""
+    torch.jit.script(Large()).save(tmp_path / "a.pt")
+    reader, writer = torch._C.PyTorchFileReader(str(tmp_path / "a.pt")), torch._C.PyTorchFileWriter("b.pt")
+    for name in reader.get_all_records():
+        data = reader.get_record(name)
+        if name.startswith("code/") and name.endswith(".py"):
+            data += b"class Z:\n  def __setstate__(self: __torch__.Z,\n    state: Any) -> NoneType:\n"
+            data += b"    a = unchecked_cast(__torch__.Z, state)\n"
+        if name not in ("version", "byteorder", ".data/serialization_id"):
+            writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    audit = statecli("audit", "b.pt", "--select", "unsafe-data", "--fail-on", "error")
+    assert (audit.code, "without a check" in audit.out) == (1, True)
 
 
 _MODULE = __name__.encode()

@@ -1,0 +1,108 @@
+"""Find casts in the code of TorchScript that take a value for an object or a tuple without a check.
+
+torch writes `unchecked_cast(T, x)` where the code has tested that x, of type Optional[T], is not None. With another
+x, compiled code reads the attributes and elements of T from other memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
+from statecli.pickle_scan.script_types import ScriptTypes, is_optional_attribute, is_trusted
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+_CAST = re.compile(r"\bunchecked_cast\b\s*(?:\((?P<type>[\w.,\[\]() ]+), (?P<name>\w+)\))?", re.ASCII)
+_DEF = re.compile(r"^ *def \w+", re.MULTILINE | re.ASCII)
+#: The targets of an assignment, up to its sign.
+_TARGETS = re.compile(r"([^=]*[^=!<>])=(?!=)")
+#: Characters in which all mentions of some names are found in the time of a step.
+_CHARACTERS_SEARCHED_PER_STEP = 100
+#: Names that a value is passed on by.
+_MAX_NAMES = 8
+_CALL = re.compile(r"\w\(")
+
+
+class UncheckedCast(NamedTuple):
+    """A cast in text `number` of an archive, in line `line`, of a value that may be of another class or length."""
+
+    number: int
+    line: int
+
+
+def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Steps) -> Iterator[UncheckedCast]:
+    """Yield the casts to a class or a tuple that no declaration explains. Raises OutOfSteps."""
+    for number, code in enumerate(codes):
+        if b"unchecked_cast" not in code:
+            continue
+        text = blank_strings(code.decode("latin-1"), steps)
+        steps.take(Budget.TEXT, 1 + len(text) // CHARACTERS_PER_STEP)
+        starts = [0, *(match.start() for match in _DEF.finditer(text)), len(text)]
+        for start, end in pairwise(starts):
+            lines = list(_join_lines(text[start:end])) if _CAST.search(text, start, end) else []
+            for match in _CAST.finditer(text, start, end):
+                steps.take(Budget.TEXT, 1 + (end - start) // _CHARACTERS_SEARCHED_PER_STEP)
+                declared, name = match["type"], match["name"]
+                is_known = declared is not None and (
+                    is_trusted(declared) or _is_optional(name, declared, lines, types, frozenset())
+                )
+                if not is_known:
+                    yield UncheckedCast(number, text.count("\n", 0, match.start()) + 1)
+
+
+def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:
+    """Return whether each value that the lines of a function give a name is declared as Optional of a type.
+
+    `seen`: names that get their value from this name.
+    """
+    optional, bindings = f"Optional[{declared}]", 0
+    mention = re.compile(rf"(?<![\w.]){name}\b", re.ASCII)
+    for line in filter(mention.search, lines):
+        statement = line.strip()
+        targets = _TARGETS.match(statement)
+        if statement.startswith("def "):
+            if re.search(rf"{mention.pattern}\s*:", statement) is None:
+                continue
+            is_declared = f" {name}: {optional}" in statement.replace("(", "( ")
+        elif "\\" in statement or statement.startswith(("for ", "with ")):  # torch continues no line
+            return False
+        elif targets is None or not mention.search(targets[1]) or _CALL.search(targets[1]):
+            continue
+        elif statement.startswith((f"{name} : {optional} = ", f"{name} = annotate({optional}, ")):
+            is_declared = True
+        else:
+            value = re.fullmatch(rf"{name} = (?:(?P<name>\w+)|\w+\.(?P<attribute>\w+)|{_cast_to(declared)})", statement)
+            is_declared = value is not None and _is_value(value, declared, lines, types, seen | {name})
+        if not is_declared:
+            return False
+        bindings += 1
+    return bindings > 0
+
+
+def _cast_to(declared: str) -> str:
+    return rf"unchecked_cast\({re.escape(declared)}, \w+\)"
+
+
+def _is_value(value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:
+    """Return whether an assigned value is None, a cast, which is checked itself, or declared as Optional of a type."""
+    if value["attribute"]:
+        return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
+    if value["name"] in (None, "None") or value["name"] in seen:
+        return True
+    return len(seen) < _MAX_NAMES and _is_optional(value["name"], declared, lines, types, seen)
+
+
+def _join_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text; a line inside of brackets goes on."""
+    parts: list[str] = []
+    depth = 0
+    for line in text.split("\n"):
+        parts.append(line)
+        depth += sum(map(line.count, "([{")) - sum(map(line.count, ")]}"))
+        if depth <= 0:
+            yield " ".join(parts)
+            parts, depth = [], 0
+    yield " ".join(parts)
