@@ -101,6 +101,7 @@ _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 #: Those of TorchScript next to them.
 _TORCHSCRIPT_PICKLES = re.compile(
     r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
+    r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
 #: Bytes of a program of torch.export that are read.
 _MAX_PROGRAM_BYTES = 128 * 2**20

@@ -53,6 +53,7 @@ _NOTE = "a constant of the code"
 #: What torch writes into such an archive, in one version or another.
 _RECORDS = (
     *("data.pkl", "constants.pkl", "bytecode.pkl", "mobile_debug_handles.pkl", "traced_inputs.pkl", "version"),
+    *("callstack_debug_map.pkl", "delegated_backends.debug_pkl"),
     *("byteorder", ".format_version", ".storage_alignment", ".data/version", ".data/serialization_id"),
     *("data/", "constants/", "code/", "bytecode/", "traced_inputs/", "extra/"),
 )
