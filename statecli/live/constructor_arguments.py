@@ -19,7 +19,8 @@ from statecli.core.errors import ModelError
 from statecli.core.python_names import takes_configuration, takes_object
 from statecli.core.units import join_names
 from statecli.live import config_guards
-from statecli.live.spec import ModelSpec, ObjectCall, ObjectName
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
 
 #: Ends of the names of classes that hold settings.

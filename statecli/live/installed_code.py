@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import os
 import sys
 
@@ -37,7 +36,8 @@ def _list_recorded_packages(root: str) -> frozenset[str]:
     """Return the first parts of all paths listed in the `RECORD` files of a folder."""
     packages: set[str] = set()
     try:
-        for record in glob.iglob(os.path.join(glob.escape(root), "*.dist-info", "RECORD")):
+        folders = [entry.path for entry in os.scandir(root) if entry.name.endswith(".dist-info")]
+        for record in filter(os.path.isfile, (os.path.join(folder, "RECORD") for folder in folders)):
             with open(record, encoding="utf-8") as file:
                 packages.update(line.partition("/")[0].partition(",")[0] for line in file)
     except (OSError, UnicodeDecodeError):

@@ -20,7 +20,8 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import constructor_arguments, downloads, torchscript_errors
 from statecli.live.installed_code import is_installed_file
-from statecli.live.spec import ModelSpec, format_call
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import format_call
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

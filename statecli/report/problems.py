@@ -7,9 +7,7 @@ people see one message with its consequences and one fix.
 
 from __future__ import annotations
 
-import linecache
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -413,30 +411,9 @@ def _read_source(origin: Origin | None) -> str:
     """Return the source line; of a statement on several lines its lines without comments, as one line."""
     if origin is None:
         return ""
-    linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
-    lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_SOURCE_LINES]
-    if not lines:
-        return ""
-    first, *others = lines
-    try:
-        for token in tokenize.generate_tokens(iter(lines).__next__):
-            row, column = token.start
-            if token.type == tokenize.COMMENT and token.string:
-                lines[row - 1] = lines[row - 1][:column]
-            if token.type == tokenize.NEWLINE:
-                return first.strip() if row == 1 else _join_source(lines[:row])
-    except (tokenize.TokenError, SyntaxError):  # a longer statement, or the middle of one
-        pass
-    return first.strip() + (" …" if others and first.rstrip().endswith(("(", "[", "{", ",")) else "")
+    from statecli.report import source_lines
 
-
-#: Lines of a statement that are shown as one.
-MAX_SOURCE_LINES = 12
-
-
-def _join_source(lines: Sequence[str]) -> str:
-    text = " ".join(filter(None, (line.strip().removesuffix("\\").rstrip() for line in lines)))
-    return re.sub(r"(?<=[\[({]) | (?=[\])}])", "", text)
+    return source_lines.read_statement(origin)
 
 
 # --- everything else -------------------------------------------------------------------------------------------------

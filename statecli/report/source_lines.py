@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import re
+import tokenize
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,6 +13,8 @@ from statecli.core.model_state import Origin
 
 #: Lines before and after the line of a problem.
 LINES_AROUND = 3
+#: Lines of a statement that are shown as one.
+MAX_STATEMENT_LINES = 12
 
 
 class SourceLine(msgspec.Struct, frozen=True):
@@ -34,3 +39,27 @@ def read_lines_around(origin: Origin) -> tuple[SourceLine, ...]:
     return tuple(
         SourceLine(number, text[indentation:], number == origin.line) for number, text in enumerate(texts, start=first)
     )
+
+
+def read_statement(origin: Origin) -> str:
+    """Return the source line; of a statement on several lines its lines without comments, as one line."""
+    linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
+    lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_STATEMENT_LINES]
+    if not lines:
+        return ""
+    first, *others = lines
+    try:
+        for token in tokenize.generate_tokens(iter(lines).__next__):
+            row, column = token.start
+            if token.type == tokenize.COMMENT and token.string:
+                lines[row - 1] = lines[row - 1][:column]
+            if token.type == tokenize.NEWLINE:
+                return first.strip() if row == 1 else _join_lines(lines[:row])
+    except (tokenize.TokenError, SyntaxError):  # a longer statement, or the middle of one
+        pass
+    return first.strip() + (" …" if others and first.rstrip().endswith(("(", "[", "{", ",")) else "")
+
+
+def _join_lines(lines: Sequence[str]) -> str:
+    text = " ".join(filter(None, (line.strip().removesuffix("\\").rstrip() for line in lines)))
+    return re.sub(r"(?<=[\[({]) | (?=[\])}])", "", text)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from statecli.core.errors import ModelError, StateError
-from statecli.live.spec import ObjectCall, ObjectName, parse_spec
+from statecli.live.spec import parse_spec
+from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.targets.load import build_model, find_class_spec
 
 #: Fields of a small BERT.

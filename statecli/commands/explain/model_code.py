@@ -10,7 +10,8 @@ from statecli.commands.explain.recipe import ModelCode
 from statecli.live import configured_model
 from statecli.live.config_document import Library
 from statecli.live.import_model import load_object
-from statecli.live.spec import ModelSpec, format_call
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import format_call
 
 
 def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode:

@@ -1,0 +1,91 @@
+"""Arguments in the spec of a model class, as values: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from statecli.core.errors import UsageError
+from statecli.live.spec_objects import ObjectCall, ObjectName
+from statecli.storage import files
+
+
+def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse the arguments of the spec `text`: `rest` begins after the parenthesis. Raises UsageError."""
+    try:
+        return _convert_arguments(text, _parse_call(text, rest))
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
+
+
+def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    kwargs: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise UsageError(f"{text}: ** is not a literal; write each argument out")
+        if keyword.arg in kwargs:
+            raise UsageError(f"{text}: the argument {keyword.arg} is given twice")
+        kwargs[keyword.arg] = _convert_value(text, keyword.arg, keyword.value)
+    return tuple(_convert_value(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
+
+
+def _parse_call(text: str, rest: str) -> ast.Call:
+    if not rest.rstrip().endswith(")"):
+        raise UsageError(f"{text}: the parenthesis after the class name is not closed")
+    try:
+        node = ast.parse(f"f({rest.strip()}", mode="eval").body
+    except SyntaxError as error:
+        raise UsageError(f"{text}: the arguments are not Python literals: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise UsageError(f"{text}: write one pair of parentheses with literal values, such as Net(hidden=32)")
+    return node
+
+
+def _convert_value(text: str, name: str, node: ast.expr) -> Any:
+    """Return the value of an argument: a literal, a name, a class with arguments, or a list, tuple, set or dict."""
+    if isinstance(node, ast.Constant) and node.value is ...:
+        raise UsageError(f"{text}: write a value in place of ... ({name}): a number, a string or a list")
+    dotted = _find_dotted_name(node.func if isinstance(node, ast.Call) else node)
+    if dotted is not None and isinstance(node, ast.Call):
+        return ObjectCall(dotted, *_convert_arguments(text, node))
+    if dotted is not None:
+        return ObjectName(dotted)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        items = [_convert_value(text, name, item) for item in node.elts]
+        return items if isinstance(node, ast.List) else tuple(items)
+    if isinstance(node, ast.Dict) and all(node.keys):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_read_literal(text, name, key): _convert_value(text, name, value) for key, value in pairs if key}
+    return _read_literal(text, name, node)
+
+
+def _find_dotted_name(node: ast.expr) -> str | None:
+    """Return `nn.GELU` of a name with dots, without an underscore in front; None for other code."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    names = [*parts, node.id] if isinstance(node, ast.Name) else []
+    return ".".join(reversed(names)) if names and not any(part.startswith("_") for part in names) else None
+
+
+def _read_literal(text: str, name: str, node: ast.expr) -> Any:
+    try:
+        return _restore_urls(ast.literal_eval(node))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise UsageError(
+            f"{text}: {name} is code, not a literal; write a function that builds the model, and name it: build.py:make"
+        ) from error
+
+
+def _restore_urls(value: Any) -> Any:
+    """Return a literal with the typed URLs in place of their masked names in `text`."""
+    if isinstance(value, str):
+        return files.unmask_urls(value)
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_restore_urls, value))
+    return (
+        {_restore_urls(key): _restore_urls(item) for key, item in value.items()} if isinstance(value, dict) else value
+    )
