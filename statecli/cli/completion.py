@@ -20,6 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from statecli.cli.help_page import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.output import Output
 from statecli.requests.options import COMMANDS, Shell
 from statecli.requests.parameters import Parameter, parameters_of
@@ -27,7 +28,7 @@ from statecli.requests.parameters import Parameter, parameters_of
 #: Seconds after which a completion that reads a file gives up.
 MAX_SECONDS = 3.0
 #: Names of sections that need no quotes in any shell; others come from files and are not offered.
-_SAFE_NAME = re.compile(r"[\w.:+,@/-]+\Z")
+_SAFE_NAME = compile_on_use(r"[\w.:+,@/-]+\Z")
 
 Candidates = Iterable[tuple[str, str]]
 

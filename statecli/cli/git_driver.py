@@ -23,6 +23,7 @@ import msgspec
 from statecli.cli.git_setup import PATTERNS, run_git, shorten_path
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.terminal_width import is_terminal
 from statecli.core.units import format_kind, format_number, format_shape
@@ -40,13 +41,13 @@ NORM_DIGITS = 6
 #: Git's cache of the texts of the driver.
 _CACHE = "refs/notes/textconv/statecli"
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
-_LFS = re.compile(
+_LFS = compile_on_use(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
 )
 #: The digest in a DVC pointer, https://dvc.org/doc/user-guide/project-structure/dvc-files.
-_DVC = re.compile(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
+_DVC = compile_on_use(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
 #: Bytes that no pointer has; a checkpoint of a few hundred bytes may contain the words of a pointer.
-_BINARY = re.compile(rb"[^\t\n\r -~\x80-\xff]")
+_BINARY = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
 
 

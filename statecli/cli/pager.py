@@ -6,14 +6,14 @@ An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI
 from __future__ import annotations
 
 import os
-import re
 import signal
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
 #: less quits if the text fits on the screen, shows colours, and leaves the text on the screen.
 _LESS_OPTIONS = "FRX"
-_ESCAPE_SEQUENCE = re.compile(rb"\x1b\[[0-9;]*m")
+_ESCAPE_SEQUENCE = compile_on_use(rb"\x1b\[[0-9;]*m")
 
 
 def find_pager(descriptor: int) -> str | None:

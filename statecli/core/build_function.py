@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from statecli.core import python_names
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.python_names import ModelClass, ModelFactory
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 
 #: A class, at the start of a line.
-_CLASS = re.compile(r"^class (\w+)\b", re.MULTILINE)
+_CLASS = compile_on_use(r"^class (\w+)\b", re.MULTILINE)
 #: Classes of transformers that choose another class by a name or a file.
 _AUTO = "auto"
 

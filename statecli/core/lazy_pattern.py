@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, AnyStr, cast
 
 
 class _LazyPattern:
     """Stands for a compiled pattern; its methods are those of the compiled pattern from their first use on."""
 
-    def __init__(self, pattern: str, flags: int) -> None:
+    def __init__(self, pattern: str | bytes, flags: int) -> None:
         self.pattern = pattern
         self.flags = flags
 
@@ -19,6 +19,6 @@ class _LazyPattern:
         return method
 
 
-def compile_on_use(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def compile_on_use(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return the pattern, compiled when it is used. For module constants; `re` itself takes only compiled patterns."""
-    return cast("re.Pattern[str]", _LazyPattern(pattern, flags))
+    return cast("re.Pattern[AnyStr]", _LazyPattern(pattern, flags))

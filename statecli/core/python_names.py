@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: Ends of the names of classes that hold settings.
 _CONFIGURATION_ENDS = ("Config", "Cfg", "Args")
 #: Ends of the names of other classes that a function returns instead of a model.
 _OTHER_ENDS = (*_CONFIGURATION_ENDS, "Tensor", "Dataset", "DataLoader", "Namespace", "Path", "Generator", "Parser")
 #: Modules of torch whose classes are not models.
-_OTHER_OWNERS = re.compile(r"\b(?:optim|lr_scheduler|data)\.")
+_OTHER_OWNERS = compile_on_use(r"\b(?:optim|lr_scheduler|data)\.")
 #: Capitalised names in the annotation of an argument that a literal can fill.
 _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.quantized_layouts import E8M0_DTYPES, LAYOUTS, NESTED, SCALED_DTYPES, Layout, LayoutNames, Part
 
@@ -60,7 +60,7 @@ _LAST_NAMES = frozenset(name for layout in LAYOUTS for name in (*layout.required
 _OWN_NAMES_OF_CODES = frozenset(["qweight", "weight_packed", "_weight_qdata", "_blocks"])
 #: Parts that the libraries need to load a weight. Without a whole weight of the layout, they may be of another version.
 _NEEDED_BY_LOADERS = {Layout.BITSANDBYTES: Part.STATE, Layout.PACKED: Part.SHAPE, Layout.GPTQ: Part.GROUPS}
-_INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
+_INDEX = compile_on_use(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
 def find_quantized_weights(rows: Iterable[TensorInfo]) -> Iterator[QuantizedWeight]:

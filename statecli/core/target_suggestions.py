@@ -10,16 +10,17 @@ from typing import NamedTuple, TypeVar
 
 from statecli.core import build_function, python_names
 from statecli.core.errors import StateError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
-_DOTTED = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+_DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `net.py.Class`, with a call behind it.
-_FILE_ATTRIBUTE = re.compile(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+_FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `organization/name`, or a name with a hyphen.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
+_REPOSITORY = compile_on_use(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
 #: The end of the name of a repository behind its last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
-_VERSION = re.compile(r"\d.*|.*[_-].*")
+_VERSION = compile_on_use(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
     "timm": "timm:create_model('resnet18')",
@@ -30,8 +31,8 @@ _EXAMPLES = {
 }
 #: Packages that build models by name, as in `resnet50` and `vit_b_16`.
 _REGISTRIES = ("timm", "torchvision")
-_MODEL_NAME = re.compile(r"[a-z][a-z_]*\d\w*")
-_CLASS_NAME = re.compile(r"[A-Z]\w*")
+_MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
+_CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 _BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Least similarity of a suggested file name, from 0 to 1: two.py (0.67) is not suggested for net.py.
 _SIMILARITY = 0.7

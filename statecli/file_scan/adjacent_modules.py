@@ -7,7 +7,6 @@ and with `python -m`. A clean name of a package not installed, or not imported y
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -16,12 +15,13 @@ from msgspec import structs
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Mention, ScannedPickle
 from statecli.pickles.python2_names import rename_python2
 from statecli.storage import files
 
 #: Suffixes of files that Python imports.
-_MODULE_SUFFIX = re.compile(r"\.(?:py|pyc|pyw|so|pyd)\Z")
+_MODULE_SUFFIX = compile_on_use(r"\.(?:py|pyc|pyw|so|pyd)\Z")
 #: Modules that Python has imported before it unpickles anything.
 _IMPORTED = frozenset(
     ["builtins", "codecs", "_codecs", "collections", "copyreg", "enum", "functools", "operator", "types"]

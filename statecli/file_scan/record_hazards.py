@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 from statecli.file_scan.storage_records import ArchiveRecords, find_misfits, is_of_script
 from statecli.pickle_scan.imported_names import Scanner
@@ -14,11 +14,11 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
 
 #: The second name of each is of torch 2.7 and older.
-_EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
-_CONSTANTS = re.compile(r"(?i)\bdata/constants/|\bserialized_constants\.")
-_TENSORS = re.compile(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
-_OBJECTS = re.compile(r"(?i)\b(?:custom|opaque)_obj_")
-_LOCATIONS = re.compile(r"(?i)\.debug_pkl\b")
+_EXAMPLE_INPUTS = compile_on_use(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
+_CONSTANTS = compile_on_use(r"(?i)\bdata/constants/|\bserialized_constants\.")
+_TENSORS = compile_on_use(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
+_OBJECTS = compile_on_use(r"(?i)\b(?:custom|opaque)_obj_")
+_LOCATIONS = compile_on_use(r"(?i)\.debug_pkl\b")
 _USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
 _TENSOR_AS_OBJECT = "a tensor is declared as an object, so torch.export.load does not compare its size with the program"
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"

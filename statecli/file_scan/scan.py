@@ -24,6 +24,7 @@ from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.garbage_collector import pause_gc
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.file_scan.record_hazards import RecordUse, find_hazards, find_misfit
 from statecli.file_scan.storage_records import ArchiveRecords
@@ -69,11 +70,11 @@ _ARRAY_HEADER_BYTES = 4096
 _MAX_REREAD_BYTES = 16 * 2**20
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
-_PICKLE_BEGINNING = re.compile(
+_PICKLE_BEGINNING = compile_on_use(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
 #: What an archive of torch has in its small records: digits are not opcodes that import anything.
-_INERT = re.compile(rb"[\d\n]{0,64}|little|big")
+_INERT = compile_on_use(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
 _ZIP = b"PK\3\4"
 _END = 22
@@ -82,7 +83,7 @@ _END_RECORDS_BYTES = 56 + 20 + _END
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
 #: Code that torch writes: classes are below `__torch__`.
-_OWN_CODE = re.compile(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
+_OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
 _OTHER_CODE = (
     "a class of the code is outside of code/__torch__, so torch.jit.load may mistake the class for a class of torch"
 )
@@ -94,12 +95,12 @@ _UNCHECKED_CAST = (
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
-_ARRAY_NAME = re.compile(r"[^\0]*\.npy")
-_PICKLE_SUFFIX = re.compile(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
+_ARRAY_NAME = compile_on_use(r"[^\0]*\.npy")
+_PICKLE_SUFFIX = compile_on_use(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 #: Those of TorchScript next to them.
-_TORCHSCRIPT_PICKLES = re.compile(
+_TORCHSCRIPT_PICKLES = compile_on_use(
     r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
@@ -109,9 +110,9 @@ _MAX_PROGRAM_BYTES = 128 * 2**20
 _MAX_LOCATED_TEXTS = 100
 MAX_CODE_BYTES = 64 * 2**20
 #: The folder of a compiled model, and what of it is opened as a library as it is.
-_COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
-_LIBRARY = re.compile(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
-_STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
+_COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
+_LIBRARY = compile_on_use(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
+_STORAGE = compile_on_use(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 _TAR = "torch.load unpickles the members of this tar archive"
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY_PICKLES = 5
@@ -120,7 +121,7 @@ _MAX_CONSECUTIVE_PICKLES = 64
 #: The headers that numpy writes for numbers, text and fields of them.
 _DESCR = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
 _FIELD = rb"\('\w*', " + _DESCR + rb"(?:, \([\d, ]*\))?\)"
-_PLAIN_ARRAY = re.compile(
+_PLAIN_ARRAY = compile_on_use(
     rb"\{'descr': (?:" + _DESCR + rb"|\[(?:" + _FIELD + rb"(?:, )?)*\])"
     rb", 'fortran_order': (?:True|False), 'shape': \([\dL, ]*\),? ?\}\s*"
 )

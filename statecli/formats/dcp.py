@@ -9,7 +9,6 @@ devices nor ties are recorded.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -22,6 +21,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
@@ -68,7 +68,7 @@ _UNREAD_EXTRA_STATE = (
     "value during loading"
 )
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
-_NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 ReadFile = Callable[[str], ModelState]
 

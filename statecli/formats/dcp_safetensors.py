@@ -7,7 +7,6 @@ and the number of shards is not recorded. Source: torch/distributed/checkpoint/h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from math import prod
 from operator import add
@@ -15,6 +14,7 @@ from operator import add
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
 from statecli.formats.shared.tiling import Box as Region
@@ -24,7 +24,7 @@ from statecli.storage import checkpoint_folder, files, json_object
 NAME = "dcp-safetensors"
 TRAITS = SHARD_TRAITS
 
-_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = compile_on_use(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 #: Where the pieces begin; and all keys of `__metadata__` that torch writes, of which the rest say no more than that.
 INFO = "DCP_SHARDING_INFO"
 _KEYS = (INFO, "DCP_VERSION", "format")

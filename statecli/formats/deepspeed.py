@@ -11,7 +11,6 @@ runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.1
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared import deepspeed_universal
@@ -61,13 +61,13 @@ _STATES = "_states.pt"
 #: Of a parameter that is in no group of the optimizer: stage 1 does not say what is frozen.
 UNTRAINED = "not trained by the optimizer"
 
-_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
-_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
+_MODEL = compile_on_use(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
+_OPTIMIZER = compile_on_use(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
 #: Files of experts and of pipeline stages.
-_OTHER = re.compile(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
+_OTHER = compile_on_use(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
 #: A tag that is a pattern for `glob`, or holds a control character.
-_PATTERN = re.compile(r"[*?[\x00-\x1f\x7f]")
-_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_PATTERN = compile_on_use(r"[*?[\x00-\x1f\x7f]")
+_VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
 
 
 class Files(NamedTuple):
@@ -197,12 +197,13 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
     files_by_rank: dict[int, Files] = {}
     others = []
     for name in checkpoint_folder.list_files(files.join(path, tag)):
-        match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), files.join(tag, name)
+        optimizer, way = _OPTIMIZER.fullmatch(name), files.join(tag, name)
+        match = optimizer or _MODEL.fullmatch(name)
         if match is None:
             others += [way] if _OTHER.fullmatch(name) else []
             continue
         ranks = files_by_rank.setdefault(int(match["mp"]), Files({}, {}))
-        (ranks.model if match.re is _MODEL else ranks.optimizer)[int(match["rank"] or -1)] = way
+        (ranks.optimizer if match is optimizer else ranks.model)[int(match["rank"] or -1)] = way
     return dict(sorted(files_by_rank.items())), others
 
 
@@ -463,8 +464,8 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
 #: What is reported of each tensor by itself.
 _TOLD = frozenset(["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"])
 #: What stands before the settings of an optimizer that ZeRO has parted, and what says no more than how it did.
-_WITHIN = re.compile(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
-_PARTING = re.compile(
+_WITHIN = compile_on_use(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
+_PARTING = compile_on_use(
     r"optimizer\.(?:zero_stage|partition_count|group_paddings|param_slice_mappings|param_alignment_paddings|ds_version"
     r"|param_groups\.\d+\.params)(?:\.|\Z)"
 )

@@ -7,7 +7,6 @@ flax/serialization.py of flax 0.12. Arrays are passed over by their positions; n
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator
 from math import prod
@@ -19,6 +18,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import (
     Box,
     Boxes,
@@ -54,8 +54,8 @@ TRAITS = FormatTraits(
 )
 
 #: Collections of variables, and fields of a TrainState, each a section of its own.
-_PARAMS = re.compile(r"(?:^|_)params(?:$|_)")
-_OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)(?:$|_)")
+_PARAMS = compile_on_use(r"(?:^|_)params(?:$|_)")
+_OPTIMIZER = compile_on_use(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)(?:$|_)")
 #: Collections of what layers keep and no optimizer trains.
 _BUFFERS = frozenset(["batch_stats", "cache", "constants", "intermediates", "spectral_stats"])
 #: Those of them, next to parameters, that nothing else is called.

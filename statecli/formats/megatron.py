@@ -9,7 +9,6 @@ Megatron-LM.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, Settings
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
@@ -36,7 +36,7 @@ BESIDE = ("distrib_optim.pt", "optim.pt")
 COMMON, BACKEND = "common.pt", "metadata.json"
 _ARRAY = ".zarray"
 
-_RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,5})(?:_(?P<stage>\d{3,5}))?(?:_\d{3,5})?")
+_RANK = compile_on_use(r"mp_rank_(?P<tensor>\d{2,5})(?:_(?P<stage>\d{3,5}))?(?:_\d{3,5})?")
 #: Sizes by which a checkpoint's own arguments say how many ranks there are.
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import deepspeed
@@ -37,7 +38,7 @@ TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters"))
 #: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
 MAX_INDEX = 32 * 1024 * 1024
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
-_NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 #: The key of a checkpoint file of `deepspeed.init_inference`, whose paths may lead anywhere.
 _DEEPSPEED_FILES = "checkpoints"

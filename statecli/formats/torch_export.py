@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
@@ -96,8 +97,10 @@ _OLD_RECORDS = (
 )
 _COMPILED = "data/aotinductor/"
 #: What torch.export calls tensors that code makes of literals: no attribute of any module.
-_PARTS = re.compile(r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL)
-_LITERAL = re.compile(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
+_PARTS = compile_on_use(
+    r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL
+)
+_LITERAL = compile_on_use(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
 #: torch unpickles the constants in records whose names begin so, and makes no tensor of their bytes.
 _OBJECTS = ("custom_obj_", "opaque_obj_")
 _NOTE = "a constant of the code"

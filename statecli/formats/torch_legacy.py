@@ -17,6 +17,7 @@ from typing import Any
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits, Legacy
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, ModelState, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch import checkpoint_pickle
@@ -40,7 +41,7 @@ _GROWTH = 8
 
 _PICKLES = ("the magic number", "the version", "the machine's description", "the object", "the list of storages")
 #: The magic number's pickle in each protocol: LONG in 0 and 1, LONG1 in 2 and 3, framed from 4 on.
-_MAGIC = re.compile(
+_MAGIC = compile_on_use(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.|L119547037146038801333356L\n\.", re.DOTALL
 )
 

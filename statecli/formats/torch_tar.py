@@ -20,6 +20,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits, Legacy
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, ModelState
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import MAX_ROWS
@@ -48,14 +49,14 @@ _MAX_WALKED = 100_000
 _EXTENDED = (b"x", b"g", b"X", b"L", b"K")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 #: Extended headers that give the next member a size, the name `storages`, or holes.
-_SIZES = re.compile(rb" size=([^\n]*)")
-_PLAIN_SIZE = re.compile(rb"\d{1,19}")
-_RENAMED = re.compile(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
+_SIZES = compile_on_use(rb" size=([^\n]*)")
+_PLAIN_SIZE = compile_on_use(rb"\d{1,19}")
+_RENAMED = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
 #: Extended records that say nothing of a member's name, size or bytes.
 _HARMLESS = frozenset(["mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"])
-_RECORD = re.compile(rb"(\d{1,5}) ([^=\n]{1,100})=")
+_RECORD = compile_on_use(rb"(\d{1,5}) ([^=\n]{1,100})=")
 #: A checksum that tarfile may read as a number: base 256, or what Python's int takes as octal up to a NUL.
-_MAY_BE_NUMBER = re.compile(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
+_MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
 _FIRST_WINDOW = 1024
 _MAX_DIMENSIONS = 64
 _REBUILD = Global("torch._utils", "_rebuild_tensor", 0)

@@ -8,7 +8,6 @@ torch/csrc/jit/serialization of torch 2.13 (export_module.cpp, python_print.cpp,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.archive import (
@@ -61,17 +61,17 @@ _RECORDS = (
 MAX_CODE = 64 * 2**20
 #: Where classes live that C++ defines, which have no text: quantized layers keep their packed weights in one.
 _IN_CPP = "__torch__.torch.classes."
-_CLASS = re.compile(r"class (\w+)(?:\((\w+)\))?:")
+_CLASS = compile_on_use(r"class (\w+)(?:\((\w+)\))?:")
 #: Settings that torch compiles into the class, of modules whose kernels trust them.
-_SETTING = re.compile(
+_SETTING = compile_on_use(
     r"  (?:(hidden_size|input_size|proj_size|num_heads|head_dim) : Final\[int\] = (-?\d{1,18})"
     r'|(mode) : Final\[str\] = "(\w+)")$'
 )
-_LINE = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]$")
+_LINE = compile_on_use(r"  __(parameters|buffers)__ = \[(.*)\]$")
 #: What makes two classes of one name differ, counted through the process that wrote them.
-_MANGLED = re.compile(r"\.___torch_mangle_\d+")
+_MANGLED = compile_on_use(r"\.___torch_mangle_\d+")
 _STORAGES = frozenset(f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES)
-_QUOTED = re.compile(r'"([^"]*)"')
+_QUOTED = compile_on_use(r'"([^"]*)"')
 
 
 def sniff(path: str, head: bytes) -> bool:

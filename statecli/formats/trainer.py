@@ -12,7 +12,6 @@ folders of torch.distributed.checkpoint, numbered from 0 (`pytorch_model_fsdp_0`
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import dcp, sharded
@@ -33,10 +33,12 @@ NAME = "trainer"
 TRAITS = FormatTraits(is_training_folder=True)
 
 #: The further models of accelerate; a first one is next to them.
-_MODEL = re.compile(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
+_MODEL = compile_on_use(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
 _FIRST = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
 #: What FSDP saves in shards, each a folder.
-_SHARDED = re.compile(r"(?:pytorch_(?=model))?(?P<what>model(?=_fsdp)|optimizer)(?:_fsdp)?_(?P<number>0|[1-9]\d{0,2})")
+_SHARDED = compile_on_use(
+    r"(?:pytorch_(?=model))?(?P<what>model(?=_fsdp)|optimizer)(?:_fsdp)?_(?P<number>0|[1-9]\d{0,2})"
+)
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 #: The sections of a file that is nothing but one.
 _LONE = frozenset(["model", "optimizer", "rng"])

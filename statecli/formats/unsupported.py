@@ -7,6 +7,7 @@ import zlib
 
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.formats import registry
 from statecli.formats.shared.code_in_text import find_code_in_text
 from statecli.storage import files, zip_archive
@@ -37,12 +38,12 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
 )
 
 #: An ONNX model begins with its ir_version and its producer's name.
-_ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
-_DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
+_ONNX = compile_on_use(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
+_DVC = compile_on_use(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
 #: then a version, a name, or the key of the code.
-_COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{4})", re.DOTALL)
-_LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
+_COMPILED = compile_on_use(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{4})", re.DOTALL)
+_LFS_SIZE = compile_on_use(rb"\nsize (\d{1,20})\s")
 
 
 #: What tells zlib that a gzip header comes first, and bytes that looking into an xz file may take.

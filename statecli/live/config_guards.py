@@ -6,13 +6,13 @@ code or weights.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from statecli.core.errors import ModelError
+from statecli.core.lazy_pattern import compile_on_use
 
 #: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
@@ -22,9 +22,9 @@ MAX_SECONDS = 4
 MAX_COUNT = 4_096
 #: Entries of a list in it.
 MAX_LISTED = 100_000
-_COUNT = re.compile(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
+_COUNT = compile_on_use(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
 #: What would fetch code or weights, or makes another class of it.
-_FETCHES = re.compile(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
+_FETCHES = compile_on_use(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
 
 
 def check_config(document: Mapping[str, Any], config: str) -> None:

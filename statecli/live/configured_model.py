@@ -8,11 +8,11 @@ no code of the checkpoint runs without `--trust-remote-code`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import hf_auto, library_models
 from statecli.live.config_document import Library, find_config_file, find_library, read_document
@@ -28,9 +28,9 @@ _BUILDERS = (".from_config", "._from_config")
 #: Ends of the names of files from which `from_pretrained` reads weights.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".index.json", ".h5", ".msgpack", ".gguf", ".ckpt.index")
 #: A name that is called with a configuration. `--model auto` spells the name in a file so: it must never be called.
-_NAME = re.compile(r"\w+")
+_NAME = compile_on_use(r"\w+")
 #: A name that is called with a text. The call of others (pipeline, AutoModel.from_pretrained) is the user's own.
-_CLASS = re.compile(r"[A-Z]\w*")
+_CLASS = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:

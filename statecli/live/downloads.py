@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 import threading
 import traceback
@@ -19,18 +18,20 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: Variable that allows downloads.
 ALLOWED_BY = "STATECLI_DOWNLOADS"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Rooms of statecli that read files from servers.
 _READERS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("storage", "formats", "targets"))
 #: Hosts of this machine. An empty host is one too.
-_LOCAL_HOST = re.compile(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
+_LOCAL_HOST = compile_on_use(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
 #: Errors of huggingface_hub for a file that is not in its cache, in offline mode.
 _HUB_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 _HUB = "the Hugging Face hub"
 #: Arguments that ask for weights.
-_ARGUMENT = re.compile(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
+_ARGUMENT = compile_on_use(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
 #: Steps from an error to its causes.
 _MAX_CAUSES = 20
 

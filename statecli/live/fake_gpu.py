@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.installed_code import is_installed_file
 from statecli.live.model_errors import get_exception_text
@@ -35,7 +35,7 @@ _CUDA_DEVICE = torch.device("cuda", 0)
 DISPLAY_NAME = "cuda:0 (fake)"
 #: Part of torch's error for a tensor on a GPU that is read as an array.
 NUMPY_ERROR = "device type tensor to numpy"
-_UNKNOWN_OPERATOR = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
+_UNKNOWN_OPERATOR = compile_on_use(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
 _DEVICE: Any = torch.Tensor.device
 _IS_CUDA: Any = torch.Tensor.is_cuda
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import MissingDependency, ModelError, UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
@@ -24,11 +24,11 @@ from statecli.storage import files
 if TYPE_CHECKING:
     from torch import nn
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAME = compile_on_use(r"[A-Za-z_]\w*")
 #: Least similarity of a suggested class, from 0 to 1.
 _SIMILARITY = 0.85
 #: Classes of transformers that choose another class by the `model_type` of the configuration.
-_AUTO_CLASS = re.compile(r"AutoModel\w*|AutoBackbone")
+_AUTO_CLASS = compile_on_use(r"AutoModel\w*|AutoBackbone")
 
 
 def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool = False) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from statecli.core.errors import ModelError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
 from statecli.live import pretrained
 from statecli.live.built_model import BuiltModel
@@ -214,8 +215,8 @@ def _group_by_child(local: Mapping[str, Any], prefix: str) -> dict[str, dict[str
     return entries_by_child
 
 
-_MISMATCH = re.compile(r"size mismatch for (.+?): copying a param with shape", re.DOTALL)
-_NAMED = re.compile(r'While (?:copying|swapping) the parameter named "(.+?)", ', re.DOTALL)
+_MISMATCH = compile_on_use(r"size mismatch for (.+?): copying a param with shape", re.DOTALL)
+_NAMED = compile_on_use(r'While (?:copying|swapping) the parameter named "(.+?)", ', re.DOTALL)
 
 
 def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin
 from statecli.live.attribute_source import (
     Assignment,
@@ -91,13 +92,13 @@ class _Site:
 
 
 #: Uses of a container that change what is in it.
-_FILLING_ACTION = re.compile(
+_FILLING_ACTION = compile_on_use(
     r"(append|extend)(left)?|augment|clear|insert|item|pop(item|left)?|remove|reverse|rotate|setdefault|sort|update"
 )
 #: Uses of a tensor that change it, besides methods that end in _.
 _CHANGING_ACTIONS = frozenset(["set", "item", "augment", "out", "batch_norm", "instance_norm"])
 #: Uses with which a tensor accumulates: its value depends on the value before.
-_ACCUMULATING_ACTION = re.compile(r"augment|(batch|instance)_norm|(add|sub|mul|div|lerp)\w*_")
+_ACCUMULATING_ACTION = compile_on_use(r"augment|(batch|instance)_norm|(add|sub|mul|div|lerp)\w*_")
 #: Methods of tensors that end in _ and change no value.
 _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "retain_grad"])
 
@@ -216,7 +217,7 @@ def _finish(text: str, unregistered: UnregisteredTensor, site: _Site, place: tup
 
 
 #: `nn.` where a fix writes it.
-_NN_CLASS = re.compile(r"(?<![\w.])nn\.(?=(Parameter|Module)(List|Dict)?\()", re.M)
+_NN_CLASS = compile_on_use(r"(?<![\w.])nn\.(?=(Parameter|Module)(List|Dict)?\()", re.M)
 
 
 def _suggest(

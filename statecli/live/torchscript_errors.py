@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statecli.core.lazy_pattern import compile_on_use
+
 _TRACEBACK = "Traceback of TorchScript"
 #: Scripted code has frames as Python's, the deepest last; of a trace they are those of Python then, the deepest first.
-_SCRIPTED = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
-_TRACED = re.compile(r"^(\S.*)\((\d+)\): ", re.MULTILINE)
+_SCRIPTED = compile_on_use(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+_TRACED = compile_on_use(r"^(\S.*)\((\d+)\): ", re.MULTILINE)
 #: The error itself stands below them; source lines are indented.
-_ERROR = re.compile(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTILINE | re.DOTALL)
+_ERROR = compile_on_use(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)

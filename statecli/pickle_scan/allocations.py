@@ -8,12 +8,12 @@ of the pickle. Ordinary picklers write all data, so a call allocates at most a f
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
 from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -44,7 +44,7 @@ _POINTER_BYTES, _INTEGER_BYTES, _MEMO_ENTRY_BYTES = 8, 32, 16
 _TENSOR_OBJECT_BYTES = 640
 
 #: As Python reads it: digits of any script, and underscores between them.
-_EXPONENT = re.compile(r"[eE][-+]?([\d_]+)\s*\Z")
+_EXPONENT = compile_on_use(r"[eE][-+]?([\d_]+)\s*\Z")
 #: Digits of an exponent that is read; a number of more is larger than any size.
 _MAX_EXPONENT_DIGITS = 1000
 #: Bytes that encoding a character makes; 10 for codecs that are not here.
@@ -56,17 +56,17 @@ _COPIERS = frozenset(
         *("torch.Size", "numpy.ma.core.MaskedArray", "numpy.ma.MaskedArray"),
     ]
 )
-_NUMPY_INTEGER = re.compile(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
+_NUMPY_INTEGER = compile_on_use(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
 _HASHING_CLASSES = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
 #: Given a number, these make as many bytes.
 _BYTES_CLASSES = frozenset(
     ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
 )
 _DICT_CLASSES = frozenset(["builtins.dict", "collections.OrderedDict"])
-_TENSOR_CLASSES = re.compile(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
+_TENSOR_CLASSES = compile_on_use(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
 #: These copy the elements of the tensors that they are given, of each storage that is repeated in the tensor.
 _COPYREG_FUNCTIONS = frozenset(["copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor"])
-_COPYING_TENSORS = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
+_COPYING_TENSORS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
 #: Classes of Python and numpy that read a state element by element; the state of a tensor is a geometry.
 _STATE_ITERATING_MODULES = ("numpy.", "random.", "array.", "decimal.", "fractions.")
 
@@ -549,7 +549,7 @@ def _is_hashed_by_sum(dtype: Value) -> bool:
 
 
 #: Characters by number or name, which may be no ASCII.
-_ESCAPED_CHARACTER = re.compile(r"\\[uUxN0-7]")
+_ESCAPED_CHARACTER = compile_on_use(r"\\[uUxN0-7]")
 
 
 def _find_text(value: Value) -> Value:

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import json_object
 from statecli.storage.zip_archive import Archive, Record
 
@@ -50,20 +51,20 @@ class Use(Enum):
 
 
 _FORMAT = "archive_format"
-_CONFIG = re.compile(r"data/(weights|constants)/.*_\1_config\.json", re.DOTALL)
-_PAYLOAD = re.compile(r"data/(?:weights|constants|sample_inputs)/.*", re.DOTALL)
+_CONFIG = compile_on_use(r"data/(weights|constants)/.*_\1_config\.json", re.DOTALL)
+_PAYLOAD = compile_on_use(r"data/(?:weights|constants|sample_inputs)/.*", re.DOTALL)
 #: The archives of torch.save that torch 2.7 and older wrote at the top of a plain zip.
-_OLD_PAYLOAD = re.compile(r"serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)")
+_OLD_PAYLOAD = compile_on_use(r"serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)")
 _OLD_PROGRAM = "serialized_exported_program.json"
 _PROGRAMS = "models/"
 #: Prefixes without a slash at the end, because the loader compares them so.
 _COMPILED = "data/aotinductor"
 _COMPILED_CONSTANTS = "data/constants"
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
-_MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
-_SCRIPT = re.compile(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
+_MACHINE_CODE = compile_on_use(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
+_SCRIPT = compile_on_use(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
 #: What torch.export.load unpickles before it looks at a configuration.
-_ALL_TENSORS = re.compile(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
+_ALL_TENSORS = compile_on_use(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
 #: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.
 _PACKAGE = ".data/extern_modules"
 _NOT_PACKAGED = ".data/"

@@ -10,6 +10,8 @@ import base64
 import re
 import zlib
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: The key of a mapping that describes a space, and the keys of its arrays.
 SPACE, ARRAYS = "space", ("low", "high", "nvec")
 HELP = "do not load the file with RLlib; ask who published it"
@@ -17,7 +19,7 @@ HELP = "do not load the file with RLlib; ask who published it"
 _HEAD_BYTES = 1024
 #: Characters of a text that is decoded: limits of 100 million numbers compress to less.
 _MAX_CHARACTERS = 16 << 20
-_NUMBERS = re.compile(
+_NUMBERS = compile_on_use(
     rb"\x93NUMPY\x01\0..\{'descr': '[<>|=][biufc]\d{1,2}', 'fortran_order': (?:True|False), ", re.DOTALL
 )
 

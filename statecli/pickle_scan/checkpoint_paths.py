@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import random_states
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -23,7 +24,7 @@ from statecli.pickle_scan.text_values import COMPUTED_TEXT, is_plain_text, read_
 from statecli.pickles.nodes import Key, Obj, Value
 
 #: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
-_PROTOCOL = re.compile(r"(?s)(.*?)(://|::)")
+_PROTOCOL = compile_on_use(r"(?s)(.*?)(://|::)")
 #: The beginnings that fsspec replaces in a local path: the home folder, and `file:`. A drive has one letter.
 _HOME, _PREFIX = "~", re.compile(r"[A-Za-z][\w+.-]+:")
 #: Protocols of stores in which people keep checkpoints, and of tests.
@@ -31,9 +32,9 @@ _STORE_NAMES = (
     "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift memory"
 )
 _STORES = frozenset(_STORE_NAMES.split())
-_PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
+_PARENT = compile_on_use(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
 #: The name of a file that MMEngine saves as the best one: `best_` before the metric and the name of a checkpoint.
-_BEST_NAME = re.compile(r"(?:.*[/\\])?best_[^/\\]*\.pth", re.DOTALL)
+_BEST_NAME = compile_on_use(r"(?:.*[/\\])?best_[^/\\]*\.pth", re.DOTALL)
 #: Longest path that Linux opens; a longer one is not matched.
 _MAX_PATH_CHARACTERS = 4096
 

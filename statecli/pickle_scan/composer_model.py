@@ -7,9 +7,8 @@ composer/models/huggingface.py of 0.32.
 
 from __future__ import annotations
 
-import re
-
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import texts_as_code
 
@@ -19,10 +18,10 @@ EXTENSION, CLASS, CONTENT = "file_extension", "class", "content"
 #: The entry by which transformers runs Python files of the repository that the configuration names.
 TRUST = "trust_remote_code"
 
-_FILE_NAME = re.compile(r"[^/\\:\0]+")
+_FILE_NAME = compile_on_use(r"[^/\\:\0]+")
 _PYTHON = ".py"
 #: Models of these libraries, whose classes are called with a configuration.
-_MODEL_CLASS = re.compile(r"(?:transformers|peft)(?:\.[a-z]\w*)*\.[A-Z]\w*")
+_MODEL_CLASS = compile_on_use(r"(?:transformers|peft)(?:\.[a-z]\w*)*\.[A-Z]\w*")
 _HELP = "do not load the file with hf_from_composer_checkpoint unless you trust its author"
 
 

@@ -12,8 +12,8 @@ here too, and are scanned as if they stood in the pickle.
 from __future__ import annotations
 
 import array
-import re
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.graph import read_raw_bytes
@@ -28,13 +28,13 @@ _BYTEARRAY_CODEC = "latin-1"
 _TEXT_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii", "utf8", "utf-8"])
 _SIZE = "torch.Size"
 #: Classes of numpy's scalars and arrays, which numpy's own functions make in pickles.
-_NUMPY_CLASS = re.compile(
+_NUMPY_CLASS = compile_on_use(
     r"numpy\.(?:\w*(?:bool|int|float|complex|long|half|single|double|byte|short|void|record|str|unicode)\w*"
     r"|datetime64|timedelta64|object_|rec\.record|ma\.(?:core\.)?MaskedArray)"
 )
 _FROM_BUFFER = ".numeric._frombuffer"
 #: Classes that make a tensor or a storage of their arguments.
-_TENSORS = re.compile(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
+_TENSORS = compile_on_use(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
 #: Arrays of numpy whose elements consist of two numbers.
 _COMPLEX = "c"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 import warnings
 
 from statecli.core import quoting, unicode_forms
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 
 #: Keys that only these libraries use.
@@ -34,9 +34,9 @@ _SHARED_NAMES = (
 KEYS = _OWN_KEYS | frozenset(_SHARED_NAMES.split())
 
 #: A text that calls nothing, formats nothing and computes nothing large, whatever the names in it are.
-_INERT = re.compile(r"[^(\[{*<'\"]*")
+_INERT = compile_on_use(r"[^(\[{*<'\"]*")
 #: The same of a text in YAML, in which braces and brackets may be of other values: `${model.activation}`.
-_INERT_IN_YAML = re.compile(r"[^(*<'\"]*")
+_INERT_IN_YAML = compile_on_use(r"[^(*<'\"]*")
 _LITERAL_NODES = (
     *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub),
     *(ast.BinOp, ast.Add, ast.Mult),

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import known_names, packed_weights
 from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
-_DUNDER = re.compile(r"__\w+__\Z")
+_DUNDER = compile_on_use(r"__\w+__\Z")
 #: Attributes of Python's own that only say where something is from.
 _ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
 #: These keep the hooks of a module, and hooks.
@@ -185,7 +185,7 @@ GONE_THROUGH = frozenset(
 REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
 #: Most tensors of a sparse tensor: two of indices, and the values.
 SPARSE_PARTS = 3
-SPARSE_CLASS = re.compile(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
+SPARSE_CLASS = compile_on_use(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
 WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
 #: Classes whose state is something else than a dict, or two dicts, of attributes.
 _STATES = (

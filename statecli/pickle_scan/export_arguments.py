@@ -8,10 +8,10 @@ aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.c
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import DictOf, ListOf, ProgramValue, iter_values
@@ -203,7 +203,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
 
 
 #: Operators with a message that inductor writes into source.
-_ASSERTION = re.compile(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async|scalar)\.\w+")
+_ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async|scalar)\.\w+")
 
 
 def _check_messages(target: str, inputs: Any) -> Iterator[str]:

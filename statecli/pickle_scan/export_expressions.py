@@ -22,6 +22,7 @@ from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import operator_names, program_operators, program_schema, program_texts
 from statecli.pickle_scan.export_arguments import find_misuses
 from statecli.pickle_scan.module_attributes import find_module_attribute
@@ -45,20 +46,20 @@ _EXPRESSION_FUNCTIONS = frozenset(
     )
 )
 #: A number has no attribute, and so nothing behind its digits. sympy evaluates a text that is neither name nor number.
-_TOKEN = re.compile(
+_TOKEN = compile_on_use(
     r"[A-Za-z]\w*(?!')|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])"
     r"|'(?:[A-Za-z_]\w*|[-+]?\d[\d_]*\.?[\d_]*(?:[eE][-+]?[\d_]+)?)'"
     r"|(?P<operator>[-+*/%<>=&|~^,(]|!=)|\)",
     re.ASCII,
 )
-_SPACE = re.compile(r"[ \t]*")
+_SPACE = compile_on_use(r"[ \t]*")
 #: What an expression is made of for Python, which nothing of it may bind a name with.
 _EXPRESSION_NODES = (
     *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.Starred),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
 #: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
-_GUARD_TOKEN = re.compile(
+_GUARD_TOKEN = compile_on_use(
     r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
     r"|(?P<function>math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
     r"|IsNonOverlappingAndDenseIndicator|cast_symbool_to_symint_guardless)(?=\()"
@@ -132,7 +133,7 @@ _MAX_EXPRESSION_CHARACTERS = 20_000
 _MAX_DEGREE_OF_SUM, _MAX_DEGREE = 10, 64
 #: Functions and operators that look for a common divisor of their arguments, and how many pairs of terms these may
 #: have: torch's own functions compute none of sums of more than 20 terms, and their arguments are often overestimated.
-_DIVISIONS = re.compile(r".*(?:Div|Mod).*|%")
+_DIVISIONS = compile_on_use(r".*(?:Div|Mod).*|%")
 _MAX_PAIRS_OF_TERMS, _MAX_PAIRS_OF_SYMPY = 1024, 400
 _DIVISIONS_OF_SYMPY = frozenset(["%", "CeilDiv"])
 #: Functions and operators whose second argument is an exponent, or a number of digits.
@@ -154,9 +155,9 @@ _SYMBOL_KEYWORDS = frozenset(
     )
 )
 _KEYWORDS = {"Symbol": _SYMBOL_KEYWORDS, "Dummy": _SYMBOL_KEYWORDS, "Float": frozenset(["precision"])}
-_NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
+_NUMBER = compile_on_use(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
 #: An exponent that no float of Python has: such numbers are zero or infinite for Python, not for sympy.
-_LONG_EXPONENT = re.compile(r"[\d.][eE][-+]?[\d_]{4}")
+_LONG_EXPONENT = compile_on_use(r"[\d.][eE][-+]?[\d_]{4}")
 
 
 #: What follows from an expression that costs too much.
@@ -402,11 +403,11 @@ def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judg
             yield judgement, text
 
 
-_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
+_OPERATOR = compile_on_use(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
 #: Attributes of all operators, of a namespace or of an overload, which torch takes for a name in an operator's path.
-_ATTRIBUTE = re.compile(r"__.*|_dir")
-_ATTRIBUTE_OF_NAMESPACE = re.compile(r"__.*|_dir|name")
-_ATTRIBUTE_OF_OVERLOAD = re.compile(
+_ATTRIBUTE = compile_on_use(r"__.*|_dir")
+_ATTRIBUTE_OF_NAMESPACE = compile_on_use(r"__.*|_dir|name")
+_ATTRIBUTE_OF_OVERLOAD = compile_on_use(
     r"_.*|cacheable|decompose|dispatch|divide_kwargs|fallthrough|functorch_table|gen_schema|has_kernel_for_\w+|is_view|name"
     r"|namespace|non_fallthrough_keys|op|op_overloads|overloadpacket|overloads|py_autograd_impl|py_functionalize_impl|py_impl"
     r"|py_kernels|python_key_table|redispatch|subgraph_indexes|tags"
@@ -416,7 +417,7 @@ _BITWISE = re.findall(
     r"\w+", "__and__ __iand__ __or__ __ior__ __xor__ __ixor__ __lshift__ __ilshift__ __rshift__ __irshift__"
 )
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
-_ARITHMETIC = re.compile(
+_ARITHMETIC = compile_on_use(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
     r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.(?P<function>[A-Z]\w*)|builtins\.round",
     re.ASCII,
@@ -428,7 +429,7 @@ _MAX_SYMBOL_NUMBER = 10**6
 
 
 #: What torch.export writes for torch.func.vmap and jvp. Other arguments than theirs crash the process.
-_TRANSFORM = re.compile(r"torch\._functorch\.predispatch\.\w+")
+_TRANSFORM = compile_on_use(r"torch\._functorch\.predispatch\.\w+")
 
 
 def _check_operator(text: str) -> ProgramCall | None:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention
 from statecli.pickle_scan import debug_texts, known_names, plain_data, script_nesting, script_types
 from statecli.pickle_scan.allocations import Allocations
@@ -33,7 +34,7 @@ from statecli.pickles.python2_names import rename_python2
 
 #: The dict of copyreg from which an unpickler takes what an extension code stands for.
 EXTENSION_REGISTRY = "_inverted_registry"
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_IDENTIFIER = compile_on_use(r"[A-Za-z_]\w*")
 _RECORD_FUNCTIONS = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
 #: The classes of the three values that have no name, which pickle spells `type(None)`.
 _NAMELESS_CLASSES = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
@@ -66,8 +67,8 @@ _REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "
 _MAX_INDIRECT_CALLS = 8
 #: Names that torch's reader in C++ takes for numbers: a call of a number is that of another name. Python can call
 #: the classes of storages.
-_SCHEME = re.compile(r"torch\.per_(?:tensor|channel)_\w+")
-_NUMBERED = re.compile(rf"{_SCHEME.pattern}|torch\.\w*Storage")
+_SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
+_NUMBERED = compile_on_use(rf"{_SCHEME.pattern}|torch\.\w*Storage")
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -466,7 +467,7 @@ _ANNOTATION_TYPES = frozenset([type(None), Global, str, bytes, int, float, bool]
 #: Digits of a number beyond which only its form is looked at.
 _MAX_DIGITS = 256
 _TOO_LARGE = 10**_MAX_DIGITS
-_NUMBER = re.compile(rb"[-+\s.0-9a-fA-FxXoO_]+")
+_NUMBER = compile_on_use(rb"[-+\s.0-9a-fA-FxXoO_]+")
 
 
 def _parse_integer(line: bytes, error: MalformedError) -> int:

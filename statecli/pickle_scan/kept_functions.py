@@ -9,11 +9,11 @@ of hooks, and tensors and modules only in torch's own places. Sources: torch/nn/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import deferred_calls, known_names
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
@@ -45,7 +45,7 @@ _TRANSFORMS = frozenset(
 _DISTRIBUTIONS = "torch.distributions."
 #: What a hook keeps next to its function.
 _OF_HOOKS = _FUNCTIONS | {"module"}
-_HOOKS = re.compile(r"_\w*hooks(?:_with_kwargs|_always_called)?")
+_HOOKS = compile_on_use(r"_\w*hooks(?:_with_kwargs|_always_called)?")
 _TENSORS = frozenset(["_parameters", "_buffers"])
 _MODULES = "_modules"
 #: Classes whose `__setstate__` takes a dict with the dicts of a module.
@@ -67,7 +67,7 @@ _NO_MODULES = frozenset(
 )
 #: What gives a tensor: that may be a parameter or a buffer.
 _OF_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch.distributed.")
-_CONSTANT = re.compile(r"torch\.[a-z]\w*")
+_CONSTANT = compile_on_use(r"torch\.[a-z]\w*")
 
 
 def is_module_class(name: str) -> bool:

@@ -19,6 +19,7 @@ import re
 import sys
 
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Mention
 from statecli.pickle_scan import torch_classes
 from statecli.pickle_scan.packed_weights import CPP_CLASSES, is_cpp_class
@@ -297,15 +298,15 @@ _NAMED_NOT_CALLED = _TENSOR_FUNCTIONS | frozenset(
     ]
 )
 #: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
-_TENSOR_FUNCTION_PATTERN = re.compile(
+_TENSOR_FUNCTION_PATTERN = compile_on_use(
     r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII
 )
 #: Classes of numpy's types. Pickle names them; a type itself it makes by `numpy.dtype`.
-_DTYPE_CLASS_PATTERN = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
+_DTYPE_CLASS_PATTERN = compile_on_use(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
 #: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
 #: `__torch__` is not a package of Python: `rules.pickles` refuses the name outside of archives that torch reads as
 #: TorchScript, because Python would import a file of that name.
-_DATA_PATTERN = re.compile(
+_DATA_PATTERN = compile_on_use(
     r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     rf"|__torch__\.(?!torch\.classes\.)[\w.]+|{CPP_CLASSES}",
     re.ASCII,
@@ -385,13 +386,13 @@ _CALLED_CLASSES = frozenset(
     ]
 )
 #: Constructors here open connections, make folders and look for devices.
-_CONFIGURATION_PATTERN = re.compile(
+_CONFIGURATION_PATTERN = compile_on_use(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: Known of names, and no harm: Python's own, next to what is data.
 _HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
 #: The name of an enumeration's member, behind that of the enumeration.
-_MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
+_MEMBER = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
 #: What is known of names, by their beginning; the longest counts.
 _HARMS = {

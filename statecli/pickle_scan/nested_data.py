@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
-_NESTED_BYTES = re.compile(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
-_NESTED_TEXT = re.compile(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
+_NESTED_BYTES = compile_on_use(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
+_NESTED_TEXT = compile_on_use(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
 #: Older pickles begin with any opcode, and name what they call by STACK_GLOBAL, or in two lines: a word that holds an
 #: opcode and a module, and a word that is the name. A match starts at the start of a word only, or a long word would be
 #: read again from each of its letters.
 _STACK_GLOBAL = b"\x93"
-_TWO_WORDS = re.compile(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
-_MODULE = re.compile(rb"[ci][A-Za-z_]")
+_TWO_WORDS = compile_on_use(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
+_MODULE = compile_on_use(rb"[ci][A-Za-z_]")
 #: No pickle that calls anything is shorter.
 _MIN_PICKLE_BYTES = 6
 #: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.

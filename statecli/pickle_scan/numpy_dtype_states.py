@@ -11,11 +11,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj, Value
 
 #: What numpy writes for the type, as the first argument: a letter and a number of bytes, or of characters.
-_CODE = re.compile(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
+_CODE = compile_on_use(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
 #: The call by which numpy writes a type of texts of any length; what it is given, values without methods of the file's.
 STRING_DTYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
 _PLAIN_ARGUMENT_TYPES = (str, int, float, bool, type(None))

@@ -5,11 +5,11 @@ Other modules decide which bytes of a file are pickles; this module reads a pick
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Place
 from statecli.pickle_scan import frames
 from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
@@ -30,10 +30,10 @@ FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2
 #: Bytes that tell whether a record begins like a pickle.
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
-_PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+_PLAIN = compile_on_use(r"[A-Za-z_][\w.]*\Z")
 #: A module's name without blanks, which text has: `import` takes any name of a file or folder, such as `lib-dynload`.
-_IMPORTABLE = re.compile(r"[^\s\0]+\Z")
-_TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
+_IMPORTABLE = compile_on_use(r"[^\s\0]+\Z")
+_TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
 class FetchError(Exception):

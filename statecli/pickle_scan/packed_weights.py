@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.nodes import Global, Obj, Persistent, Value
 
 #: Classes of C++ by the names that TorchScript has for them.
@@ -21,11 +22,11 @@ CPP_CLASSES = (
     r"__torch__\.torch\.classes\.(?:quantized\.(?:LinearPackedParamsBase|EmbeddingPackedParamsBase"
     r"|Conv[123]dPackedParamsBase)|rnn\.CellParamsBase|\w+\.\w*OpContext)"
 )
-_CPP_CLASS = re.compile(CPP_CLASSES, re.ASCII)
+_CPP_CLASS = compile_on_use(CPP_CLASSES, re.ASCII)
 _LINEAR = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
-_CONVOLUTION = re.compile(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
+_CONVOLUTION = compile_on_use(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
 #: Modules whose state is what they pack, by the module of the class: the loader finds a class whatever its case.
-_MODULE = re.compile(
+_MODULE = compile_on_use(
     r"(?:__torch__\.)?torch\.(?:ao\.)?nn\.(?:intrinsic\.)?quantized\.(?:dynamic\.)?modules\.conv\w*"
     r"(?:\.___torch_mangle_\d+)?\.\w+",
     re.ASCII | re.IGNORECASE,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import (
     array_texts,
@@ -47,7 +48,7 @@ _TENSORS_AND_DTYPES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "num
 #: Calls that hold nothing but a tensor, and objects whose states `random_states` checks.
 _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
-_RANDOM_KEY = re.compile(r"python|rand|rng|seed|generator", re.IGNORECASE)
+_RANDOM_KEY = compile_on_use(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
 _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_params_buffers"
 #: Keys of the state of Lightning's ModelCheckpoint whose texts are opened or removed, and of the checkpoints of
@@ -66,7 +67,7 @@ _ALGORITHMS, _REPRESENTATION = "algorithms", "repr"
 #: Characters of a text in base64 that are decoded in a step.
 _CHARACTERS_PER_STEP = 256
 #: What ends a text in source that torch.export compiles.
-_BREAKS = re.compile(r"[\"'\\\n\r]")
+_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 
 
 def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) -> Iterator[Hazard]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import operator_names
 
 _LISTS = {
@@ -71,13 +72,13 @@ _UNCHECKED = frozenset(
     )
 )
 #: Gradients are computed from indices and sizes of the forward pass, which torch trusts.
-_GRADIENT = re.compile(r"\w+::\w*_backward(?:_\w+)?")
-_EMBEDDING_ROWS = re.compile(r"quantized::embedding_bag_\w*rowwise_offsets")
+_GRADIENT = compile_on_use(r"\w+::\w*_backward(?:_\w+)?")
+_EMBEDDING_ROWS = compile_on_use(r"quantized::embedding_bag_\w*rowwise_offsets")
 #: torch checks indices only where a program asks for it.
-_UNSAFE_SPARSE = re.compile(
+_UNSAFE_SPARSE = compile_on_use(
     r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
 )
-_FILE_OPERATOR = re.compile(
+_FILE_OPERATOR = compile_on_use(
     r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
 )
 #: Harmful operators of `aten` with an argument `self`, at any place: code can call them as methods of values.
@@ -146,7 +147,7 @@ _TEXT_OPERATORS = frozenset(
     )
 )
 #: `values` and `wait` of a sparse tensor or a stream have other overloads than those of a dict.
-_TEXT_OVERLOAD = re.compile(r"str|any|list|dict|t|left_t|right_|(?:default_|Dict_)\w+")
+_TEXT_OVERLOAD = compile_on_use(r"str|any|list|dict|t|left_t|right_|(?:default_|Dict_)\w+")
 _OF_TENSORS = frozenset(["aten::values.default", "aten::values.Tensor_Dict"])
 
 

@@ -15,34 +15,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from statecli.core import unicode_forms
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.export_arguments import TAKEN_NAMES
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import Judgement
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-_NAME = re.compile(r"\w*")
-_PARAMETER = re.compile(r"\*{0,2}\w*")
+_NAME = compile_on_use(r"\w*")
+_PARAMETER = compile_on_use(r"\*{0,2}\w*")
 #: What ends a text in quotes, a comment or a line of source.
-_BREAKS = re.compile(r"[\"'\\\n\r]")
+_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 #: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
-_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]|'''")
+_BREAKS_OF_PATH = compile_on_use(r"[\"\\\n\r]|'''")
 #: The messages of assertions have single quotes, also at their end; inductor puts the C++ around them between three
 #: single quotes of Python. `??/` is a backslash for some compilers of C++.
-_BREAKS_OF_VALUE = re.compile(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
+_BREAKS_OF_VALUE = compile_on_use(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
 #: A wrapper in C++, with the stack traces, is between three double quotes of Python, a kernel between three single
 #: quotes. Of 8,142 stack traces in 266 exported programs, none has either.
-_BREAKS_OF_TRACE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
+_BREAKS_OF_TRACE = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
 #: Names of functions and classes; those inside of a function have its `<locals>`.
-_FUNCTIONS = re.compile(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
+_FUNCTIONS = compile_on_use(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
 _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
 #: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++: a
 #: raw string with up to 16 characters before its bracket, a line or a comment that goes on.
 _RAW_END = ')"'
-_RAW_BEGIN = re.compile(r"R\"[^ \t\v\f\n()\\]{0,16}\(|(?:\\|\?\?/)[ \t]*$|^[ \t]*(?:#|%:|\?\?=)|/\*", re.MULTILINE)
+_RAW_BEGIN = compile_on_use(r"R\"[^ \t\v\f\n()\\]{0,16}\(|(?:\\|\?\?/)[ \t]*$|^[ \t]*(?:#|%:|\?\?=)|/\*", re.MULTILINE)
 #: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.
 _COMPILER_OPTIONS, _STREAM = "inductor_configs", "stream"
-_BRACKET = re.compile(r"[\[()\]]")
-_CALL_NUMBER = re.compile(r"@\d+")
+_BRACKET = compile_on_use(r"[\[()\]]")
+_CALL_NUMBER = compile_on_use(r"@\d+")
 
 
 def is_valid(text: str, judgement: Judgement) -> bool:

@@ -11,19 +11,20 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
 from statecli.pickle_scan.script_types import ScriptTypes, is_optional_attribute, is_trusted
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-_CAST = re.compile(r"\bunchecked_cast\b\s*(?:\((?P<type>[\w.,\[\]() ]+), (?P<name>\w+)\))?", re.ASCII)
-_DEF = re.compile(r"^ *def \w+", re.MULTILINE | re.ASCII)
+_CAST = compile_on_use(r"\bunchecked_cast\b\s*(?:\((?P<type>[\w.,\[\]() ]+), (?P<name>\w+)\))?", re.ASCII)
+_DEF = compile_on_use(r"^ *def \w+", re.MULTILINE | re.ASCII)
 #: The targets of an assignment, up to its sign.
-_TARGETS = re.compile(r"([^=]*[^=!<>])=(?!=)")
+_TARGETS = compile_on_use(r"([^=]*[^=!<>])=(?!=)")
 #: Characters in which all mentions of some names are found in the time of a step.
 _CHARACTERS_SEARCHED_PER_STEP = 100
 #: Names that a value is passed on by.
 _MAX_NAMES = 8
-_CALL = re.compile(r"\w\(")
+_CALL = compile_on_use(r"\w\(")
 
 
 class UncheckedCast(NamedTuple):

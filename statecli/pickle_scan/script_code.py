@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import packed_weights, program_operators
 from statecli.pickle_scan.step_budget import Budget, Steps
 
@@ -32,7 +33,7 @@ _KEYWORD = (
     "(?:is|not|in|and|or|if|else|elif|for|while|as|with|return|lambda|assert|raise|pass|del|global|import|class|def)"
 )
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
-_MENTION = re.compile(
+_MENTION = compile_on_use(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
@@ -53,7 +54,7 @@ _ENUMERATION_HARM = (
 )
 #: `torch.to` takes a memory format without its name, as its last argument.
 _TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
-_ARGUMENT = re.compile(r"[(\[]|[)\]]|,")
+_ARGUMENT = compile_on_use(r"[(\[]|[)\]]|,")
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
 _STRING_STOPS = {
     '"': re.compile(r'\\.|"|\n', re.DOTALL),
@@ -63,27 +64,27 @@ _STRING_STOPS = {
 }
 #: Characters of strings that stand next to each other: getattr takes the name of a method from them.
 _MAX_JOINED_CHARACTERS = 200
-_ESCAPE = re.compile(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
-_ONLY_SPACE = re.compile(_SPACE)
+_ESCAPE = compile_on_use(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
+_ONLY_SPACE = compile_on_use(_SPACE)
 #: Methods of the classes in C++ that keep packed weights, and of every class.
 _METHODS_OF_CLASSES = frozenset(["unpack", "__getstate__", "__setstate__", "__init__", "__new__"])
-_DEFINED = re.compile(rb"\bdef\s+([A-Za-z_]\w*)")
-_WORD = re.compile(r"\w+", re.ASCII)
-_COMMENT = re.compile(r"\#[^\n]*")
-_DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
+_DEFINED = compile_on_use(rb"\bdef\s+([A-Za-z_]\w*)")
+_WORD = compile_on_use(r"\w+", re.ASCII)
+_COMMENT = compile_on_use(r"\#[^\n]*")
+_DEF = compile_on_use(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
 #: The names of operators in the bytecode of the lite interpreter: strings of its pickle, whatever opcode they have. Of
 #: those behind a length only that many bytes are the name.
-_BYTECODE_OPERATOR = re.compile(rb"(?:X(.)\0\0\0|\x8c(.)|\x8d(.)\0{7}|(?<!\w))(\w+::\w+)", re.DOTALL)
+_BYTECODE_OPERATOR = compile_on_use(rb"(?:X(.)\0\0\0|\x8c(.)|\x8d(.)\0{7}|(?<!\w))(\w+::\w+)", re.DOTALL)
 
 
 _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
 #: Strings and comments, but for those of types.
-_OPAQUE = re.compile(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
-_FUNCTION = re.compile(r"\bdef\s+(\w+)", re.ASCII)
-_CLASS = re.compile(r"\bclass\s+(\w+)", re.ASCII)
+_OPAQUE = compile_on_use(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
+_FUNCTION = compile_on_use(r"\bdef\s+(\w+)", re.ASCII)
+_CLASS = compile_on_use(r"\bclass\s+(\w+)", re.ASCII)
 #: What a function runs: a method of its own object, something else that it calls, a loop, an operator between values,
 #: something that has no name.
-_CALL_OR_LOOP = re.compile(
+_CALL_OR_LOOP = compile_on_use(
     r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
     r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
     r"|(?<=[\w)\]])\s+-(?!>))"
@@ -95,7 +96,7 @@ _CALL_OR_LOOP = re.compile(
 #: Characters of code whose tokens, of one character at the worst, are read in the time of a step.
 CHARACTERS_PER_STEP = 6
 #: An object of a class that the archive defines.
-_SELF = re.compile(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
+_SELF = compile_on_use(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
 #: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
 _HARMLESS_BUILTINS = frozenset(
     re.findall(
@@ -115,36 +116,36 @@ _HARMLESS_METHODS = frozenset(
         """,
     )
 )
-_PACKING_OPERATOR = re.compile(
+_PACKING_OPERATOR = compile_on_use(
     r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
 )
 #: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
-_PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
+_PACK_CALL = compile_on_use(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
 #: Among the targets of an assignment the last of these; from the others on, a long line would be read again and again.
-_DIVISOR_ASSIGNMENT = re.compile(
+_DIVISOR_ASSIGNMENT = compile_on_use(
     r"\.\s*(?:stride|dilation|groups)\s*(?:,(?:(?!\.\s*(?:stride|dilation|groups)\b)[^=\n])*)?=(?!=)", re.ASCII
 )
-_ASSIGNMENT_FROM_STATE = re.compile(
+_ASSIGNMENT_FROM_STATE = compile_on_use(
     r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
 )
-_CONVOLUTION_MODULE = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
-_STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
+_CONVOLUTION_MODULE = compile_on_use(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
+_STATE = compile_on_use(r"(?<![\w.])state\b", re.ASCII)
 #: Names that are separated by commas, and whether they are assigned to.
-_NAMES = re.compile(r"(?<![\w.])(?P<names>\w+(?: *, *\w+)*) *,? *(?P<assigned>=(?!=))?", re.ASCII)
+_NAMES = compile_on_use(r"(?<![\w.])(?P<names>\w+(?: *, *\w+)*) *,? *(?P<assigned>=(?!=))?", re.ASCII)
 #: Characters of a line or of the arguments of a call that pack a convolution, which have some dozens.
 _MAX_PACKING_CHARACTERS = 1000
-_DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
+_DIVISOR_CONSTANT = compile_on_use(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = "gets other numbers from __setstate__ than the saved state of the quantized convolution has"
 _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
-_ANNOTATION = re.compile(r":[\w.,\[\]\s]*(?==)")
-_BRACKET = re.compile(r"[()]")
+_ANNOTATION = compile_on_use(r":[\w.,\[\]\s]*(?==)")
+_BRACKET = compile_on_use(r"[()]")
 #: A constant of a class, up to its value; what ends the value.
-_CONSTANT = re.compile(r"\bFinal\b(?:(?!\bFinal\b)[^=])*=(?!=)", re.ASCII)
-_END_OF_STATEMENT = re.compile(r"[()\[\]{}\n]")
+_CONSTANT = compile_on_use(r"\bFinal\b(?:(?!\bFinal\b)[^=])*=(?!=)", re.ASCII)
+_END_OF_STATEMENT = compile_on_use(r"[()\[\]{}\n]")
 _RUNS_HARM = "__setstate__ runs during loading, although __setstate__ should only pack weights"
 _DEFAULT_HARM = "computes the default value of a parameter during loading"
 _CONSTANT_HARM = "computes a constant of a class during loading"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Strings
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -19,8 +20,8 @@ MAX_LINKS = 2_000
 #: Brackets inside one another in the text of a type. Types that torch wrote have fewer than ten.
 MAX_TYPE_DEPTH = 200
 _TYPE_TAG = "torch.jit._pickle.restore_type_tag"
-_TYPE_TEXT = re.compile(rf"[\w.,\[\] ]{{{MAX_TYPE_DEPTH},}}", re.ASCII)
-_TOKEN = re.compile(
+_TYPE_TEXT = compile_on_use(rf"[\w.,\[\] ]{{{MAX_TYPE_DEPTH},}}", re.ASCII)
+_TOKEN = compile_on_use(
     r"(?P<quote>'''|\"\"\"|['\"])|(?P<comment>#[^\n]*)|(?P<joined>\\\n)|(?P<line>\n)"
     r"|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<comma>[,:;])"
     r"|(?P<word>\b(?:if|and|or|not|is|in)\b)|(?P<operand>\d(?:[eE][-+]|[\w.])*|\w+)"

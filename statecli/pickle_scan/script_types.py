@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
 from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -22,15 +23,15 @@ _ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
 _TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 #: Calls whose first argument is what they make.
 _TAGS = frozenset([_TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
-_RECORD = re.compile(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
-_CLASS = re.compile(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
-_CLASS_TOKEN = re.compile(r"\bclass\b", re.ASCII)
+_RECORD = compile_on_use(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
+_CLASS = compile_on_use(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
+_CLASS_TOKEN = compile_on_use(r"\bclass\b", re.ASCII)
 #: What torch writes at the top of a class, besides functions: attributes, and what gives no object an attribute.
-_ATTRIBUTE = re.compile(
+_ATTRIBUTE = compile_on_use(
     r'  (?:(?P<name>\w+) : |__annotations__\["(?P<quoted>[^"\\\n]*)"\] = )(?P<type>[\w.,\[\]() ]+)', re.ASCII
 )
-_NO_ATTRIBUTE = re.compile(r"  (?:def \w|pass\Z|\w+ : Final\[.*\] = |\w+ = )", re.ASCII)
-_TYPE_WORD = re.compile(r"[\w.]+|[\[\],]", re.ASCII)
+_NO_ATTRIBUTE = compile_on_use(r"  (?:def \w|pass\Z|\w+ : Final\[.*\] = |\w+ = )", re.ASCII)
+_TYPE_WORD = compile_on_use(r"[\w.]+|[\[\],]", re.ASCII)
 _QUOTE, _INDENT = frozenset("\"'"), 2
 #: Types whose values are checked here, by their arguments.
 _OPTIONAL, _LIST, _DICT, _TUPLE = "Optional", "List", "Dict", "Tuple"

@@ -7,11 +7,11 @@ or iterates over them. Nothing here is computed from the bytes of a storage.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj, Persistent, Value
 
@@ -24,22 +24,22 @@ _DIMENSIONS_PER_STEP = 16
 #: Digits of a number in text that are read.
 _MAX_DIGITS = 30
 #: Functions that make a tensor over a storage: (storage, offset, size, stride, …).
-_STORAGE_FUNCTIONS = re.compile(r"torch\._utils\._rebuild_(?:tensor(?:_v\d+)?|qtensor)")
+_STORAGE_FUNCTIONS = compile_on_use(r"torch\._utils\._rebuild_(?:tensor(?:_v\d+)?|qtensor)")
 #: What gives its first argument back, or a tensor of as many elements.
-_SAME_SIZE_FUNCTIONS = re.compile(
+_SAME_SIZE_FUNCTIONS = compile_on_use(
     r"torch\._utils\._rebuild_(?:parameter|parameter_with_state|device_tensor_\w+|xla_tensor)"
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer)|torch\.jit\._pickle\.restore_type_tag"
 )
 #: What makes a tensor of all that is among its arguments.
-_PART_FUNCTIONS = re.compile(
+_PART_FUNCTIONS = compile_on_use(
     r"torch\._utils\._rebuild_(?:sparse|nested)_tensor|torch\.nested\.[\w.]+\._rebuild_njt"
     r"|torch\.(?:cuda\.)?sparse\.\w+Tensor"
 )
-_TENSOR_CLASS = re.compile(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
+_TENSOR_CLASS = compile_on_use(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
 _SHAPE_CLASSES = frozenset(["torch.Size", "builtins.tuple", "builtins.list"])
 _COPYREG_FUNCTIONS = frozenset(["copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor"])
-_NUMPY_NUMBER = re.compile(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
-_INTEGER_CODE = re.compile(r"([<>|=]?)([iub?])(\d*)\Z")
+_NUMPY_NUMBER = compile_on_use(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
+_INTEGER_CODE = compile_on_use(r"([<>|=]?)([iub?])(\d*)\Z")
 
 #: The plain name of a global.
 PlainName: TypeAlias = Callable[[Global], str]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.core import quoting, unicode_forms
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
 from statecli.pickle_scan import known_names, torch_classes
 
@@ -27,21 +28,21 @@ CLASS_PATHS, INSTANTIATOR = ("class_path", "_class_path"), "_instantiator"
 #: Keys of the mappings in which MMEngine saves its configuration, and its keys there.
 CONFIG_PARENTS, CONFIGS = ("meta", "runtime_info"), ("cfg", "config")
 
-_INSTANTIATORS = re.compile(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.instantiate_module")
+_INSTANTIATORS = compile_on_use(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.instantiate_module")
 #: Where layers, optimizers and schedulers are defined, whose calls only compute, and the module that exports them.
-_MODULES = re.compile(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
+_MODULES = compile_on_use(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
 #: A text that is rather the name of a file than of a class: `train.csv`.
-_FILE_NAME = re.compile(r"\w+\.[a-z0-9]{1,6}")
+_FILE_NAME = compile_on_use(r"\w+\.[a-z0-9]{1,6}")
 #: The name of a file that holds a configuration; what is in each list and mapping of YAML; and what is between texts.
-_CONFIG_FILE = re.compile(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
+_CONFIG_FILE = compile_on_use(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
 _COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
 #: Names of dtypes, which are frequent in hyperparameters and not called.
-_PLAIN_DTYPE = re.compile(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
+_PLAIN_DTYPE = compile_on_use(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
 
 #: The key of a dtype that HQQ saves as letters, also of a tensor in a call there, and the name of a dtype.
-_DTYPE_KEY = re.compile(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)(?:\W|__args__|__state__|\d)*\Z")
-_DTYPE = re.compile(r"torch\.\w{1,30}")
+_DTYPE_KEY = compile_on_use(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)(?:\W|__args__|__state__|\d)*\Z")
+_DTYPE = compile_on_use(r"torch\.\w{1,30}")
 #: The packages of OpenMMLab whose registries are named by their scopes, and that export no classes of their own.
 _SCOPE_NAMES = (
     "mmaction mmagic mmcls mmdeploy mmdet mmdet3d mmedit mmeval mmfewshot mmflow mmgen mmhuman3d mmocr mmpose "
@@ -79,9 +80,9 @@ _SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"
 #: Modules without a point in their names that act when they are imported: Python's own, and scripts of a project.
 _ACTING_MODULES = frozenset(["antigravity", "conftest", "idlelib", "main", "setup", "test", "train", "turtledemo"])
 #: The name of a class in a registry.
-_CLASS_NAME = re.compile(r"[A-Z]\w*")
+_CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 #: The beginning of a mapping in YAML, or the end of a key.
-_MAPPING = re.compile(r"\{|:\s")
+_MAPPING = compile_on_use(r"\{|:\s")
 #: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
 _CONFIG_NODES = (
     *(ast.Module, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set),

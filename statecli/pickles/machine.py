@@ -17,6 +17,7 @@ import struct
 from itertools import repeat
 
 from statecli.core.garbage_collector import pause_gc
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.machine_state import BURST_OPCODES, CALLABLE_TYPES, MachineState
 from statecli.pickles.nodes import Obj, Persistent, Pickle
 from statecli.pickles.opcodes import HANDLERS, Handler, Stopped
@@ -235,7 +236,7 @@ class _Shapes(dict[bytes, tuple[int, ...]]):
 
 _MAX_CACHE = 65_536
 _NUMBER = rb"(?:K.|M..|J....)"
-_NUMBERS = re.compile(_NUMBER, re.DOTALL)
+_NUMBERS = compile_on_use(_NUMBER, re.DOTALL)
 _GET = rb"(h.|j....)"
 _PUT = rb"r(....)"
 #: One to three numbers and TUPLE1 to TUPLE3, or a MARK, more numbers and TUPLE.
@@ -243,7 +244,7 @@ _SHAPE = rb"(N\x85|NN\x86|NNN\x87|\(N{4,16}t)".replace(b"N", _NUMBER)
 #: What torch writes between the function `_rebuild_tensor_v2`, its MARK included, and the memo entry of the tensor:
 #: the storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are prefix codes, so
 #: bytes that match can be read in no other way.
-_RECORD = re.compile(
+_RECORD = compile_on_use(
     b"".join(
         (
             *(rb"\(", _GET, _GET, rb"X(.)\0\0\0([0-9]{1,20})", _PUT, _GET, b"(", _NUMBER, b")t", _PUT, b"Q"),

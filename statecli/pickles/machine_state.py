@@ -6,7 +6,6 @@ is allocated.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Container, Iterable, Iterator
 from itertools import repeat
@@ -14,6 +13,7 @@ from operator import length_hint
 from typing import ClassVar
 
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.errors import ComputedName, MisframedPickle, OverBudget, TruncatedPickle
 from statecli.pickles.keys import Tokens, wrap_key
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
@@ -39,8 +39,8 @@ NO_LINE_BREAK = "a text value does not end with a line break"
 CROSSES_FRAME = "an instruction runs past the end of its block (frame)"
 #: The end of the open frame where no frame is open: after every byte.
 NO_FRAME = sys.maxsize
-_DECIMAL = re.compile(rb"[+-]?[0-9]+")
-_OCTAL = re.compile(rb"\s*[+-]?0[0-7]+")
+_DECIMAL = compile_on_use(rb"[+-]?[0-9]+")
+_OCTAL = compile_on_use(rb"\s*[+-]?0[0-7]+")
 #: In whose place stands an integer of more than `MAX_INT_BYTES`.
 _INT = Global("builtins", "int", 0)
 STRING_TYPES = frozenset([str])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.nodes import Global, Obj, Value
 
-_NUMBER = re.compile(r"[biufc]\d+", re.ASCII)
-_NUMBER_OR_DATE = re.compile(r"[<>|=]?[?biufcmM]\d*(?:\[\w+\])?", re.ASCII)
-_TEXT = re.compile(r"U(\d{1,6})", re.ASCII)
+_NUMBER = compile_on_use(r"[biufc]\d+", re.ASCII)
+_NUMBER_OR_DATE = compile_on_use(r"[<>|=]?[?biufcmM]\d*(?:\[\w+\])?", re.ASCII)
+_TEXT = compile_on_use(r"U(\d{1,6})", re.ASCII)
 
 
 class NumberType(NamedTuple):

@@ -6,7 +6,6 @@ Lengths are in units of the picture's coordinate system, y downwards, as in SVG.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from statecli.core.escaping import truncate_middle
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_count, format_number, plural
 from statecli.report import Bars, Spread
 
@@ -32,7 +32,7 @@ MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 MAX_BAR_WIDTH = 40.0
 
 #: The first part of a name that is a number: the 3 of `encoder.layer.3.weight`.
-_LAYER = re.compile(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
+_LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -13,12 +13,13 @@ import re
 from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.report import Cell, Report, build_scope_notes
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
 
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
+_NUMBER = compile_on_use(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 
 
 class _LineWriter:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_origin
 from statecli.report import Column, Group, Page, Problem, Report
 
@@ -33,7 +34,7 @@ RESERVED_CHARACTERS = 200
 
 #: Text that GitHub may read as markup: emphasis, links, mentions, issues, formulas, emoji; at the start of a line also
 #: lists and `::`, which is a command in the log of a step. A `_` inside a word is plain text.
-_MARKUP = re.compile(
+_MARKUP = compile_on_use(
     r"[\\`*~<>\[\]#@&$|]|(?<!\w)_|_(?!\w)|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s|^\s*::", re.IGNORECASE
 )
 

@@ -8,7 +8,6 @@ was not successful. `-q` leaves nothing out, because programs read this output.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from statecli.core.documentation import rule_url
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
 from statecli.report import Problem, Report, RuleText, Trouble, build_problem, build_scope_notes, label_help
@@ -28,7 +28,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 #: The partial fingerprint that GitHub uses.
 GITHUB_FINGERPRINT = "primaryLocationLineHash"
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_URL = compile_on_use(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature

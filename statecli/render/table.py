@@ -6,7 +6,6 @@ Names are never cut to fit a column.
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import format_origin
 from statecli.render._ansi import get_patch_style, paint
@@ -448,7 +448,7 @@ class _PageWriter:
 
 
 #: A text that stays in one line: `(float32 [16])`, `(144 parameters)`, `(state, strict=False)`.
-_PARENTHESIS = re.compile(r"\([^()]{1,24}\)")
+_PARENTHESIS = compile_on_use(r"\([^()]{1,24}\)")
 
 
 def _keep_parentheses(text: str) -> str:
@@ -474,7 +474,7 @@ def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
 
 _SIGN_STYLES = {"✓": "green", "✗": "red", "A": "green", "D": "red", "M": "yellow", "R": "cyan", "?": "yellow"}
 #: Verdicts anywhere in a row, and the letter of a change before the name.
-_SIGN = re.compile(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
+_SIGN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from statecli.commands.diff.result import (
     TransformationKind,
 )
 from statecli.commands.diff.transformations.layers import split_moved_layer
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quantized_layouts import Layout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
@@ -33,7 +33,7 @@ _MAX_NAMED = 3
 _MAX_LINES = 24
 #: An error of a quantized weight that is so many times the median is named.
 _OUTLIER_RATIO = 3
-_LAYER_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+_LAYER_NUMBER = compile_on_use(r"(?<![^.])[0-9]+(?![^.])")
 _ROUNDINGS = {
     Rounding.NEAREST: "exactly rounded",
     Rounding.TRUNCATED: "rounded towards zero",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,6 +12,7 @@ from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
@@ -311,7 +311,7 @@ def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
 
 
 #: The end of a reason that has an input to type.
-_INPUT_TO_TYPE = re.compile(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
+_INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
 
 
 def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:

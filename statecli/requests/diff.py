@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from msgspec.structs import asdict, replace
 
@@ -11,6 +10,7 @@ from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.commands.diff.snapshot import refuse_value_options
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
@@ -29,7 +29,7 @@ from statecli.workers import executors
 #: Tensors with the largest change, whose Δ a page draws.
 HISTOGRAMS = 6
 
-_DEVICE = re.compile(rf"cpu|{CUDA}")
+_DEVICE = compile_on_use(rf"cpu|{CUDA}")
 
 
 def check(options: DiffOptions, extra: ExtraInputs) -> None:

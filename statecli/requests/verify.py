@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
-_DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
+_DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA}")
 #: Options, each with the proofs that use the value.
 _PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step", "resume"}}
 

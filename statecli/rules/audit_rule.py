@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, Place
 from statecli.core.rule import Rule
 
@@ -58,7 +59,7 @@ class AuditRule(Rule, frozen=True):
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
 
-_EXPLANATION = re.compile(r"(.+?)\n\nWhy: (.+?)\n\nExample: (.+?)\n\nFix: (.+)", re.DOTALL)
+_EXPLANATION = compile_on_use(r"(.+?)\n\nWhy: (.+?)\n\nExample: (.+?)\n\nFix: (.+)", re.DOTALL)
 
 
 def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:

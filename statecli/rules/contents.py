@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import join_names, plural
@@ -18,7 +18,7 @@ from statecli.targets.section_of_target import split_section
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
 #: Last parts of names that have shape [0] in sound models: e3nn's `bias` of a layer without bias, the range of a torch
 #: observer that has seen no data, and parameters that only say on which device a module is (`dummy_param`).
-_PLACEHOLDER = re.compile(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
+_PLACEHOLDER = compile_on_use(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
 #: A buffer of e3nn's layers, whose `weight` has shape [0] if the weights are arguments of forward.
 _E3NN_BUFFER = "output_mask"
 #: Names by which DeepSpeed's ZeRO-3 records that the weights lie in other files.

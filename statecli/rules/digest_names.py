@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 
 import msgspec
 
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 
 #: The path of a blob: `…/blobs/DIGEST` of huggingface_hub, `…/blobs/sha256-DIGEST` of ollama. 64 digits are a SHA-256,
 #: 40 digits the SHA-1 by which git names the file, as the Hub does for files outside of LFS.
-_BLOB = re.compile(r"[/\\]blobs[/\\](?:sha256-)?(?P<digest>[0-9a-f]{64}|[0-9a-f]{40})\Z")
+_BLOB = compile_on_use(r"[/\\]blobs[/\\](?:sha256-)?(?P<digest>[0-9a-f]{64}|[0-9a-f]{40})\Z")
 _SHA256_DIGITS = 64
 #: Bytes that are hashed at a time.
 _PIECE = 8 << 20

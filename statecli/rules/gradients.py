@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any
@@ -156,11 +157,11 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
 #: States that torch's fused kernels read and write for each element of the parameter.
 _FUSED_STATES = frozenset(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"])
 _STATE_KINDS = (Kind.OPTIMIZER, Kind.OTHER)
-_STATE = re.compile(r"(?P<owner>.+)(?:\['(?P<key>\w+)'\]|\.(?P<word>\w+))", re.DOTALL)
+_STATE = compile_on_use(r"(?P<owner>.+)(?:\['(?P<key>\w+)'\]|\.(?P<word>\w+))", re.DOTALL)
 
 
 #: The setting `fused` of an optimizer, wherever in the checkpoint it lies.
-_FUSED_SETTING = re.compile(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", re.DOTALL)
+_FUSED_SETTING = compile_on_use(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", re.DOTALL)
 
 
 def _list_nested_optimizers(subject: Subject) -> list[str]:

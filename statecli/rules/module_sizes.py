@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
 _Sizes = tuple[int, ...]
-_RECURRENT = re.compile(
+_RECURRENT = compile_on_use(
     r"(?P<module>(?:.*\.)?)(?P<what>weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(?P<layer>\d+)(?P<way>_reverse|)"
 )
 #: The list by which forward passes the weights on: the weights themselves, unless a file says otherwise.
-_FLAT_WEIGHT = re.compile(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,6})\]")
+_FLAT_WEIGHT = compile_on_use(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,6})\]")
 #: Rows of the weights of a recurrent cell for each element of its hidden state, by the module's `mode`.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
-_ATTENTION_HEADS = re.compile(r"(?:.*\.)?(?:num_heads|head_dim)")
+_ATTENTION_HEADS = compile_on_use(r"(?:.*\.)?(?:num_heads|head_dim)")
 _HELP = "do not call the module; ask who published it"
 
 

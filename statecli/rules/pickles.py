@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +10,7 @@ from msgspec import structs
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
@@ -322,7 +322,7 @@ def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) ->
 _REFUSED_PROTOCOL = 4
 #: Files that the Trainer and Accelerate save next to the weights, and load with their own list of names. Any other name
 #: is one that somebody gave the file.
-_COMPANIONS = re.compile(
+_COMPANIONS = compile_on_use(
     r"(?:optimizer|scheduler)(?:_\d+)?\.(?:pt|bin)|scaler\.pt|(?:sampler|dl_state_dict)(?:_\d+)?\.bin"
     r"|training_args\.bin|rng_state(?:_\d+)?\.pth|(?:random_states|custom_checkpoint)_\d+\.pkl"
 )

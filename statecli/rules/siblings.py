@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from statistics import median
@@ -13,6 +12,7 @@ import msgspec
 from statecli.commands.inspect.quantized import list_weights
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.quantized_weights import LostCodes, find_lost_codes
@@ -40,9 +40,9 @@ ISOLATION = 3.0
 #: Factor between the smallest and the largest of the siblings' scales, at most, so that none of them can be 0.
 MAX_SCALE_RANGE = 10.0
 #: Parts of names that start at 0, and stay there in a layer that is not trained: all of its values may be 0.
-_STARTS_AT_ZERO = re.compile(r"bias|lora_|zero_point")
+_STARTS_AT_ZERO = compile_on_use(r"bias|lora_|zero_point")
 #: The number of a layer; a list of layers has no longer one.
-_INDEX = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
+_INDEX = compile_on_use(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
 
 _T = TypeVar("_T", bound=Hashable)
 

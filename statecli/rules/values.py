@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
 from statecli.rules.audit_rule import Issue, rule
@@ -25,7 +25,7 @@ DENORMALS = 4096
 #: Smallest size in bytes of a tensor that is reported for being saved twice or having one value.
 SMALL = 1 << 10
 #: Weights that begin at zero or at one value, or alike in each layer: adapters, tables of positions, A of Mamba.
-_BEGINS_SO = re.compile(
+_BEGINS_SO = compile_on_use(
     r"(?:^|\.)(?:lora_(?:B|E|up|embedding_A)|hada_w2_a|lokr_w1|oft_[rR]|boft_R|ia3_l|A_log|final_logits_bias|cls_token"
     r"|pos(?:ition)?_embed\w*|rel_pos_[hw]|relative_position_bias_table|(?:zero_conv|controlnet_)\w*)(?:\.|$)"
 )

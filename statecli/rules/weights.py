@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 #: The factor of an adapter that peft, diffusers and kohya's scripts initialize with zeros, so that training starts at
 #: the base model: LoRA, LoRA of embeddings, AdaLoRA, LoHa, LoKr, OFT, BOFT, VeRA.
-_ZERO_AT_START = re.compile(
+_ZERO_AT_START = compile_on_use(
     r"(?:^|\.)(?P<factor>lora_E|lora_B|lora_up|lora_embedding_A|hada_w2_a|lokr_w1|oft_[rR]|boft_R|vera_lambda_b)(?:\.|$)"
 )
 #: Names under which trainers save how far a training came.
-_STEPS = re.compile(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
+_STEPS = compile_on_use(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
 
 
 @rule(Severity.WARNING, needs_values)
@@ -84,7 +85,7 @@ MIN_ELEMENTS = 64
 #: language models reach some tens.
 OUTLIER_FACTOR = 1000.0
 #: Tensors that hold the number that stands for minus infinity.
-_MASK = re.compile(r"mask", re.IGNORECASE)
+_MASK = compile_on_use(r"mask", re.IGNORECASE)
 
 
 @rule(Severity.WARNING, needs_values)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from statecli.core.errors import ChecksumMismatch
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
 from statecli.values.delta import MAX_RANK
@@ -23,7 +23,7 @@ from statecli.workers.task import Piece
 #: Name of a field, and True if its value is possible.
 Checks = Iterator[tuple[str, bool]]
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = compile_on_use(r"[0-9a-f]{64}")
 #: Largest exponent of a `Wide`: far beyond any float64, and far below the limit of `ldexp`.
 _MAX_EXPONENT = 1 << 20
 

@@ -7,7 +7,6 @@ listings.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 from statecli.storage.object_store import Listing, Missing, confirm_version
@@ -23,7 +23,7 @@ from statecli.storage.store import FileVersion
 from statecli.storage.url import is_chain
 
 _Object = TypeVar("_Object")
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = compile_on_use(r"bytes (\d+)-(\d+)/(\d+)")
 #: Largest file in bytes that is accepted from a server without ranges.
 MAX_WHOLE_BYTES = 16 << 20
 #: Largest number of bytes of an answer that are read at once.

@@ -9,10 +9,11 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 
 _BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
 #: Title of an empty listing.
-_LISTING = re.compile(r"index of|directory listing|listing of", re.IGNORECASE)
+_LISTING = compile_on_use(r"index of|directory listing|listing of", re.IGNORECASE)
 
 
 def is_html(head: bytes) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from statecli.core.errors import PlaceUnreadable, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import connections, credentials, html_listing, redact
 from statecli.storage.masked_url import hide_secrets, parse_url
 from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
@@ -27,12 +28,12 @@ MAX_DRAINED_BYTES, DRAIN_TIMEOUT_S = 16 << 10, 0.1
 MAX_REDIRECTS = 10
 
 _DOWNLOAD = "download the file first"
-_NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
-_LENGTH = re.compile(r"\d{1,19}")
-_EMPTY = re.compile(r"(?:bytes )?\*/(?P<size>\d{1,19})")
+_NEXT = compile_on_use(r'<([^<>]+)>\s*;\s*rel="?next')
+_RANGE = compile_on_use(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_LENGTH = compile_on_use(r"\d{1,19}")
+_EMPTY = compile_on_use(r"(?:bytes )?\*/(?P<size>\d{1,19})")
 #: Paths that name a file; the URL of a folder with such a name ends with a slash.
-_FILE = re.compile(
+_FILE = compile_on_use(
     r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
 )
 _BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 
 from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
 from statecli.storage.http import Http, Refused, fetch_document
@@ -22,7 +23,7 @@ from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion
 
 _TYPES = frozenset(["datasets", "spaces", "models"])
-_REVISION = re.compile(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?P<path>.*))?", re.DOTALL)
+_REVISION = compile_on_use(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?P<path>.*))?", re.DOTALL)
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import redact, session
 from statecli.storage.url import find_query, split_url
 
@@ -18,19 +19,19 @@ _SHOWN_PARAMETERS = "file filename name path rev revision ref version versionid 
 #: Parameters of a query that are shown as they are: which file, and which version of it.
 SHOWN_PARAMETERS = frozenset(_SHOWN_PARAMETERS.split())
 #: A value that contains no parameter of its own.
-_PLAIN = re.compile(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
-_PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
+_PLAIN = compile_on_use(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
+_PARAMETER = compile_on_use(r"[\w.~%\[\]-]{1,40}")
 #: Names of parameters whose values are certainly secret; values of others may be a format or a date.
-_SECRET = re.compile("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
+_SECRET = compile_on_use("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
 #: A secret parameter outside a query, and the text after the parameter, which may contain `/`.
-_TOKEN = re.compile(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
+_TOKEN = compile_on_use(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
 #: Schemes in which the text before `@` is not a user: `hf://gpt2@main`, `abfs://container@account`.
 _NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
 #: The links of a chain: `zip://m.pt::https://host/a.zip`.
-_CHAIN = re.compile(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
+_CHAIN = compile_on_use(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
 #: A URL somewhere in a text.
-_INSIDE = re.compile(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
+_INSIDE = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
 
 class TypedUrl(NamedTuple):
@@ -117,7 +118,7 @@ def _has_user(url: str) -> bool:
 def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
     """Yield name and URL of the file, then of each folder around the file down to the host."""
     # A link before the first path, as in `simplecache::https://…`, has no path.
-    links = re.split(_CHAIN, url)
+    links = _CHAIN.split(url)
     first = next(n for n, link in enumerate(links) if "://" in link)
     prefix = "".join(f"{link}::" for link in links[:first])
     parsed, outer = parse_url(links[first]), links[first + 1 :]

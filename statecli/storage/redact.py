@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import session
 
 #: Text in the place of a secret.
@@ -17,7 +18,7 @@ MIN_SECRET_CHARS = 6
 MIN_INNER_CHARS = 10
 
 #: Variables of the environment whose values are secret, by their names, and the characters of the shortest one.
-_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
+_VARIABLE = compile_on_use(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
 _MIN_VALUE_CHARS = 8
 
 #: Libraries whose loggers write URLs and headers.

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
 from statecli.formats import torch_tar, unsupported
@@ -293,7 +294,7 @@ def _holds_checkpoint_name(path: str, root: str, list_names: Callable[[str], lis
 
 
 #: Metadata of torch.distributed.checkpoint, of all ranks and of one; tools write other files of this suffix.
-_METADATA_NAME = re.compile(r"(?:__\d+)?\.metadata")
+_METADATA_NAME = compile_on_use(r"(?:__\d+)?\.metadata")
 
 
 def _is_loaded_by_name(path: str) -> bool:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli import formats, live
 from statecli.core import parameter_or_buffer
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.live.spec import AUTO, ModelSpec, parse_spec, split_class_options
@@ -56,7 +57,7 @@ _REGISTRIES = ("timm", "torchvision")
 #: The end of the name of a file that may name a model class.
 _CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)
 #: `package.Class(…)`, `package.module.function(…)`.
-_DOTTED_CALL = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)+)(?P<call>\(.*\).*)\Z", re.DOTALL)
+_DOTTED_CALL = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)+)(?P<call>\(.*\).*)\Z", re.DOTALL)
 
 
 def _find_configuration(path: str) -> str | None:

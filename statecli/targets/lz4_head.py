@@ -5,13 +5,12 @@ Source: lz4_Frame_format.md and lz4_Block_format.md of lz4 1.10.
 
 from __future__ import annotations
 
-import re
-
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 
 MAGIC = b"\x04\x22\x4d\x18"
 #: The first bytes of a frame with data of the user, which is skipped.
-SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+SKIPPED = compile_on_use(rb"[\x50-\x5f]\x2a\x4d\x18")
 #: Bytes of the largest block, with the headers of several frames before it.
 MAX_READ_BYTES = 5 * 2**20
 _HAS_DICTIONARY, _HAS_SIZE, _HAS_BLOCK_CHECKSUM, _HAS_CHECKSUM = 1, 8, 16, 4

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.formats import registry, torch_tar
 from statecli.storage import files
 from statecli.storage.byte_source import HEAD_BYTES, Source
@@ -39,24 +40,24 @@ _XZ_MEMORY = 2**28
 #: The dictionary of an LZMA file: as many bytes as are unpacked need no larger one.
 _LZMA_DICTIONARY_BYTES = MAX_UNPACKED_BYTES + HEAD_BYTES
 _GZIP, _BZIP2, _XZ, _LZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"LZIP"
-_ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+_ZLIB = compile_on_use(rb"\x78[\x01\x5e\x9c\xda]")
 #: Joblib's format before 0.10: the length of the data in 19 characters, and a zlib stream.
-_JOBLIB_ZFILE = re.compile(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
+_JOBLIB_ZFILE = compile_on_use(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
 #: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data, which
 #: liblzma takes up to 256 GiB, or -1.
-_LZMA = re.compile(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
+_LZMA = compile_on_use(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
 _LZMA_SUFFIXES = (".xz", ".lzma")
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_PICKLE = compile_on_use(rb"\x80[\x02-\x05]")
 #: A compression that Python cannot unpack before 3.14.
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_TAR_SUFFIXES = re.compile(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
+_TAR_SUFFIXES = compile_on_use(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
 #: Names of compressed tables, texts and programs, whose content statecli cannot unpack.
-_DATA_SUFFIXES = re.compile(
+_DATA_SUFFIXES = compile_on_use(
     r"\.(?:csv|tsv|jsonl?|ndjson|ya?ml|txt|log|xml|html|md|sql|db|parquet|arrow|npy|img|bag|pkg|deb|rpm|py)(?:\.\w{1,5})?\Z"
 )
 #: Names of archives that loaders unpack, whatever is first in them.
-_MODEL_NAME = re.compile(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
+_MODEL_NAME = compile_on_use(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
 
 
 class _TooLarge(Exception):
@@ -166,7 +167,7 @@ def _read_member(read: Callable[[int, int], bytes], offset: int, size: int, leng
 
 
 #: Where a name in an extended header ends.
-_LINE_END = re.compile(r"[\n\0]")
+_LINE_END = compile_on_use(r"[\n\0]")
 
 
 class _Stream(NamedTuple):

@@ -6,15 +6,15 @@ tool's. These loaders take files by their names, so a tool's folder with a file 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 
 #: Names in one folder and those below it that are looked at.
 MAX_SEARCHED_NAMES = 100_000
 #: Packages in a virtual environment of a tool, which have test data with names of checkpoints.
-_PACKAGES = re.compile(
+_PACKAGES = compile_on_use(
     r"(?P<environment>(?:.*/)?(?:\.venv|\.(?:tox|nox)/[^/]+))/(?:lib(?:64)?/python[^/]+|Lib)/site-packages"
 )
 #: The file that Python writes into a virtual environment.

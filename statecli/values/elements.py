@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from statecli.core.dtypes import VALUES_PER_BYTE
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
+from statecli.core.lazy_pattern import compile_on_use
 
 try:
     import numpy as np
@@ -73,9 +74,9 @@ COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 #: Types without numbers: whole elements are equal or different, nothing else is known. dtype -> numpy's name.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
 #: Records have their fields after the size.
-_TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
+_TEXT = compile_on_use(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
 #: numpy's longdouble and clongdouble, which are compared by their bits.
-_LONG = re.compile(r"numpy (?:float(?:96|128)|complex(?:192|256))")
+_LONG = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(NamedTuple):

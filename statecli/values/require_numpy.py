@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from statecli.core.errors import MissingDependency
+from statecli.core.lazy_pattern import compile_on_use
 
 #: What the loader of shared libraries says in a process whose memory is limited (`ulimit -v`).
-_NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
+_NO_MEMORY = compile_on_use(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
 @contextmanager

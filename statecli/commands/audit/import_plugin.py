@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import itertools
 import os
-import re
 import sys
 import threading
 import traceback
@@ -22,6 +21,7 @@ from statecli.commands.audit import plugin_trust
 from statecli.commands.audit.plugins import Plugin, PluginRequest
 from statecli.core.errors import StateError, UsageError, option
 from statecli.core.finding import Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.rule import FORMER_NAMES
 from statecli.live import search_path
 from statecli.live.user_code import protect_streams
@@ -29,7 +29,7 @@ from statecli.rules import DICTIONARY
 from statecli.rules.audit_rule import AuditRule, Find, Issue
 from statecli.rules.subject import Subject
 
-_RULE_NAME = re.compile(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
+_RULE_NAME = compile_on_use(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
 #: First words of the names of statecli's own rules, and the names of their groups: no prefix of a plugin.
 _OWN_WORDS = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_NAMES.values())) | frozenset(
     rule.group for rule in DICTIONARY.values()

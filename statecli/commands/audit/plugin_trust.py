@@ -13,7 +13,6 @@ also here. A typed file (`./rules.py`) is a place, and is imported wherever the 
 from __future__ import annotations
 
 import os
-import re
 import site
 import sys
 import sysconfig
@@ -25,13 +24,14 @@ from importlib.machinery import ModuleSpec
 from statecli.commands.audit.judged_folder import contains_folder, is_at_target, is_below
 from statecli.commands.audit.plugins import PluginRequest
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.live import search_path
 from statecli.targets.location import find_repository_root
 
 #: The group of entry points by which an installed package declares the modules with its rules.
 ENTRY_POINT_GROUP = "statecli.rules"
 
-_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_DOTTED_NAME = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_file(name: str) -> bool:

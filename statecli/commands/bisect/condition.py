@@ -8,8 +8,9 @@ from enum import Enum
 import msgspec
 
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 
-_COSINE = re.compile(r"cosine\s*<\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
+_COSINE = compile_on_use(r"cosine\s*<\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
 #: The forms, for a message.
 FORMS = "nan, inf, 'changed GLOB' or 'cosine<0.9'"
 

@@ -14,11 +14,12 @@ from enum import Enum
 from typing import NamedTuple
 
 from statecli.commands.diff.pairing import Match, MatchedBy
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, OptimizerFacts, Scalar, Settings, TensorInfo
 from statecli.formats.torch.settings import select
 
-_NESTED = re.compile(r"state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\](?P<state>.+)")
-_STATE_KEY = re.compile(r"\['([^']*)'\]")
+_NESTED = compile_on_use(r"state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\](?P<state>.+)")
+_STATE_KEY = compile_on_use(r"\['([^']*)'\]")
 
 
 class Keys(str, Enum):

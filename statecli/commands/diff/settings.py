@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.training_log import LOG_KEY, describe_log_change
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
 
@@ -17,7 +17,7 @@ from statecli.formats.torch.settings import MORE, describe_text, format_path, re
 _LONE = "model"
 #: Text of an empty container -> its kind.
 _EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
-_HUGE = re.compile("-?[0-9]{19,400}")
+_HUGE = compile_on_use("-?[0-9]{19,400}")
 
 
 def compare_settings(

@@ -6,7 +6,6 @@ children with the same shapes below them. `certainty.py` decides which pairs are
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -14,6 +13,7 @@ from itertools import product
 import msgspec
 
 from statecli.commands.explain.name_words import count_shared_words, measure_similarity
+from statecli.core.lazy_pattern import compile_on_use
 
 Shape = tuple[int, ...] | None
 
@@ -374,7 +374,7 @@ def _fit(own: _Node, registered: _Node) -> tuple[int, int, int]:
 
 # --- numbered children -----------------------------------------------------------------------------------------------
 
-_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+_NUMBERED = compile_on_use(r"(.*?)(\d{1,9})")
 
 
 def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> list[tuple[str, str]]:

@@ -7,11 +7,12 @@ torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametrizations.py,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-_PARAMETRIZED = re.compile(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>[^.]+)\.original(?P<part>\d*)")
+from statecli.core.lazy_pattern import compile_on_use
+
+_PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>[^.]+)\.original(?P<part>\d*)")
 
 
 class ComputedWeight(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -22,6 +21,7 @@ from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries, read_entries
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
@@ -30,7 +30,7 @@ from statecli.live.built_model import BuiltModel
 MIN_SHARE = 0.3
 #: Examples and rivals that a sentence names.
 MAX_EXAMPLES = 3
-_WEIGHT_NORM = re.compile(r"parametrizations\.(\w+)\.original([01])$")
+_WEIGHT_NORM = compile_on_use(r"parametrizations\.(\w+)\.original([01])$")
 _GAINS = ("g", "v")
 
 

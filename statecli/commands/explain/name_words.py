@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from difflib import SequenceMatcher
 from functools import lru_cache
 
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+from statecli.core.lazy_pattern import compile_on_use
+
+_PARTS = compile_on_use(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 #: Spellings of one word in the libraries of models: transformers, timm, fairseq, TensorFlow, JAX.
 _SYNONYMS = {
     spelling: word

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import glob
 import os
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import Loader, Source
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
 from statecli.formats.safetensors import DROPPED
@@ -83,8 +83,8 @@ def _count_known_tails(state: ModelState, section: str, registered: Sequence[str
     return sum(_cut(t.fqn) in tails for t in state.tensors if t.section == section)
 
 
-_BRACKETS = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
-_KEYS = re.compile(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
+_BRACKETS = compile_on_use(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
+_KEYS = compile_on_use(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
 
 
 def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[StateDict, tuple[TensorInfo, ...]]:

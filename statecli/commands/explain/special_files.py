@@ -11,6 +11,7 @@ from statecli.commands.explain.recipe import Loader
 from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState
 from statecli.core.units import plural
 from statecli.live.spec import ModelSpec
@@ -19,8 +20,8 @@ from statecli.targets.section_of_target import split_section
 
 NOT_RUN = "not proved: statecli does not run {}"
 #: Dtypes of blocks of codes with a common scale, as GGUF has.
-_BLOCK_DTYPE = re.compile(r"i?q\d|tq\d|mxfp|nvfp", re.IGNORECASE)
-_ADAPTER = re.compile(
+_BLOCK_DTYPE = compile_on_use(r"i?q\d|tq\d|mxfp|nvfp", re.IGNORECASE)
+_ADAPTER = compile_on_use(
     r"(?:^|\.)(?:lora_(?:A|B|down|up|embedding_A|embedding_B|magnitude_vector)|hada_w\d_[ab]|ia3_l)(?:\.|$)"
 )
 #: Last components of names that only quantised weights have, with the libraries that write them.

@@ -14,20 +14,21 @@ from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import PLAIN_CLASSES
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
 #: Characters of standard input that are read.
 MAX_CHARACTERS = 16 << 20
 NOT_PROVED = "not proved; to prove the code, run: statecli explain CLASS CHECKPOINT"
-_MISSING = re.compile(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
-_UNEXPECTED = re.compile(r'Unexpected key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
-_MISMATCH = re.compile(
+_MISSING = compile_on_use(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
+_UNEXPECTED = compile_on_use(r'Unexpected key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
+_MISMATCH = compile_on_use(
     r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\[([\d, ]*)\]\)? from checkpoint, "
     r"the shape in current model is (?:torch\.Size\()?\[([\d, ]*)\]"
 )
 _FILLED = ".num_batches_tracked"
-_CLASS = re.compile(r"Error\(s\) in loading state_dict for (\w+):")
-_FILE = re.compile(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
+_CLASS = compile_on_use(r"Error\(s\) in loading state_dict for (\w+):")
+_FILE = compile_on_use(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
 #: Keys next to a state_dict in the files of training scripts.
 _STATE_KEYS = (
     "state_dict",
@@ -156,7 +157,7 @@ def _build(causes: tuple[Evidence, ...], recipe: Recipe) -> Diagnosis:
 
 # --- errors of torch.load and safetensors ----------------------------------------------------------------------------
 
-_REFUSED = re.compile(
+_REFUSED = compile_on_use(
     r"(?:Unsupported global: GLOBAL|Unsupported class|Trying to load unsupported GLOBAL|GLOBAL) ([\w.]+)"
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum
 
@@ -18,6 +17,7 @@ from statecli.commands.verify.rules import (
 )
 from statecli.core import registration_rules
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.units import plural
@@ -128,10 +128,10 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
 
 
 #: Source lines in a help, which the defect has as its own.
-_PLACES = re.compile(r"^\S+:\d+: |; assigned at \S+:\d+$")
+_PLACES = compile_on_use(r"^\S+:\d+: |; assigned at \S+:\d+$")
 #: The advice for a cache of forward begins so.
 _CREATED_EARLIER = recreated_by_forward.HELP.partition("{")[0]
-_CREATED_AT = re.compile(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
+_CREATED_AT = compile_on_use(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
 #: Each cause, with the test of a finding and its row; the first that holds is chosen.
 _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
     (Cause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),

@@ -22,6 +22,7 @@ from statecli.commands.fix.source import (
     list_targets,
     starts_with_blank_line,
 )
+from statecli.core.lazy_pattern import compile_on_use
 
 #: Stands for the assigned value in code to parse.
 VALUE = "_statecli_value"
@@ -93,7 +94,7 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
 
 
 #: Annotations that a parameter and a buffer fit, unlike list[torch.Tensor].
-_TENSOR_ANNOTATION = re.compile(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Parameter)\]?(\s*\|\s*None)?")
+_TENSOR_ANNOTATION = compile_on_use(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Parameter)\]?(\s*\|\s*None)?")
 
 
 def get_tensor_annotation(assigned: Assigned) -> str:

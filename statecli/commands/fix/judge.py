@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -11,6 +10,7 @@ from statecli.commands.fix.defects import Cause, Defect, find_defects
 from statecli.commands.fix.measure import Measurement
 from statecli.commands.fix.result import ProofChange
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind
 from statecli.core.registration_rules import UNREGISTERED_MODULE
 from statecli.core.units import join_names
@@ -69,7 +69,7 @@ def normalize(name: str) -> str:
     return _SEPARATORS.sub("_", name).strip("_")
 
 
-_SEPARATORS = re.compile(r"[\W_]+")
+_SEPARATORS = compile_on_use(r"[\W_]+")
 
 
 class Names:

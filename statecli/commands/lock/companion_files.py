@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Settings, StateDict
 from statecli.core.run_scope import NotChecked
 from statecli.formats.torch.settings import rename
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
-DOCUMENT = re.compile(
+DOCUMENT = compile_on_use(
     r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
     r"|events\.out\.tfevents\..*)\Z"
 )
 #: Hidden files that a loader reads if a file of the folder names them: `"tokenizer_file": ".tokenizer.json"`.
-HIDDEN = re.compile(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
+HIDDEN = compile_on_use(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
 #: Where checkpoints keep the settings of a training: none of them changes what the model computes.
 TRAINING = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),

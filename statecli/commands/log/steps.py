@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from statecli.commands.log.result import NAME_SOURCE, Step
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Scalar
 from statecli.storage import files
 
@@ -16,8 +17,8 @@ EPOCH_KEYS = ("epoch", "trainer_state.epoch")
 #: Largest number of digits of a step.
 MAX_DIGITS = 18
 
-_NUMBER = re.compile(r"(?<![\d.])\d{1,18}(?![\d])(?!\.\d)")
-_INTEGER = re.compile(r"-?\d{1,18}")
+_NUMBER = compile_on_use(r"(?<![\d.])\d{1,18}(?![\d])(?!\.\d)")
+_INTEGER = compile_on_use(r"-?\d{1,18}")
 #: Words before a step in a name, the most specific first: `epoch=3-step=400`, `iter_0000100`, `checkpoint-500`.
 _LABELLED = tuple(
     re.compile(rf"(?i)(?<![a-z])(?:{words})[-_=. ]?(\d{{1,18}})(?!\d)(?!\.\d)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,12 @@ from statecli.commands.resume_check.saved_keys import read_keys
 from statecli.core import python_names
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind
 from statecli.core.units import join_names, plural
 
 #: Last whole number in the name of a checkpoint: its step.
-_STEP = re.compile(r"(\d+)(?=\D*$)")
+_STEP = compile_on_use(r"(\d+)(?=\D*$)")
 _CHILD = "import sys; from statecli.commands.resume_check import recorder; recorder.main(sys.argv[1:])"
 #: Arguments of the function of the script, and a function to write.
 ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")

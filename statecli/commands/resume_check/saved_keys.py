@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from statecli.commands.resume_check.result import State
 from statecli.core.errors import UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import join_names
 from statecli.targets import load
@@ -54,7 +55,7 @@ _NO_STATE = frozenset(
 #: A setting that only the state_dict() of this object has.
 _FIELDS = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
 #: Keys of files that hold the states of generators alone.
-_GENERATOR = re.compile("python|numpy|cpu|cuda|torch|random|rng|seed")
+_GENERATOR = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
 #: Keys of data that hold an order of the batches, not a position.
 _ORDERS = ("order", "indices", "perm")
 #: Files of a folder that may hold several states.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.live import tensor_sources
 from statecli.live.tensor_sources import Place
 
 #: A frame in a trace, as Python writes it.
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FRAME = compile_on_use(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @contextmanager

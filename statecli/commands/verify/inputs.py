@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import ModelError, UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -50,12 +51,12 @@ _ALIASES = {
 }
 #: Integers without a bound are 0 and 1: every table has these two rows.
 _DEFAULT_BOUND = 2
-_SHAPE = re.compile(r"[0-9]+([x×][0-9]+)*")
+_SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
 #: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
 #: What nobody would pass to forward as a text.
-_CLEAR_INPUT_TEXT = re.compile(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
+_CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
 
 
 @dataclass(frozen=True)

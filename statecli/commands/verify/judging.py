@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from statecli.commands.verify.rules import UNTIED_BY_COPY
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
@@ -197,7 +197,7 @@ def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
 
 
 #: A part of a name between dots and brackets.
-_NAME_PART = re.compile(r"[^.\[\]]+")
+_NAME_PART = compile_on_use(r"[^.\[\]]+")
 
 
 def find_memos(subject: ModelUnderTest) -> frozenset[str]:
@@ -222,7 +222,7 @@ def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
 
 
 #: `net.py:12: ` in front of what to do there.
-PLACE_PREFIX = re.compile(r"\S.*?:\d+: ")
+PLACE_PREFIX = compile_on_use(r"\S.*?:\d+: ")
 
 
 def build_finding(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 from typing import Any
 
 import torch
 
-_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+from statecli.core.lazy_pattern import compile_on_use
+
+_REFUSED_GLOBAL = compile_on_use(r"GLOBAL ([\w.]+)")
 
 
 def copy_module(obj: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 
 #: Bytes of a text that are searched; a longer one may have anything.
@@ -75,10 +76,10 @@ _YAML_SIGNS = (
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
-_ESCAPE = re.compile(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
+_ESCAPE = compile_on_use(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
 
 #: A character of a YAML tag; HyperPyYAML decodes it twice.
-_TAG_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
+_TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
 
 
 def _decode(text: bytes) -> bytes:

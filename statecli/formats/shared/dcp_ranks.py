@@ -6,17 +6,17 @@ whole by every rank, and may differ.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from statecli.core import quoting
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.formats.shared.dcp_metadata import Metadata, SavedTensor, Stored
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 
-_RANK = re.compile(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
+_RANK = compile_on_use(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
 #: Ranks that are looked for, which is more than any save had.
 MAX_RANKS = 100_000
 #: Bytes that are compared of what several ranks saved.

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from statecli.core import quoting, record_dtypes
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
@@ -28,14 +29,14 @@ MAX_DEPTH = 32
 USUAL = 256
 #: The literal's length takes 2 bytes in version 1 and 4 in the later ones.
 _WIDTHS = {1: 2, 2: 4, 3: 4}
-_TOKEN = re.compile(
+_TOKEN = compile_on_use(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>\d{1,19})L?\b|(?P<word>True|False)\b"""
     r"""|(?P<sign>[()\[\]{},:]))\s*""",
     re.ASCII | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 #: Byte order, kind, size, and the unit of a time.
-_DESCR = re.compile(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
+_DESCR = compile_on_use(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
 #: The sizes of a kind as numpy saves them. It reads letters without one as other types: b is int8, f is float32.
 _SIZES = {
     "?": ("",),

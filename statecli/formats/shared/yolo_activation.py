@@ -11,20 +11,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import evaluated_texts
 
 #: The key, and the spaces after it.
-_KEY = re.compile(r"(?<![\w.-])activation[\"']?\s*")
-_BRACKET = re.compile(r"[\[{]")
+_KEY = compile_on_use(r"(?<![\w.-])activation[\"']?\s*")
+_BRACKET = compile_on_use(r"[\[{]")
 #: What may be before a value: spaces, comments, a tag, and the name by which other places refer to the value.
-_BEFORE_VALUE = re.compile(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
+_BEFORE_VALUE = compile_on_use(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
 _ANCHOR, _ALIAS = re.compile(r"&([\w-]+)"), re.compile(r"\*([\w-]+)")
 #: A reference to another value as a key, which may be any text.
-_ALIAS_AS_KEY = re.compile(r"(?<![^\s{\[,])\*[\w-]+\s*:(?!\S)")
+_ALIAS_AS_KEY = compile_on_use(r"(?<![^\s{\[,])\*[\w-]+\s*:(?!\S)")
 #: What Ultralytics removes, the line breaks of PyYAML, and escapes of letters and of a line break in quotes.
-_REMOVED = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
-_LINE_BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
-_ESCAPE = re.compile(r"\\(?:x|u00|U000000)([46][1-9A-Fa-f]|[57][0-9Aa])|\\\n[ \t]*")
+_REMOVED = compile_on_use("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
+_LINE_BREAK = compile_on_use("\r\n?|[\x85\u2028\u2029]")
+_ESCAPE = compile_on_use(r"\\(?:x|u00|U000000)([46][1-9A-Fa-f]|[57][0-9Aa])|\\\n[ \t]*")
 _SINGLE, _DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"([^"\\]*)"')
 _COMMENT, _TRAILING_COMMENT = re.compile(r"(?<!\S)#"), re.compile(r"\s#.*")
 #: The beginning of a value that is not a text, and what no line of a text without quotes has.

@@ -7,10 +7,10 @@ another name. An item set in a tensor changes every tensor of its storage.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles import machine
 from statecli.pickles.graph import get_name, get_state_attributes
 from statecli.pickles.keys import MAX_KEY_NESTING, is_computed
@@ -20,13 +20,13 @@ from statecli.pickles.nodes import Global, Obj, Pickle
 from statecli.pickles.opcodes import Handler
 
 #: Calls that make a tensor or an array, by what they are given at that moment.
-_TENSOR = re.compile(
+_TENSOR = compile_on_use(
     r"torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.nn\.parameter\.\w+"
     r"|torch\.(?:cuda\.)?(?:sparse\.)?\w*Tensor|torch\.nested\._internal\.nested_tensor\._rebuild_njt"
     r"|numpy\.(?:_?core\.multiarray|_?core\.numeric|ma\.core)\._\w+"
 )
 #: Calls that copy a container.
-_COPYING = re.compile(
+_COPYING = compile_on_use(
     r"(?:builtins|__builtin__)\.(?:list|tuple|dict|set|frozenset)|torch\.Size"
     r"|collections\.(?:OrderedDict|defaultdict|Counter|deque)"
 )
@@ -35,7 +35,7 @@ _SETTING = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parame
 #: Attributes of a tensor that write to its storage when they are set.
 _WRITING = frozenset(["real", "imag"])
 #: Functions that may give a tensor that they are given, which then has two places in the graph.
-_SAME_TENSOR = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
+_SAME_TENSOR = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
 #: Attributes that are in no tensor's `__dict__`, so that no torch saves them, and what changes where they are set.
 REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _GROWING = (list, dict, Obj)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.formats.torch.tensors import Decoder
 from statecli.pickles.graph import (
     LEAF_TYPES,
@@ -29,13 +30,13 @@ from statecli.pickles.nodes import Obj
 MAX_SECTION_DEPTH = 8
 
 #: Keys under which training scripts keep a model's state, as whole words of the key.
-MODEL_WORDS = re.compile(
+MODEL_WORDS = compile_on_use(
     r"(?:^|[_.])(?:model|models|module|state_dict|net|network|weights?|params?|ema|teacher|student|generator|discriminator"
     r"|encoder|decoder|backbone|head|swa|averaged|shadow)(?:$|[_.\d])",
     re.IGNORECASE,
 )
 #: Keys that hold tensors of neither a model nor an optimizer.
-OTHER_WORDS = re.compile(
+OTHER_WORDS = compile_on_use(
     r"(?:^|_)(?:rng|random|seed|scheduler|schedulers|loops|callbacks|scaler|sampler)(?:$|_)", re.IGNORECASE
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, Settings
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
@@ -45,12 +46,12 @@ MORE = "(and more)"
 _SCALARS = frozenset([str, int, float, bool, type(None)])
 _DIGEST = "sha256 [0-9a-f]{32}"
 #: Described values that are not texts: a number that JSON has not, an empty container, a digest, a name, a call.
-_TOLD = re.compile(
+_TOLD = compile_on_use(
     rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
     r"|(?=\w*\.)[\w.]+\(.*\)",
     re.DOTALL,
 )
-_INT = re.compile("0|-?[1-9][0-9]*")
+_INT = compile_on_use("0|-?[1-9][0-9]*")
 #: The types of keys, a letter each: text, int, bool, None, and all others, which are written in brackets.
 _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 

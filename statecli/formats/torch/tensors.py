@@ -8,7 +8,6 @@ torch/_tensor.py of torch 2.13.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
@@ -636,7 +636,7 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
 
 
 #: Classes of tensors that files of torch before 0.1.10 set to a storage.
-_LEGACY_CLASS = re.compile(r"torch\.(?:cuda\.)?\w*Tensor")
+_LEGACY_CLASS = compile_on_use(r"torch\.(?:cuda\.)?\w*Tensor")
 
 
 #: Attributes by which torch marks a parameter, a buffer, and whether a buffer is saved.

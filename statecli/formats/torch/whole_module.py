@@ -6,13 +6,13 @@ not registered.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
@@ -28,7 +28,7 @@ from statecli.pickles.graph import (
 )
 from statecli.pickles.nodes import Obj
 
-HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
+HOOKS = compile_on_use(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
 
 
 def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from math import prod
@@ -24,6 +23,7 @@ from statecli.commands.diff.transformations.views import (
     select,
     split_rows,
 )
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
@@ -37,7 +37,7 @@ _MIN_PARTS_WITH_WRONG = 3
 _MIN_SHARE = 0.5
 #: Items of a stack, as experts of a layer.
 _MAX_STACKED = 1024
-_NUMBER = re.compile(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
+_NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):

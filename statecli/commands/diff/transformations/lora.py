@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
 
 _PREFIX = "base_model.model."
 #: `q_proj.lora_A.weight`, with the name of the adapter in a whole model: `q_proj.lora_A.default.weight`.
-_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!bias)[^.]+)??(?:\.weight)?")
+_FACTOR = compile_on_use(
+    r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!bias)[^.]+)??(?:\.weight)?"
+)
 _CONFIG = "adapter_config"
-_PLAIN_KEY = re.compile(r"[\w.]+")
+_PLAIN_KEY = compile_on_use(r"[\w.]+")
 
 
 class LoraUpdate(NamedTuple):

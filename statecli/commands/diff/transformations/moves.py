@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
@@ -19,13 +18,14 @@ from statecli.commands.diff.transformations.views import (
     take_sample,
     take_second_sample,
 )
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
-_LAYER_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
+_LAYER_NUMBER = compile_on_use(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 #: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
 _MIN_WHOLE_NUMBERS = 16
 #: A pair with this cosine or more has kept its values, more or less: training changes them less.

@@ -37,6 +37,7 @@ from statecli.commands.verify.rules import DEVICE_MISMATCH
 from statecli.commands.verify.training_rounds import find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
@@ -49,13 +50,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
-_SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
+_SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
 #: And of an argument that has to be on the CPU, by its name.
-_ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
+_ON_CPU = compile_on_use(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 #: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
-_CPU_ERROR = re.compile(rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}")
+_CPU_ERROR = compile_on_use(
+    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}"
+)
 #: What a kernel of CUDA refuses by an assertion, after which the whole process can use the GPU no more.
-_INDEX_ERROR = re.compile(r"^calling the model raised IndexError\b")
+_INDEX_ERROR = compile_on_use(r"^calling the model raised IndexError\b")
 _ADVICE = {
     How.MADE: "create the tensor with device=x.device, or copy it with .to(x.device)",
     How.DRAWN: "copy the random values with .to(x.device), or pass device=x.device and a generator on this device",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-import re
 from dataclasses import dataclass, field
 
 import torch
@@ -26,10 +25,11 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.training_rounds import LeafRecord, Training
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
 
-_DIGITS = re.compile(r"\d+")
+_DIGITS = compile_on_use(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NO_GRADIENT = "gets no gradient: "
 _OTHER_INPUTS_HELP = "give inputs for which the output is finite"
