@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 #: Rows of `benchmarks/rows.py` -> multiples of the instructions of `python -c pass`, with Python 3.11.
-LIMITS = {"start": 8.95, "version": 2.67, "diff-small": 19.7, "list-2k": 11.65}
+LIMITS = {"start": 7.8, "version": 2.43, "diff-small": 19.35, "list-2k": 10.6}
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind: apt install valgrind"),
