@@ -27,7 +27,6 @@ _OTHER_CLASS = "the storage {} has a class that is not a storage class of torch:
 _WRONG_LOCATION = (
     "a source location refers to a text outside of the table; torch reads other memory when it prints an error"
 )
-_OTHER_TYPE = "{}; torch.jit.load does not compare the two, so the code may read other memory"
 _CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
 _DO_NOT_LOAD = "do not load the file; ask who published it"
 _EXPORT_AGAIN = "export the program again without Python objects, or ask who published the file"
@@ -65,7 +64,7 @@ def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | Non
         hazards += [misfit] if misfit is not None else []
         mismatch = scanner.find_script_mismatch(records.types) if records.types is not None else None
         if mismatch is not None:
-            hazards.append(Hazard(_OTHER_TYPE.format(mismatch), help=_DO_NOT_LOAD))
+            hazards.append(Hazard(mismatch, help=_DO_NOT_LOAD))
     if use.is_locations and scanner.has_wrong_location():
         hazards.append(Hazard(_WRONG_LOCATION, help=_DO_NOT_LOAD))
     if is_read_in_cpp and scanner.rebuilds_from_type():

@@ -480,6 +480,8 @@ class Flow:
         Operators on sparse tensors use the indices unchecked, and so may write anywhere.
         """
         parts = args[1] if len(args) > 1 and type(args[1]) is tuple else ()
+        if args and type(args[0]) is int:  # TorchScript: (layout, sizes, requires_grad, parts, hooks)
+            parts = args[3:-1]
         parts_and_names = [
             (part, self._get_root_name(part)) for part in parts[: expected_calls.SPARSE_PARTS] if type(part) is Obj
         ]

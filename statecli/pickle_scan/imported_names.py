@@ -251,13 +251,13 @@ class Scanner(Machine):
             self._called_names.add(id(function))
             if (_NUMBERED if how == "newobj" else _SCHEME).fullmatch(get_plain_name(function)):
                 self.note_odd(_NUMBERED_GLOBAL, pos)
-        elif type(function) is int:
+        elif type(function) is not Obj:
             self.note_odd(_NUMBERED_GLOBAL, pos)
         self.object_count += 1
         if self.budget == 1:  # that of a `.metadata` is larger
             self.flow.steps.take(Budget.CALLS)
         if is_enum_call(function, args):
-            args = (args,)
+            args, how = (args,), "enum"
         if type(args) is not tuple:
             self.flow.note_misuse(function, _OTHER_ARGUMENTS)
         call = Obj(function, args if type(args) is tuple else (args,), how)
@@ -376,7 +376,7 @@ class Scanner(Machine):
         """Remember a BUILD."""
         self._count_change(target)
         self._take_calls(1)
-        if type(target) is int or (type(target) is Global and _NUMBERED.fullmatch(get_plain_name(target))):
+        if type(target) is not Obj and not (type(target) is Global and not _NUMBERED.fullmatch(get_plain_name(target))):
             self.note_odd(_NUMBERED_GLOBAL, 1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))

@@ -490,7 +490,7 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
         if match["glued"] or match["glued_to_number"] is not None:
             yield "TorchScript", match[0], match.start(), _GLUED_HARM
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
-        if names == _TO and _gives_odd_format(text, at):
+        if names == _TO and _gives_odd_format(text, at, strings.steps):
             yield "torch", "to", match.start(), _ENUMERATION_HARM
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not match["after"]):
@@ -499,8 +499,9 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
                 yield (*mention[:2], match.start(), mention[2])
 
 
-def _gives_odd_format(text: str, at: int) -> bool:
+def _gives_odd_format(text: str, at: int, steps: Steps) -> bool:
     """Return whether the call of `torch.to` at `at` gives a number that is not a memory format."""
+    steps.take(Budget.TEXT, _MAX_TO_CHARACTERS // (10 * CHARACTERS_PER_STEP))
     depth, commas = 0, [at]
     for match in _ARGUMENT.finditer(text, at, at + _MAX_TO_CHARACTERS):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1, ",": 0}[match[0]]

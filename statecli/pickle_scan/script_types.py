@@ -19,6 +19,7 @@ from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Key, Obj, Value
 
+_NOT_COMPARED = "torch.jit.load does not compare the two, so the code may read other memory"
 _ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
 _TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 #: Calls whose first argument is what they make.
@@ -31,6 +32,9 @@ _ATTRIBUTE = compile_on_use(
     r'  (?:(?P<name>\w+) : |__annotations__\["(?P<quoted>[^"\\\n]*)"\] = )(?P<type>[\w.,\[\]() ]+)', re.ASCII
 )
 _NO_ATTRIBUTE = compile_on_use(r"  (?:def \w|pass\Z|\w+ : Final\[.*\] = |\w+ = )", re.ASCII)
+_MEMBER = compile_on_use(r"  \w+ = (.+)", re.ASCII)
+_SIGNATURE = compile_on_use(r"def (\w+)\(\w+(?:: [\w.]+)?(?:, )?(.*):", re.ASCII)
+_DEFAULT = compile_on_use(r"=(?:\[[^\]]*\]|\([^)]*\)|\"[^\"]*\"|[^,)])*")
 _TYPE_WORD = compile_on_use(r"[\w.]+|[\[\],]", re.ASCII)
 _QUOTE, _INDENT = frozenset("\"'"), 2
 #: Types whose values are checked here, by their arguments.
@@ -45,10 +49,15 @@ class ScriptType(NamedTuple):
 
 
 class ScriptClass(NamedTuple):
-    """Attributes that the code declares for a class; its base is Module, NamedTuple, Enum, an interface or None."""
+    """Attributes that the code declares for a class; its base is Module, NamedTuple, Enum, an interface or None.
+
+    `methods` has the parameters and the result of each method as text; `members` the values of an Enum as text.
+    """
 
     base: str | None
     attributes: Mapping[str, ScriptType]
+    methods: Mapping[str, str] = {}
+    members: frozenset[str] = frozenset()
 
 
 class ScriptTypes(NamedTuple):
@@ -95,11 +104,38 @@ def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | No
         indent = len(code) - len(code.lstrip())
         if indent == 0 and code:
             if current:
-                attributes = _read_attributes(lines)
-                yield current["name"], None if attributes is None else ScriptClass(current["base"], attributes)
+                yield current["name"], _read_class(current["base"], lines)
             current, lines = _CLASS.fullmatch(line), []
         elif current and code.strip():
             lines.append((indent, line))
+
+
+def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass | None:
+    """Return the class with these lines; None for a line that torch does not write."""
+    attributes = _read_attributes(lines)
+    if attributes is None:
+        return None
+    methods: dict[str, str] = {}
+    for place, (indent, line) in enumerate(lines):
+        if indent == _INDENT and line.startswith("  def "):
+            rest = [other for depth, other in lines[place + 1 :] if depth >= 0]
+            text = _read_signature(line, rest)
+            if text is None:
+                return None
+            methods[text[0]] = text[1]
+    members = [match[1] for _, line in lines if (match := _MEMBER.fullmatch(line))] if base == "Enum" else []
+    return ScriptClass(base, attributes, methods, frozenset(members))
+
+
+def _read_signature(line: str, rest: list[str]) -> tuple[str, str] | None:
+    """Return the name of a method, and its parameters and result without the class of self and without defaults."""
+    parts = [line]
+    for other in rest:
+        if parts[-1].endswith(":"):
+            break
+        parts.append(other)
+    match = _SIGNATURE.fullmatch(" ".join(part.strip() for part in parts))
+    return (match[1], _DEFAULT.sub("", match[2].replace(", )", ")"))) if match else None
 
 
 def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | None:
@@ -190,6 +226,8 @@ def find_mismatch(
         if script_class is None or types.unread is not None:
             unread = quoting.name(types.unread or name)
             return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
+        if script_class.base == "Enum":
+            return f"the pickle gives a member of {quoting.name(name)} a state, which torch.jit takes for a call"
         items = strip_tags(state)
         if type(items) is dict:
             checks += [
@@ -197,12 +235,24 @@ def find_mismatch(
                 for attribute, declared in script_class.attributes.items()
             ]
     for call in calls:
+        if (name := _get_class(call)) is not None and not _is_sound_call(call, types.classes.get(name)):
+            return f"torch.jit makes no object of the call of {quoting.name(name)}, and reads the rest in another way"
         if type(call.cls) is Global and call.cls.qualified == _TYPE_TAG and len(call.args) == 2:
             text = call.args[1]
             tag = _parse_type(text) if type(text) is str else None
             if tag is not None:
                 checks.append(_Check(f"a value of type {quoting.quote(text)}", call.args[0], tag))
     return _run_checks(checks, types, steps)
+
+
+def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
+    """Return whether a call makes an object in C++ too: of an Enum a known member by its value alone."""
+    is_enum = script_class is not None and script_class.base == "Enum"
+    if not is_enum or script_class is None:
+        return call.how != "enum"
+    value = call.args[0] if call.how == "enum" else None
+    texts = (f'"{value}"',) if type(value) is str else (repr(value), repr(value).removesuffix("0"))
+    return value is not None and not script_class.members.isdisjoint(texts)
 
 
 def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str | None:
@@ -216,7 +266,8 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
             seen.add(key)
             other = _describe_other(check.value, check.declared, types)
             if other is not None:
-                return f"{check.where} is {other}, but the code declares {quoting.name(check.declared.name)}"
+                declared = quoting.name(check.declared.name)
+                return f"{check.where} is {other}, but the code declares {declared}; {_NOT_COMPARED}"
             checks += [check._replace(value=value, declared=type) for value, type in _iter_parts(check, types)]
     return None
 
@@ -230,7 +281,12 @@ def _describe_other(value: Value, declared: ScriptType, types: ScriptTypes) -> s
         is_other = type(value) is tuple and len(value) != length
         return f"a tuple of length {len(value)} instead of {length}" if is_other else None
     actual = _get_class(value)
-    is_class = declared.name.startswith(_ROOT) and base not in ("Interface", "ModuleInterface", "Enum")
+    if script_class is not None and base in ("Interface", "ModuleInterface"):
+        own_class = types.classes.get(actual or "")
+        methods = own_class.methods if own_class is not None else {}
+        fits = all(methods.get(name) == signature for name, signature in script_class.methods.items())
+        return f"an object of {quoting.name(actual)}" if actual and not fits else None
+    is_class = declared.name.startswith(_ROOT)
     return f"an object of {quoting.name(actual)}" if is_class and actual and actual != declared.name else None
 
 

@@ -204,7 +204,7 @@ class MachineState:
     def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
         """Return the inert result of calling `function`."""
         if is_enum_call(function, args):
-            args = (args,)
+            args, how = (args,), "enum"
         if type(args) is not tuple:
             raise self.make_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
         if type(function) not in CALLABLE_TYPES:

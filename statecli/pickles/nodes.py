@@ -36,8 +36,9 @@ class Global(msgspec.Struct, eq=False):
 class Obj(msgspec.Struct, eq=False):
     """A call that the pickle would make, and the changes to its result.
 
-    `cls` is the callee, nearly always a Global; `how` is reduce, newobj, obj or inst. `kwargs` is a dict for NEWOBJ_EX,
-    `state` the last BUILD, `items` the dict items set on the result, `elems` the appended or added elements.
+    `cls` is the callee, nearly always a Global; `how` is reduce, newobj, obj or inst; enum for a member of an Enum of
+    TorchScript, whose argument is not a tuple. `kwargs` is a dict for NEWOBJ_EX, `state` the last BUILD, `items` the
+    dict items set on the result, `elems` the appended or added elements.
     """
 
     cls: Value

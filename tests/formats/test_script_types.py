@@ -265,3 +265,53 @@ def test_a_cast_in_what_loading_runs_is_an_error(in_tmp_path, tmp_path, statecli
 
 
 _MODULE = __name__.encode()
+
+
+class Sparse(nn.Module):
+    def __init__(self, indices, layout):
+        super().__init__()
+        tensor = torch.sparse_coo_tensor(torch.tensor([indices]), torch.ones(2), (4,), check_invariants=False)
+        self.table = tensor if layout == "coo" else torch.eye(3).to_sparse_csr()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(("indices", "layout", "code"), [([0, 3], "coo", 0), ([0, 40], "coo", 1), ([0, 1], "csr", 0)])
+def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, tmp_path, statecli):
+    """Its parts are arguments of one call, the layout is a number."""
+    torch.jit.script(Sparse(indices, layout)).save(tmp_path / "a.pt")
+    assert torch.jit.load(tmp_path / "a.pt").table.layout == getattr(torch, f"sparse_{layout}")
+    audit = statecli("audit", tmp_path / "a.pt")
+    assert (audit.code, "outside its shape" in audit.out) == (code, code == 1), audit.out
+    assert f"sparse_{layout}" in statecli("inspect", tmp_path / "a.pt", "-f", "json").out
+
+
+@pytest.mark.parametrize("value", [b"K\x09", b"K\x01\x85", b"X\x01\0\0\0a", b"G?\xf0\0\0\0\0\0\0"], ids=repr)
+def test_a_member_that_an_enum_does_not_have(value, archive, statecli):
+    """torch.jit makes nothing of it, so that all later values have another place on its stack."""
+    module = b"__torch__." + _MODULE
+    reader = torch._C.PyTorchFileReader(archive())
+    pickled = reader.get_record("data.pkl")
+    match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
+    assert match is not None
+    path = archive(match[0], match[0].replace(b"K\x01", value), "data.pkl")
+    audit = statecli("audit", path, "--select", "pickles")
+    assert (audit.code, "torch.jit makes no object" in audit.out) == (1, True), audit.out
+
+
+def test_a_state_of_a_member(archive, statecli):
+    """torch.jit takes it for a call of another import."""
+    module = b"__torch__." + _MODULE
+    pickled = torch._C.PyTorchFileReader(archive()).get_record("data.pkl")
+    match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
+    audit = statecli("audit", archive(match[0], match[0] + b"}b", "data.pkl"), "--select", "pickles")
+    assert (audit.code, "which torch.jit takes for a call" in audit.out) == (1, True), audit.out
+
+
+def test_an_object_that_does_not_fit_the_interface(archive, statecli):
+    """Its method has the same name, and other types."""
+    own = b"__torch__." + _MODULE + b"."
+    old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
+    audit = statecli("audit", archive(old, old.replace(b"x: Tensor", b"x: int")), "--select", "pickles")
+    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out

@@ -46,6 +46,8 @@ MAX_PARTS = 1_000
 #: Entries of lists and dicts among the attributes of all tensors, each of which may hold the same list.
 MAX_ENTRIES = 2_000_000
 
+#: The layouts of sparse tensors that TorchScript saves, by their numbers in C++, and how many parts each has.
+_SCRIPT_LAYOUTS = {1: ("sparse_coo", 2), 2: ("sparse_csr", 3)}
 #: What follows from a tensor that is replaced after its call.
 _NEVER_WRITTEN = (
     "; torch.save never writes this, so loading may give other values than statecli shows: do not load the file"
@@ -484,6 +486,10 @@ class Decoder:
 
     def _build_sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 2, fqn)
+        if type(args[0]) is int and args[0] in _SCRIPT_LAYOUTS:
+            # TorchScript: (layout, sizes, requires_grad, parts, hooks).
+            layout_name, count = _SCRIPT_LAYOUTS[args[0]]
+            args = (Global("torch", layout_name, 0), (*args[3 : 3 + count], args[1]))
         layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else get_name(args[0])
         fields = args[1]
         if type(layout) is not str or type(fields) is not tuple or len(fields) < 3:
