@@ -48,6 +48,17 @@ def test_advised_extras_exist():
     assert install_extra("hf") == "pip install 'torch-statecli[hf]'"
 
 
+def test_one_module_writes_the_commands_that_install():
+    """No other module has `pip install` in a text that is not a docstring."""
+    found = set()
+    for path in (ROOT / "statecli").rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements)
+        found |= {path.name for node in texts if isinstance(node.value, str) and "pip install" in node.value}
+    assert found == {"distribution.py"}
+
+
 @pytest.mark.parametrize("suffix", ["md", "py", "yml", "yaml", "j2", "toml", "sh"])
 def test_no_advice_installs_the_package_of_another_project(suffix):
     """No page, message or template says to install `statecli` from the index, which is not ours."""

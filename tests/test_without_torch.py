@@ -63,14 +63,14 @@ def test_a_class_without_torch_is_one_line(files, args):
     found = without(("torch",), *args)
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
-    assert "pip install torch" in found.stderr
+    assert "pip install 'torch-statecli[torch]'" in found.stderr
 
 
 def test_placing_without_torch_is_one_line(files):
     """--to needs torch as well."""
     found = without(("torch",), "inspect", files / "a.pt", "--to", "cpu")
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "pip install torch" in found.stderr
+    assert "pip install 'torch-statecli[torch]'" in found.stderr
 
 
 def test_stats_without_numpy_is_one_line(files):
@@ -78,7 +78,7 @@ def test_stats_without_numpy_is_one_line(files):
     words = ["-c", CHILD.format(modules={"numpy"}), "inspect", str(files / "a.pt"), "--stats"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "pip install numpy" in found.stderr
+    assert "pip install 'torch-statecli[values]'" in found.stderr
 
 
 def test_the_check_can_fail(files):

@@ -23,8 +23,8 @@ import zipfile
 from pathlib import Path
 
 SCHEMAS = ("inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect", "resume-check")
-ADVICE_NUMPY = "needs numpy, which is not installed: pip install"
-ADVICE_TORCH = "pip install torch"
+ADVICE_NUMPY = "needs numpy, which is not installed: pip install 'torch-statecli[values]'"
+ADVICE_TORCH = "pip install 'torch-statecli[torch]'"
 
 
 class System:

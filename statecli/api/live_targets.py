@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import StateError, UsageError
 from statecli.core.model_state import ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
@@ -119,7 +120,8 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency("saving a state_dict needs torch, which is not installed: pip install torch") from error
+        advice = install_extra("torch")
+        raise MissingDependency(f"saving a state_dict needs torch, which is not installed: {advice}") from error
     return torch
 
 

@@ -12,6 +12,7 @@ from statecli.commands.diff.result import Diff
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock, LockedTensor, encode_lock
 from statecli.commands.verify.result import Verification
+from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency
 from statecli.core.terminal_width import get_terminal_width
 from statecli.render import Output, RenderOptions, format_report, html
@@ -70,7 +71,7 @@ def to_pandas(result: Result) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise MissingDependency("to_pandas needs the package pandas: pip install pandas") from error
+        raise MissingDependency(f"to_pandas needs the package pandas: {install_packages('pandas')}") from error
     if isinstance(result, Lock):
         names = ("target", *LockedTensor.__struct_fields__)
         rows = [

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from statecli.core.distribution import install_extra
+
 
 class Example(NamedTuple):
     """Command line, and its purpose."""
@@ -146,8 +148,8 @@ MANUALS: dict[str, Manual] = {
         {
             0: "There is no bug to fix, or the edits for all bugs were written.",
             1: "A bug is not fixed yet: the edit was shown but not written, or no edit passes verify.",
-            2: "The model could not be built, it is an installed package, libcst is missing (pip install libcst), "
-            + _WRONG_LINE,
+            2: "The model could not be built, it is an installed package, "
+            f"libcst is missing ({install_extra('fix')}), " + _WRONG_LINE,
         },
     ),
     "audit": Manual(
@@ -262,8 +264,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "You left the browser.",
-            2: "The target could not be read, the output is not a terminal, textual is missing (pip install textual), "
-            + _WRONG_LINE,
+            2: "The target could not be read, the output is not a terminal, "
+            f"textual is missing ({install_extra('tui')}), " + _WRONG_LINE,
         },
     ),
     "merge": Manual(

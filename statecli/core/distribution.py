@@ -14,6 +14,11 @@ def install_extra(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
+def install_packages(*names: str, upgrade: bool = False) -> str:
+    """Return the command that installs packages that are not in an extra of the package."""
+    return " ".join(["pip install", *(["-U"] if upgrade else []), *names])
+
+
 #: A module that only the package `statecli` of the other project has (seen in its release 0.5.0).
 _FOREIGN_MODULE = "langchain_tools.py"
 
@@ -25,5 +30,5 @@ def describe_mixed_packages() -> str | None:
         return None
     return (
         f"{folder}: the package statecli of another project is also installed, and has overwritten files; run: "
-        f"pip uninstall statecli {DISTRIBUTION}, then: pip install {DISTRIBUTION}"
+        f"pip uninstall statecli {DISTRIBUTION}, then: {install_packages(DISTRIBUTION)}"
     )

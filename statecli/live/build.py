@@ -12,6 +12,7 @@ import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
@@ -60,7 +61,7 @@ def import_torch() -> Any:
         if "torch" not in (getattr(error, "name", "") or "torch"):
             raise
         raise MissingDependency(
-            f"a model class needs torch, which cannot be imported ({format_exception(error)}): pip install torch"
+            f"a model class needs torch, which cannot be imported ({format_exception(error)}): {install_extra('torch')}"
         ) from error
     return torch
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
+from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency, ModelError, UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
@@ -58,7 +59,7 @@ def import_transformers(config: str) -> Any:
             import transformers.models.auto.modeling_auto
     except ImportError as error:
         raise MissingDependency(
-            "--model auto needs transformers, which cannot be imported: pip install transformers"
+            f"--model auto needs transformers, which cannot be imported: {install_packages('transformers')}"
         ) from error
     return transformers
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from statecli.core.distribution import install_packages
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live import model_registries
@@ -179,7 +180,7 @@ def _suggest_modules(missing: str) -> str:
     if os.path.isfile(f"{missing}.py"):
         return f"; to import the file write {missing}.py:…"
     if missing in _LIBRARIES:
-        return f"; install the package: pip install {missing}"
+        return f"; install the package: {install_packages(missing)}"
     return _did_you_mean(name, names) or f"; install the package of {missing}, or correct the name"
 
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency, ModelError
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
@@ -34,7 +35,7 @@ def import_library(name: str, config: str) -> Any:
             if (error.name or "").partition(".")[0] == name.partition(".")[0]
             else "cannot be imported"
         )
-        raise MissingDependency(f"{config}: needs {package}, which {why}: pip install {package}") from error
+        raise MissingDependency(f"{config}: needs {package}, which {why}: {install_packages(package)}") from error
 
 
 def build_diffusers(

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TypeVar
 
-from statecli.core.distribution import install_extra
+from statecli.core.distribution import install_extra, install_packages
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.fsspec_store import (
     PerProcess,
@@ -169,7 +169,8 @@ def _create_session_class() -> type:
         AioConfig(http_session_cls=Session)
         AIOHTTPSession._get_session  # noqa: B018 - without this method redirects cannot be refused
     except (AttributeError, TypeError):
-        raise MissingDependency("s3:// needs another version of aiobotocore: pip install -U s3fs aiobotocore") from None
+        advice = install_packages("s3fs", "aiobotocore", upgrade=True)
+        raise MissingDependency(f"s3:// needs another version of aiobotocore: {advice}") from None
     return Session
 
 

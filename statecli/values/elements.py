@@ -15,6 +15,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+from statecli.core.distribution import install_extra
 from statecli.core.dtypes import VALUES_PER_BYTE
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
@@ -24,7 +25,7 @@ try:
     import numpy as np
     import numpy.typing as npt
 except ImportError as missing:  # pragma: no cover - numpy is a dependency; this is for trimmed installations
-    raise MissingDependency("reading tensor values needs numpy: pip install numpy") from missing
+    raise MissingDependency(f"reading tensor values needs numpy: {install_extra('values')}") from missing
 
 Array = npt.NDArray[Any]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.float_mode import with_denormals
 from statecli.values.compare_task import BLOCK_ELEMENTS, CompareTask, Comparison, Worker
@@ -29,7 +30,8 @@ def resolve_device(name: str) -> Any:
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"--device {name} needs torch, which is not installed: pip install torch") from error
+        advice = install_extra("torch")
+        raise MissingDependency(f"--device {name} needs torch, which is not installed: {advice}") from error
     try:
         device = torch.device(name)
     except RuntimeError as error:

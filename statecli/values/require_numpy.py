@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency
 from statecli.core.lazy_pattern import compile_on_use
 
@@ -30,7 +31,8 @@ def require_numpy() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        raise MissingDependency("reading values needs numpy, which is not installed: pip install numpy") from error
+        advice = install_extra("values")
+        raise MissingDependency(f"reading values needs numpy, which is not installed: {advice}") from error
     except ImportError as error:
         if not _NO_MEMORY.search(str(error)):
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from statecli.core.distribution import install_extra
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.core.model_state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
@@ -111,7 +112,8 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency("--to loads tensors with torch, which is not installed: pip install torch") from error
+        advice = install_extra("torch")
+        raise MissingDependency(f"--to loads tensors with torch, which is not installed: {advice}") from error
     return torch
 
 

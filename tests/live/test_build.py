@@ -280,7 +280,7 @@ def test_missing_torch_is_one_line(write):
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert "pip install torch" in run.stdout, run.stderr
+    assert "pip install 'torch-statecli[torch]'" in run.stdout, run.stderr
 
 
 @pytest.mark.parametrize("init", [True, False])

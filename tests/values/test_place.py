@@ -191,4 +191,4 @@ def test_without_torch_the_line_says_what_to_install():
         "except MissingDependency as why: print(why)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install torch" in done.stdout
+    assert "pip install 'torch-statecli[torch]'" in done.stdout
