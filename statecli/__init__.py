@@ -23,6 +23,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli
 
 from typing import TYPE_CHECKING, Any
 
+from statecli.core.distribution import check_import
 from statecli.core.errors import (
     MalformedError,
     MissingDependency,
@@ -33,6 +34,8 @@ from statecli.core.errors import (
     UsageError,
 )
 from statecli.core.version import __version__
+
+check_import()
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

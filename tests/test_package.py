@@ -112,6 +112,20 @@ def test_package_of_the_other_project_is_an_error(tmp_path, is_last):
         assert str(tmp_path) in done.stderr
 
 
+def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
+    """A program that imports statecli, and pytest through its plugin, stop with the same advice as the command."""
+    shutil.copytree(ROOT / "statecli", tmp_path / "statecli", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "statecli" / "langchain_tools.py").write_text("")
+    for code in ("import statecli", "from statecli.testing import assert_same_state", "import statecli.callbacks"):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(
+            f"ImportError: {tmp_path / 'statecli'}: the package statecli of another project is also installed"
+        )
+        assert "pip uninstall statecli torch-statecli" in last
+
+
 def test_details_of_the_version_name_the_kernel(statecli):
     """`--version -v` says what runs; both orders and spellings are read."""
     lines = statecli("--version", "-v").out.splitlines()

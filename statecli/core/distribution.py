@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 #: The name on the package index. The command and the import package are `statecli`; on the index, the name `statecli`
 #: belongs to another project.
@@ -32,3 +33,12 @@ def describe_mixed_packages() -> str | None:
         f"{folder}: the package statecli of another project is also installed, and has overwritten files; run: "
         f"pip uninstall statecli {DISTRIBUTION}, then: {install_packages(DISTRIBUTION)}"
     )
+
+
+def check_import() -> None:
+    """Raise ImportError if the package cannot be used; the command prints the same text as one line instead."""
+    program = os.path.basename(sys.argv[0]).partition(".")[0] if sys.argv else ""
+    # `-m`: Python is still looking for the module that it runs.
+    problem = None if program in ("statecli", "-m") else describe_mixed_packages()
+    if problem is not None:
+        raise ImportError(problem)
