@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from statecli.core import posix
-from statecli.core.distribution import describe_mixed_packages
+from statecli.core.distribution import describe_unusable_installation
 from statecli.core.version import __version__
 from statecli.live import search_path
 
@@ -121,9 +121,9 @@ _VERBOSE_WORDS = frozenset(["-v", "--verbose"])
 
 
 def _run() -> None:
-    mixed = describe_mixed_packages()
-    if mixed is not None:
-        sys.stderr.write(f"statecli: {mixed}\n")
+    problem = describe_unusable_installation()
+    if problem is not None:
+        sys.stderr.write(f"statecli: {problem}\n")
         raise SystemExit(2)
     if sys.argv[1:] in (["--version"], ["-V"], ["version"]) and _print_version():
         from statecli.core.exit_code import Verdict

@@ -15,6 +15,7 @@ import pytest
 from statecli.cli import samples
 from statecli.core.distribution import DISTRIBUTION, install_extra
 from statecli.core.documentation import DOCUMENTATION_URL
+from statecli.core.version import __version__
 from statecli.report.documents import schemas
 
 try:
@@ -124,6 +125,31 @@ def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
             f"ImportError: {tmp_path / 'statecli'}: the package statecli of another project is also installed"
         )
         assert "pip uninstall statecli torch-statecli" in last
+
+
+@pytest.mark.parametrize(
+    ("has_gil", "code", "status"),
+    [
+        (
+            False,
+            "import sys; sys.argv = ['statecli', '--version']; from statecli.__main__ import command; command()",
+            2,
+        ),
+        (False, "import statecli", 1),
+        (True, "import sys; sys.argv = ['statecli', '--version']; from statecli.__main__ import command; command()", 0),
+        (True, "import statecli", 0),
+    ],
+)
+def test_python_without_its_lock_is_refused(has_gil, code, status):
+    """Simulated, because no free-threaded Python is at hand: both the command and the import say what to set."""
+    code = f"import sys; sys._is_gil_enabled = lambda: {has_gil}; {code}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert done.stdout == (f"statecli {__version__}\n" if "command" in code and has_gil else "")
+    if not has_gil:
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("statecli: " if status == 2 else "ImportError: ")
+        assert last.endswith("set PYTHON_GIL=1, or install statecli for another Python")
 
 
 def test_details_of_the_version_name_the_kernel(statecli):

@@ -35,10 +35,27 @@ def describe_mixed_packages() -> str | None:
     )
 
 
+def describe_missing_gil() -> str | None:
+    """Return an error if Python runs without the global interpreter lock, because no test has run without it."""
+    # Before 3.13, every Python has the lock and lacks the function.
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    if is_enabled is None or is_enabled():
+        return None
+    return (
+        "this free-threaded Python runs without the global interpreter lock, and statecli was not tested without it; "
+        "set PYTHON_GIL=1, or install statecli for another Python"
+    )
+
+
+def describe_unusable_installation() -> str | None:
+    """Return why no command can run in this installation, None if commands can run."""
+    return describe_missing_gil() or describe_mixed_packages()
+
+
 def check_import() -> None:
     """Raise ImportError if the package cannot be used; the command prints the same text as one line instead."""
     program = os.path.basename(sys.argv[0]).partition(".")[0] if sys.argv else ""
     # `-m`: Python is still looking for the module that it runs.
-    problem = None if program in ("statecli", "-m") else describe_mixed_packages()
+    problem = None if program in ("statecli", "-m") else describe_unusable_installation()
     if problem is not None:
         raise ImportError(problem)
