@@ -1,4 +1,4 @@
-"""The parts that are built: the compiled kernel, the manual pages and the samples. All else is in pyproject.toml."""
+"""Build what pyproject.toml cannot declare: the kernel, the manual pages, the samples and the description."""
 
 import os
 import shutil
@@ -11,6 +11,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+from site_pages import build_description  # noqa: E402
+
 #: One wheel for Python 3.11 and newer: the limited API has buffers since 3.11, and is not there without the GIL.
 IS_LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 #: Set to build the wheel without compiled parts, for systems that no other wheel is built for.
@@ -56,7 +59,6 @@ class InstallManPages(Command):
         self.set_undefined_options("install", ("install_data", "install_dir"))
 
     def run(self) -> None:
-        sys.path.insert(0, str(ROOT))
         from statecli.cli.man_page import write_man_pages
 
         self.paths = write_man_pages(os.path.join(self.install_dir, "share", "man", "man1"))
@@ -82,6 +84,9 @@ KERNEL = Extension(
 )
 
 setup(
+    # The links of README.md are those of the repository; on the page of a package index they would be dead.
+    long_description=build_description(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel, "install_data": InstallManPages},
     # Empty, so that setuptools runs install_data.
     data_files=[("share/man/man1", [])],

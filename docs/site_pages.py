@@ -29,6 +29,7 @@ COPIED = {
 SAMPLES_PAGE = "reference/sample-models.md"
 REDIRECTED = {
     "README.md": "index.md",
+    "docs/reference": "reference/commands/index.md",
     "sample_models": SAMPLES_PAGE,
     "docs/reference/commands": "reference/commands/index.md",
     "docs/reference/formats": "reference/formats/index.md",
@@ -36,6 +37,9 @@ REDIRECTED = {
 
 #: A name in code that is not the text of a link already.
 _RULE = re.compile(r"(?<![`\[\w/-])`([a-z]+(?:-[a-z0-9]+)+)`(?![`\]\w])")
+#: A relative link of the README, also to a picture.
+_README_LINK = re.compile(r'(\]\(|src="|srcset=")(?!https?:)([^)"\s]+)')
+_LICENSE_URL = "https://www.apache.org/licenses/LICENSE-2.0"
 _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
 
 
@@ -90,6 +94,19 @@ def convert_links(text: str, source: str) -> str:
         part if part.startswith("```") else _LINK.sub(convert, _RULE.sub(link_rule, part))
         for part in re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     )
+
+
+def build_description() -> str:
+    """Return README.md for the page of the package index: each relative link leads to the site."""
+    from statecli.core.documentation import DOCUMENTATION_URL
+
+    def convert(match: re.Match[str]) -> str:
+        name, mark, anchor = match[2].partition("#")
+        page = re.sub(r"\.md$", ".html", find_page(name.rstrip("/")))
+        address = _LICENSE_URL if name == "LICENSE" else DOCUMENTATION_URL + page
+        return match[1] + address + mark + anchor
+
+    return _README_LINK.sub(convert, (ROOT / "README.md").read_text("utf-8"))
 
 
 def escape(text: str) -> str:

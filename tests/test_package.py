@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import email
 import json
 import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import site_pages  # noqa: E402
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 #: What a reader may type to install statecli: the name of the package, quoted or with extras.
 INSTALL = re.compile(r"(?:pip|pipx|uv tool|uv pip) install (?:-\S+ )*['\"]?((?:torch-)?statecli)\b")
@@ -150,6 +155,27 @@ def test_python_without_its_lock_is_refused(has_gil, code, status):
         last = done.stderr.splitlines()[-1]
         assert last.startswith("statecli: " if status == 2 else "ImportError: ")
         assert last.endswith("set PYTHON_GIL=1, or install statecli for another Python")
+
+
+def test_links_of_the_built_description_are_absolute(tmp_path):
+    """On the page of a package index, each link and picture of the README leads to the site; the text is the same."""
+    if find_spec("setuptools") is None:
+        pytest.skip("needs pip and setuptools")
+    words = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    (path,) = tmp_path.glob("*/PKG-INFO")
+    metadata = email.message_from_string(path.read_text("utf-8"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    link = re.compile(r'(?:\]\(|src="|srcset=")([^)"\s]+)')
+    readme = (ROOT / "README.md").read_text("utf-8")
+    links = link.findall(metadata.get_payload())
+    assert len(links) == len(link.findall(readme)) > 20
+    files = {name.replace(".md", ".html") for name in site_pages.build_pages()}
+    files |= {f"pictures/{path.name}" for path in (ROOT / "docs" / "pictures").iterdir()}
+    for address in links:
+        page = address.removeprefix(DOCUMENTATION_URL).partition("#")[0]
+        assert page in files or address == "https://www.apache.org/licenses/LICENSE-2.0", address
+    assert link.sub("", metadata.get_payload()).strip() == link.sub("", readme).strip()
 
 
 def test_details_of_the_version_name_the_kernel(statecli):
