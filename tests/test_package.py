@@ -26,8 +26,9 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tools")]
 import site_pages  # noqa: E402
+import smoke  # noqa: E402
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 #: What a reader may type to install statecli: the name of the package, quoted or with extras.
@@ -236,6 +237,14 @@ def test_schemas_have_addresses_of_their_versions(statecli):
         assert f'"statecli.{command}/{version}"' in module
         assert "\\n    \\n" not in text
         assert "\\n    Attributes:" not in text
+
+
+def test_the_smoke_script_prints_every_schema():
+    """It asks the program, so that a new schema is not left out."""
+    program = [sys.executable, "-m", "statecli"]
+    assert smoke.list_schemas(program) == list(schemas.DOCUMENTS)
+    lines = {line for line, *_ in smoke.list_commands(False, False, smoke.list_schemas(program))}
+    assert {f"schema {name}" for name in schemas.DOCUMENTS} <= lines
 
 
 def test_alternatives_of_schemas_have_one_order():

@@ -22,7 +22,6 @@ import time
 import zipfile
 from pathlib import Path
 
-SCHEMAS = ("inspect", "diff", "verify", "audit", "explain", "rules", "config", "lock", "log", "bisect", "resume-check")
 ADVICE_NUMPY = "needs numpy, which is not installed: pip install 'torch-statecli[values]'"
 ADVICE_TORCH = "pip install 'torch-statecli[torch]'"
 
@@ -93,7 +92,14 @@ def write_files() -> None:
         archive.writestr("x.npy", array.getvalue())
 
 
-def list_commands(has_numpy: bool, has_torch: bool) -> list[tuple[str, int, str]]:
+def list_schemas(program: list[str]) -> list[str]:
+    """Return the commands that have a schema, as the program completes them."""
+    answer = run(program, "__complete bash = schema")[1].splitlines()
+    assert answer[:1] == ["words"], answer
+    return [line.split("\t")[0] for line in answer[2:]]
+
+
+def list_commands(has_numpy: bool, has_torch: bool, schemas: list[str]) -> list[tuple[str, int, str]]:
     """Return each command line with its exit status and a text that its output contains."""
     values = (lambda status, text: (status, text)) if has_numpy else (lambda _, __: (2, ADVICE_NUMPY))
     commands = [
@@ -133,7 +139,7 @@ def list_commands(has_numpy: bool, has_torch: bool) -> list[tuple[str, int, str]
     ]
     outputs = ("plain", "json", "jsonl", "markdown", "html", "github", "sarif", "junit", "gitlab")
     commands += [(f"audit a.safetensors --no-config -f {output}", 0, "") for output in outputs]
-    commands += [(f"schema {name}", 0, '"$id"') for name in SCHEMAS]
+    commands += [(f"schema {name}", 0, '"$id"') for name in schemas]
     net = "samples/net.py:Net"
     if has_torch:
         commands += [
@@ -160,16 +166,17 @@ def main() -> int:
         write_files()
         details = run(program, "--version -v")[1]
         versions = details.partition("packages")[2]
-        commands = list_commands("numpy " in versions, "torch " in versions)
+        schemas = list_schemas(program)
+        commands = list_commands("numpy " in versions, "torch " in versions, schemas)
         for line, status, text in commands:
             code, output = run(program, line)
             if code != status or text not in output or "Traceback (most" in output or "statecli: internal" in output:
                 failures += 1
                 sys.stdout.write(f"FAILED  statecli {line}: status {code}, expected {status} and {text!r}\n{output}\n")
-        schemas = "".join(run(program, f"schema {name}")[1] for name in SCHEMAS)
+        texts = "".join(run(program, f"schema {name}")[1] for name in schemas)
         os.chdir(os.path.dirname(folder))
     sys.stdout.write(details)
-    sys.stdout.write(f"schemas   sha256 {hashlib.sha256(schemas.encode()).hexdigest()[:16]}\n")
+    sys.stdout.write(f"schemas   sha256 {hashlib.sha256(texts.encode()).hexdigest()[:16]}\n")
     sys.stdout.write(f"{len(commands)} commands, {failures} failed, {time.monotonic() - started:.0f} s\n")
     return 1 if failures else 0
 
