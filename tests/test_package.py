@@ -27,6 +27,7 @@ except ImportError:  # Python 3.10
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tools")]
+import release_check  # noqa: E402
 import site_pages  # noqa: E402
 import smoke  # noqa: E402
 
@@ -243,8 +244,29 @@ def test_the_smoke_script_prints_every_schema():
     """It asks the program, so that a new schema is not left out."""
     program = [sys.executable, "-m", "statecli"]
     assert smoke.list_schemas(program) == list(schemas.DOCUMENTS)
-    lines = {line for line, *_ in smoke.list_commands(False, False, smoke.list_schemas(program))}
+    lines = {line for line, *_ in smoke.list_commands("", smoke.list_schemas(program), "")}
     assert {f"schema {name}" for name in schemas.DOCUMENTS} <= lines
+
+
+def test_the_release_check_has_a_cell_for_each_interpreter_and_each_extra():
+    """The interpreters of the classifiers, and the extras of users in their lowest releases."""
+    prefix = "Programming Language :: Python :: 3."
+    versions = [f"3.{name.removeprefix(prefix)}" for name in PROJECT["classifiers"] if name.startswith(prefix)]
+    assert list(release_check.PYTHONS) == versions
+    names = [cell.name for cell in release_check.list_cells()]
+    for version in versions:
+        assert sum(f"Python {version}," in name for name in names) == 1
+    assert {*release_check.EXTRAS, "values", "test"} == set(PROJECT["optional-dependencies"])
+    assert len(names) == len(set(names))
+
+
+def test_ci_installs_the_lowest_and_the_newest_dependencies():
+    """On every interpreter that the machine has, and nothing that downloads torch."""
+    (word,) = re.findall(r"make release-check CELL=(\w+)", (ROOT / ".ci" / "run").read_text("utf-8"))
+    cells = [cell.name for cell in release_check.list_cells() if word in cell.name]
+    assert [name for name in cells if "lowest" in name] == ["lowest dependencies, wheel, values"]
+    assert [name.split()[3] for name in cells if "newest" in name] == [f"{one}," for one in release_check.PYTHONS]
+    assert all(name.endswith("values") for name in cells)
 
 
 def test_alternatives_of_schemas_have_one_order():

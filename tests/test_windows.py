@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: names t
 REMOVE = """
 import os, select, signal, socket, sys, mmap
 import asyncio, concurrent.futures, json, multiprocessing, subprocess, tempfile, typing, zipfile  # they run on Windows
+import shutil
 {libraries}
+shutil._USE_CP_SENDFILE = False
 OS = '''
 chown chroot confstr copy_file_range ctermid eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf fstatvfs
 getegid geteuid getgid getgrouplist getgroups getloadavg getpgid getpgrp getpriority getresgid getresuid getsid getuid
@@ -43,7 +46,7 @@ SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINC
 pidfd_send_signal pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait sigwaitinfo
 SIG_BLOCK SIG_SETMASK
 '''
-for module, names in (os, OS), (signal, SIGNAL), (select, "poll epoll kqueue"), (socket, "AF_UNIX socketpair"):
+for module, names in (os, OS), (signal, SIGNAL), (select, "poll epoll kqueue"), (socket, "AF_UNIX"):
     for name in names.split():
         if hasattr(module, name):
             delattr(module, name)
@@ -89,6 +92,8 @@ def folder(tmp_path_factory):
         torch.save(other, folder / f"{name}-legacy.pt", _use_new_zipfile_serialization=False)
         save_file(other, folder / f"{name}.safetensors")
     (folder / "net.py").write_text(NET)
+    torch.save({"layer.weight": torch.ones(2, 2), "table": torch.ones(2)}, folder / "net.pt")
+    subprocess.run(["git", "init", "-q", folder], check=False)
     return folder
 
 
@@ -113,6 +118,13 @@ def folder(tmp_path_factory):
         ("completion powershell", 0),
         ("samples samples", 0),
         ("log .", 0),
+        ("bisect . --first nan", 1),
+        ("git difftool before.pt after.pt", 0),
+        ("git external-diff a.pt before.pt 0 100644 after.pt 0 100644", 0),
+        ("git setup", 0),
+        ("git textconv before.pt", 0),
+        ("report before.pt --stats -o page.html", 0),
+        ("watch . --history --count 2 --interval 1", 0),
         ("inspect missing.pt", 2),
     ],
 )
@@ -126,15 +138,66 @@ def test_command_runs(folder, words, status):
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [("inspect net.py:Net --to meta -f json", 1), ("verify net.py:Net --input 4x2 -f json", 1)]
+    ("words", "status"),
+    [
+        ("explain net.pt net.py:Net -f json", 1),
+        ("fix net.py:Net --input 4x2", 1),
+        ("inspect net.py:Net --to meta -f json", 1),
+        ("verify net.py:Net --input 4x2 -f json", 1),
+    ],
 )
-def test_class_is_built_in_this_process(folder, words, status):
+def test_class_is_built_in_this_process(folder, words, status, statecli, monkeypatch):
     """Without os.fork nothing supervises a model; the findings are the same."""
     done = run(folder, *words.split(), libraries="import torch")
     assert (done.returncode, done.stderr) == (status, "")
-    line = [sys.executable, "-m", "statecli", *words.split()]
-    assert done.stdout == subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False).stdout
-    assert '"table"' in done.stdout
+    monkeypatch.chdir(folder)
+    assert done.stdout == statecli(*words.split()).out
+    assert "table" in done.stdout
+
+
+def test_parts_are_merged(folder):
+    """The parts that two jobs wrote are merged without the names too."""
+    for number in (1, 2):
+        done = run(folder, *f"diff before.pt after.pt --shard {number}/2 -o part{number}.jsonl".split())
+        assert (done.returncode, done.stderr) == (0, "")
+    merged = run(folder, *["merge", "part1.jsonl", "part2.jsonl", "-f", "json"])
+    assert (merged.returncode, merged.stderr) == (1, "")
+    assert merged.stdout == run(folder, *["diff", "before.pt", "after.pt", "-f", "json"]).stdout
+
+
+def test_a_training_is_resumed(folder):
+    """resume-check starts other processes, which lack the names as well."""
+    (folder / "sitecustomize.py").write_text(REMOVE.format(libraries="import torch"))
+    shutil.copy(ROOT / "tests" / "resume_check" / "script.py", folder)
+    line = [sys.executable, "-W", "ignore", "-m", "statecli", *["resume-check", "script.py::main", "--steps", "4"]]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "equal" in done.stdout
+
+
+#: Presses keys on a screen without a terminal. The loop of asyncio is that of POSIX, and needs a pair of sockets.
+BROWSE = """
+import _socket, selectors
+selectors.DefaultSelector, socket.AF_UNIX = selectors.SelectSelector, _socket.AF_UNIX
+from statecli.browse import run
+run._check_terminal = lambda: None
+from statecli.browse.app import Browser
+async def press_keys(self):
+    async with self.run_test() as pilot:
+        await pilot.press("down", "enter", "v", "q")
+Browser.run = lambda self: asyncio.run(press_keys(self))
+"""
+
+
+def test_a_checkpoint_is_browsed(folder):
+    """The screen opens, takes keys and closes."""
+    pytest.importorskip("textual")
+    code = REMOVE.format(libraries="import numpy, textual.app, textual.drivers.linux_driver") + BROWSE
+    code += "from statecli.__main__ import command\ncommand()"
+    line = [sys.executable, "-W", "ignore", "-c", code, "browse", "before.pt", "after.pt"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_documents_are_those_of_posix(folder):

@@ -8,18 +8,23 @@ Only the standard library is used. Prints a line for each failure, then a summar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.server
 import io
 import json
 import os
 import pickle
 import shlex
+import socketserver
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ADVICE_NUMPY = "needs numpy, which is not installed: pip install 'torch-statecli[values]'"
@@ -43,6 +48,13 @@ def write_safetensors(path: str, tensors: dict[str, list[float]]) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_gguf(path: str) -> None:
+    """Write a quantized tensor: one block of Q8_0, with the scale 0.5 and the numbers 0 to 31."""
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 1) + b"w" + struct.pack("<IQIQ", 1, 32, 8, 0)
+    head += b"\0" * (-len(head) % 32)
+    Path(path).write_bytes(head + struct.pack("<e32b", 0.5, *range(32)) + b"\0" * 30)
 
 
 def write_torch(path: str, values: list[float]) -> None:
@@ -81,6 +93,7 @@ def write_files() -> None:
     write_safetensors("a.safetensors", {"layer.weight": [1.0, 2.0, 3.0], "layer.bias": [0.0]})
     write_safetensors("b.safetensors", {"layer.weight": [1.0, 2.5, 3.0], "layer.bias": [0.0]})
     write_safetensors("nan.safetensors", {"layer.weight": [float("nan")]})
+    write_gguf("a.gguf")
     write_torch("a.pt", [1.0, 2.0])
     Path("broken.pt").write_bytes(Path("a.pt").read_bytes()[:200])
     Path("hostile.pkl").write_bytes(pickle.dumps(System()))
@@ -99,8 +112,14 @@ def list_schemas(program: list[str]) -> list[str]:
     return [line.split("\t")[0] for line in answer[2:]]
 
 
-def list_commands(has_numpy: bool, has_torch: bool, schemas: list[str]) -> list[tuple[str, int, str]]:
-    """Return each command line with its exit status and a text that its output contains."""
+def list_commands(packages: str, schemas: list[str], address: str) -> list[tuple[str, int, str]]:
+    """Return each command line with its exit status and a text that its output contains.
+
+    `packages` is the list of `--version -v`; the files are served at `address`.
+    """
+    has_numpy, has_torch, has_libcst, has_urllib3, has_gguf = (
+        f" {name} " in packages for name in ("numpy", "torch", "libcst", "urllib3", "gguf")
+    )
     values = (lambda status, text: (status, text)) if has_numpy else (lambda _, __: (2, ADVICE_NUMPY))
     commands = [
         ("--version", 0, "statecli "),
@@ -151,7 +170,29 @@ def list_commands(has_numpy: bool, has_torch: bool, schemas: list[str]) -> list[
         ]
     else:
         commands += [(f"inspect {net}", 2, ADVICE_TORCH), (f"verify {net} --input 4x3", 2, ADVICE_TORCH)]
+    if has_torch and has_libcst:
+        commands += [(f"fix {net} --input 4x3", 1, "+        self.register_buffer")]
+    if has_urllib3:
+        commands += [(f"inspect {address}/a.safetensors", 0, "layer.weight"), (f"audit {address}/a.pt", 0, "")]
+    if has_numpy and has_gguf:
+        commands += [("inspect a.gguf --stats", 0, "15.5")]
     return commands
+
+
+@contextlib.contextmanager
+def serve_folder() -> Iterator[str]:
+    """Serve the current folder on this machine while the block runs; yield the address."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SilentHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class SilentHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
 
 
 def main() -> int:
@@ -160,25 +201,29 @@ def main() -> int:
     program = [os.path.abspath(sys.argv[1])] if len(sys.argv) > 1 else [sys.executable, "-P", "-m", "statecli"]
     if len(sys.argv) == 1 and sys.version_info < (3, 11):
         program.remove("-P")
-    failures = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         write_files()
         details = run(program, "--version -v")[1]
-        versions = details.partition("packages")[2]
         schemas = list_schemas(program)
-        commands = list_commands("numpy " in versions, "torch " in versions, schemas)
-        for line, status, text in commands:
-            code, output = run(program, line)
-            if code != status or text not in output or "Traceback (most" in output or "statecli: internal" in output:
-                failures += 1
-                sys.stdout.write(f"FAILED  statecli {line}: status {code}, expected {status} and {text!r}\n{output}\n")
+        with serve_folder() as address:
+            commands = list_commands(details.partition("packages")[2].replace("\n", " "), schemas, address)
+            failures = sum(not check(program, *command) for command in commands)
         texts = "".join(run(program, f"schema {name}")[1] for name in schemas)
         os.chdir(os.path.dirname(folder))
     sys.stdout.write(details)
     sys.stdout.write(f"schemas   sha256 {hashlib.sha256(texts.encode()).hexdigest()[:16]}\n")
     sys.stdout.write(f"{len(commands)} commands, {failures} failed, {time.monotonic() - started:.0f} s\n")
     return 1 if failures else 0
+
+
+def check(program: list[str], line: str, status: int, text: str) -> bool:
+    """Run a command; print how its result differs from the expected one, and return whether it is the expected one."""
+    code, output = run(program, line)
+    if code == status and text in output and "Traceback (most" not in output and "statecli: internal" not in output:
+        return True
+    sys.stdout.write(f"FAILED  statecli {line}: status {code}, expected {status} and {text!r}\n{output}\n")
+    return False
 
 
 def run(program: list[str], line: str) -> tuple[int, str]:

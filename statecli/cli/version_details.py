@@ -12,7 +12,12 @@ from statecli.core.distribution import DISTRIBUTION
 from statecli.core.version import __version__
 
 #: Packages whose versions change what statecli finds or how fast it is.
-PACKAGES = ("torch", "numpy", "safetensors", "msgspec", "blake3", "typer", "rich", "jinja2", "fsspec", "transformers")
+PACKAGES = (
+    *("torch", "numpy", "safetensors", "msgspec", "blake3", "typer", "rich", "jinja2", "transformers"),
+    # Of the extras.
+    *("gguf", "fsspec", "urllib3", "s3fs", "gcsfs", "huggingface_hub", "libcst", "textual", "distributed", "mpi4py"),
+    "ray",
+)
 #: Columns of the lines, which people paste into reports.
 WIDTH = 80
 
