@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +32,11 @@ SMOKE = ROOT / "tools" / "smoke.py"
 CONSTRAINTS = ROOT / "constraints.txt"
 #: Interpreters of the classifiers, oldest first.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: Extras of users; `torch` and `remote` bring `values` and the rest.
+EXTRAS = ("torch", "gguf", "remote", "gs", "hf", "fix", "tui", "dask", "mpi", "ray")
+#: Tests that run from the source archive alone, in less than a minute.
+SOURCE_TESTS = ("tests/test_package.py", "tests/test_samples.py", "tests/test_cli.py", "tests/lock")
+SOURCE_TESTS_NAME = "tests of the source archive"
 #: An installation without extras must not be larger: numpy would more than double it.
 MAX_INSTALLED_MB = 60
 
@@ -207,23 +214,20 @@ def make_environment(folder: Path, python: str | None) -> str:
     return str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
 
 
-def with_lowest(built: Built, folder: Path) -> list[str]:
+def with_lowest(*extras: str) -> Callable[[Built, Path], list[str]]:
     """Install the lowest direct dependencies that pyproject.toml allows, with the oldest interpreter at hand."""
-    python = next(path for version in PYTHONS if (path := find_python(version)))
-    interpreter = make_environment(folder, python)
-    metadata = zipfile.ZipFile(built.pure_wheel).read(find_metadata(built.pure_wheel)).decode()
-    bounds = re.findall(r"^Requires-Dist: ([\w-]+)>=([\d.]+)", metadata, re.MULTILINE)
-    lowest = folder / "lowest.txt"
-    # torch is not installed, and its lowest release has no wheel for newer interpreters.
-    lowest.write_text("".join(f"{name}=={version}\n" for name, version in bounds if name != "torch"), "utf-8")
-    run([interpreter, "-m", "pip", "install", "--quiet", "--constraint", lowest, f"{built.pure_wheel}[values]"])
-    return [interpreter, "-I"]
 
+    def install(built: Built, folder: Path) -> list[str]:
+        interpreter = make_environment(folder, next(filter(None, map(find_python, PYTHONS))))
+        lowest = folder / "lowest.txt"
+        options = ["--quiet", "--resolution", "lowest-direct", "--python", interpreter, "--output-file", lowest]
+        chosen = [word for extra in extras for word in ("--extra", extra)]
+        run([*module("uv"), "pip", "compile", *options, *chosen, ROOT / "pyproject.toml"])
+        package = f"{built.pure_wheel}[{','.join(extras)}]"
+        run([interpreter, "-m", "pip", "install", "--quiet", "--constraint", lowest, package])
+        return [interpreter, "-I"]
 
-def find_metadata(wheel: Path) -> str:
-    """Return the name of the metadata in a wheel."""
-    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
-    return name
+    return install
 
 
 def with_uv_tool(built: Built, folder: Path) -> list[str]:
@@ -253,21 +257,34 @@ def with_pipx(built: Built, folder: Path) -> list[str]:
 def list_cells() -> list[Cell]:
     """Return the cells in the order of the table."""
     cells = [
-        Cell("wheel, no extra", with_pip(lambda built: built.wheel)),
-        Cell("newest dependencies, wheel, values", with_pip(lambda built: built.wheel, "[values]")),
-        Cell("wheel, torch", with_pip(lambda built: built.wheel, "[torch]", constrained=True)),
+        Cell("wheel, no extra", with_pip(get_wheel)),
+        Cell("wheel, torch", with_pip(get_wheel, "[torch]", constrained=True)),
         Cell("wheel without compiled parts, values", with_pip(lambda built: built.pure_wheel, "[values]")),
-        Cell("source, values", with_pip(lambda built: built.sdist, "[values]")),
-        Cell("source without a compiler, values", with_pip(lambda built: built.sdist, "[values]", env={"CC": "false"})),
+        Cell("source, values", with_pip(get_sdist, "[values]")),
+        Cell("source without a compiler, values", with_pip(get_sdist, "[values]", env={"CC": "false"})),
         Cell("uv tool install", with_uv_tool),
         Cell("pipx install", with_pipx),
-        Cell("lowest dependencies, wheel, values", with_lowest),
+        Cell("lowest releases, wheel, all extras", with_lowest(*EXTRAS)),
+        Cell("lowest dependencies, wheel, values", with_lowest("values")),
     ]
     for version in PYTHONS:
         python = find_python(version)
-        install = with_pip(lambda built: built.sdist, "[values]", python=python)
-        cells.append(Cell(f"Python {version}, source, values", install, python=python or ""))
+        # The wheel with the stable ABI is for 3.11 and newer.
+        is_source = version == "3.10" or sys.version_info < (3, 11)
+        install = with_pip(get_sdist if is_source else get_wheel, "[values]", python=python)
+        name = f"newest dependencies, Python {version}, {'source' if is_source else 'wheel'}, values"
+        cells.append(Cell(name, install, python=python or ""))
     return cells
+
+
+def get_sdist(built: Built) -> Path:
+    """Return the source archive."""
+    return built.sdist
+
+
+def get_wheel(built: Built) -> Path:
+    """Return the wheel with the kernel."""
+    return built.wheel
 
 
 def run_cell(cell: Cell, built: Built) -> Result:
@@ -292,6 +309,22 @@ def run_cell(cell: Cell, built: Built) -> Result:
     shutil.rmtree(folder, ignore_errors=True)
     schemas = re.search(r"^schemas\s+(.*)", output, re.MULTILINE)[1]
     return Result(cell.name, f"passed, {count} commands", f"{python}; kernel: {kernel}", schemas, size)
+
+
+def run_source_tests(built: Built) -> Result:
+    """Unpack the source archive, and run some of its tests there."""
+    folder = WORK / "source-tests"
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    try:
+        output = run([sys.executable, "-m", "pytest", *SOURCE_TESTS], cwd=source)
+    except Failed as error:
+        sys.stdout.write(f"FAILED  {SOURCE_TESTS_NAME}\n{error}\n")
+        return Result(SOURCE_TESTS_NAME, "failed")
+    sys.stdout.write(f"passed  {SOURCE_TESTS_NAME}\n")
+    count = re.search(r"(\d+) passed", output)[1]
+    return Result(SOURCE_TESTS_NAME, f"passed, {count} tests")
 
 
 def measure_mb(folder: Path, interpreter: str) -> float | None:
@@ -344,7 +377,12 @@ def main() -> int:
         sys.stdout.write(f"FAILED  build\n{error}\n")
         return 1
     results = check_metadata(built)
-    results += [run_cell(cell, built) for cell in list_cells() if only in cell.name]
+    checks = [functools.partial(run_cell, cell, built) for cell in list_cells() if only in cell.name]
+    if only in SOURCE_TESTS_NAME:
+        checks.insert(0, functools.partial(run_source_tests, built))
+    # A check keeps one core busy.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results += pool.map(lambda check: check(), checks)
     digests = {result.schemas for result in results if result.schemas}
     if len(digests) > 1:
         results.append(Result(f"the same schemas in each cell: {', '.join(sorted(digests))}", "failed"))
