@@ -218,36 +218,83 @@ def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monke
     assert (done.returncode, "no-such-folder" in done.stderr) == (1, True), done.stderr
 
 
+#: The file of the checkout and another file switch a setting on; `config` or `args` choose one of them.
+LOCK, VALUES = 'lock = "statecli.lock.json"\n', "values = true\n"
+
+
 @pytest.mark.parametrize(
-    ("args", "config", "needs_numpy"),
+    ("args", "config", "own", "other", "needs_numpy"),
     [
-        ("", "", False),
-        ("--fail-on error", "ignore = []\n", False),
-        ("--values", "", True),
-        ("--fail-on error\n--lock=a.json", "", True),
-        ("", 'lock = "a.json"\n', True),
-        ("", "values = true\n", True),
+        ("", "", "", "", False),
+        ("--fail-on=error", "", "ignore = []\n", "", False),
+        ("--values", "", "", "", True),
+        ("--fail-on=error\n--lock=statecli.lock.json", "", "", "", True),
+        ("", "", LOCK, "", True),
+        ("", "", VALUES, "", True),
+        ("", "", "values = false\n", "", False),
+        ("", "", '[policy]\nreference = "m.safetensors"\n', "", True),
+        ("", "none", VALUES, "", False),
+        ("", "other.toml", "", VALUES, True),
+        ("", "other.toml", VALUES, "values = false\n", False),
+        ("--config=other.toml", "", "", LOCK, True),
+        ("--config\nother.toml", "", "", LOCK, True),
+        ("--no-config", "", VALUES, "", False),
     ],
 )
-def test_no_more_is_installed_than_the_audit_needs(repository, args, config, needs_numpy):
-    """Neither the action nor the GitLab component installs numpy for an audit that reads no values."""
-    Path("statecli.toml").write_text(config)
-    pip = repository.parent / "bin" / "python3"
-    pip.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
+def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own, other, needs_numpy):
+    """The action and the GitLab component ask the configuration that they use whether the audit reads values."""
+    Path("statecli.toml").write_text(own)
+    Path("other.toml").write_text(other)
+    installed = record_installations(repository)
+    given = {"STATECLI_SOURCE": "SOURCE", "STATECLI_PACKAGE": "SOURCE", "STATECLI_PYTHON": "python3"}
     step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][0]
-    documents = list(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))
-    (script,) = documents[1]["statecli-audit"]["before_script"]
-    given = {
-        "STATECLI_SOURCE": "SOURCE",
-        "STATECLI_PACKAGE": "SOURCE",
-        "STATECLI_PYTHON": "python3",
-        "STATECLI_ARGS": args,
-    }
+    (script,) = read_component()["before_script"]
     for line in (["bash", "-eo", "pipefail", "-c", step["run"]], ["sh", "-e", "-c", script]):
-        done = run(*line, env=os.environ | given)
-        assert done.returncode == 0, done.stderr
-        packages = done.stdout.splitlines()[done.stdout.splitlines().index("SOURCE") :]
-        assert packages == ["SOURCE", "numpy"] if needs_numpy else ["SOURCE"]
+        done = run(*line, env=os.environ | given | {"STATECLI_CHANGES": "false"})
+        assert (done.returncode, installed()) == (0, ["SOURCE"]), done.stderr
+    done, *_ = act("Audit", targets="m.safetensors", args=args, config=config)
+    assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
+    done = component("m.safetensors", args.replace("\n", " "), STATECLI_CONFIG=config, CI_COMMIT_BRANCH="main")
+    assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_configuration_of_the_base_decides_about_numpy(configured, repository, monkeypatch):
+    """The lock that it names is compared; the configuration of the pull request names none."""
+    Path("statecli.toml").write_text("")
+    installed = record_installations(repository)
+    act("Audit", targets="m.safetensors")
+    assert installed() == []
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    act("Audit", targets="m.safetensors")
+    assert installed() == ["numpy"]
+
+
+def record_installations(repository):
+    """Let `python3` install nothing and find no numpy; return a function that lists the packages of its last calls."""
+    python = repository.parent / "bin" / "python3"
+    python.rename(python.with_name("real"))
+    record = repository.parent / "packages"
+    python.write_text(f"""#!/bin/bash
+case "$*" in
+  *find_spec*) exit 1 ;;
+  *pip\\ install*) for word; do case $word in SOURCE | numpy) echo "$word" >> "{record}" ;; esac; done ;;
+  *) exec "{python.with_name("real")}" "$@" ;;
+esac
+""")
+    python.chmod(0o755)
+
+    def installed():
+        packages = record.read_text().splitlines() if record.exists() else []
+        record.write_text("")
+        return packages
+
+    return installed
+
+
+def read_component():
+    """Return the job of the GitLab component."""
+    return yaml.safe_load((ROOT / "templates" / "audit.yml").read_text().split("\n---\n")[1])["statecli-audit"]
 
 
 def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch):
@@ -283,9 +330,8 @@ def test_a_folder_of_the_checkout_leads_no_report_elsewhere(repository):
 
 def component(targets, args="", **more):
     """Run the script of the GitLab component as a runner does."""
-    pipeline = yaml.safe_load((ROOT / "templates" / "audit.yml").read_text().split("\n---\n")[1])
     given = {"STATECLI_TARGETS": targets, "STATECLI_ARGS": args, "STATECLI_CONFIG": "", **more}
-    return run("sh", "-ec", "\n".join(pipeline["statecli-audit"]["script"]), env=os.environ | given)
+    return run("sh", "-ec", "\n".join(read_component()["script"]), env=os.environ | given)
 
 
 @pytest.fixture
