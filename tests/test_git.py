@@ -148,7 +148,7 @@ def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
 
 
 def test_pointers_are_named_and_compared_by_their_ids(repository):
-    """Of git-lfs and of DVC, in the driver and in the difftool."""
+    """Of git-lfs, DVC and git-annex, in the driver and in the difftool."""
     (repository / "m.pt").write_text(POINTER.format("a" * 64))
     call("statecli", "git", "setup")
     commit()
@@ -165,6 +165,8 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     (repository / "o.pt").write_text(f"outs:\n- md5: {'c' * 32}\n  size: 3\n  path: o.pt\n")
     assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both versions are equal: git-lfs pointer")
     assert f"md5:{'c' * 32}" in call("statecli", "git", "difftool", "n.pt", "o.pt")
+    (repository / "p.pt").write_text("/annex/objects/SHA256E-s100--abc.pt\n")
+    assert "git-annex pointer: SHA256E-s100--abc.pt; run" in call("statecli", "git", "difftool", "n.pt", "p.pt")
 
 
 def test_the_difftool_shows_values(repository):

@@ -46,6 +46,8 @@ _LFS = compile_on_use(
 )
 #: The digest in a DVC pointer, https://dvc.org/doc/user-guide/project-structure/dvc-files.
 _DVC = compile_on_use(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
+#: What git-annex leaves for an unlocked file without its content, with the key of the content.
+_ANNEX = compile_on_use(rb"/annex/objects/([\w.%&+=-]+)\s")
 #: Bytes that no pointer has; a checkpoint of a few hundred bytes may contain the words of a pointer.
 _BINARY = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
@@ -164,12 +166,15 @@ def _read_small_text(path: str) -> bytes:
 
 
 def describe_pointer(path: str) -> str | None:
-    """Return the target of a pointer of git-lfs or DVC in words; None for any other file."""
+    """Return the target of a pointer of git-lfs, DVC or git-annex in words; None for any other file."""
     pointer = read_lfs_pointer(path)
     if pointer is not None:
         return f"git-lfs pointer: sha256:{pointer.digest}, {pointer.size:,} bytes; run: git lfs pull"
-    if match := _DVC.search(_read_small_text(path)):
+    text = _read_small_text(path)
+    if match := _DVC.search(text):
         return f"DVC pointer: {match[1].decode()}:{match[2].decode()}; run: dvc pull"
+    if match := _ANNEX.match(text):
+        return f"git-annex pointer: {match[1].decode()}; run: git annex get"
     return None
 
 

@@ -8,6 +8,7 @@ import zlib
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.quoting import quote_for_shell
 from statecli.formats import registry
 from statecli.formats.shared.code_in_text import find_code_in_text
 from statecli.storage import files, zip_archive
@@ -15,11 +16,12 @@ from statecli.storage.byte_source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+_ANNEX_POINTER = b"/annex/objects/"
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-lfs pointer"),
     # What git-annex leaves for an unlocked file whose content is elsewhere.
-    (b"/annex/objects/", "a pointer of git-annex: run: git annex get"),
+    (_ANNEX_POINTER, "a pointer of git-annex"),
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
     (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
@@ -99,12 +101,14 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
 
 
 def describe_content(path: str, head: bytes, size: int) -> str:
-    """Describe the content in one clause without a quotation: "a git-lfs pointer (…): run: git lfs pull".
+    """Describe the content in one clause: "a git-lfs pointer (…): run: git lfs pull".
 
     `head` is the start of the file, a few hundred bytes if there are as many; `size` its length in bytes.
     """
     if head.startswith(b"version https://git-lfs"):
         return _describe_lfs_pointer(head)
+    if head.startswith(_ANNEX_POINTER):
+        return f"a pointer of git-annex: run: git annex get{path and ' ' + quote_for_shell(path)}"
     for magic, what in MAGIC:
         if head.startswith(magic):
             return _describe_wrapped(what, path, _unpack_head(head))
