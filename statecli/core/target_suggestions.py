@@ -12,6 +12,7 @@ from statecli.core import build_function, python_names
 from statecli.core.errors import StateError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
+from statecli.core.similar_paths import suggest_similar_paths
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
@@ -19,6 +20,8 @@ _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z",
 _FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `organization/name`, or a name with a hyphen.
 _REPOSITORY = compile_on_use(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
+#: A URL with one slash, but without a password, which a message must not repeat.
+_ONE_SLASH = compile_on_use(r"(?P<scheme>https?|s3|gs|hf):/(?P<rest>[^/@][^@]*)", re.IGNORECASE)
 #: The end of the name of a repository behind its last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
 _VERSION = compile_on_use(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
@@ -34,8 +37,6 @@ _REGISTRIES = ("timm", "torchvision")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 _BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
-#: Least similarity of a suggested file name, from 0 to 1: two.py (0.67) is not suggested for net.py.
-_SIMILARITY = 0.7
 #: Python files of a folder that are parsed for names.
 _MAX_FILES = 50
 
@@ -58,6 +59,12 @@ class Suggestion(NamedTuple):
 
 def suggest_for_missing(path: str) -> Suggestion:
     """Return `did you mean weights.pt?` or how to name a class, for a nonexistent path; else nothing."""
+    url = _ONE_SLASH.fullmatch(path)
+    if url is not None:
+        return Suggestion(f"did you mean {url['scheme']}://{url['rest']}?")
+    module, colon, name = path.partition(":")
+    if colon and os.path.isfile(f"{module}.py"):
+        return Suggestion(f"did you mean {quote_for_shell(f'{module}.py:{name}')}?")
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
@@ -67,9 +74,9 @@ def suggest_for_missing(path: str) -> Suggestion:
         return suggestion
     if os.path.isfile(f"{path}.py"):
         return _suggest_names_of_file(f"{path}.py")
-    near = _find_similar_file(path)
-    if near is not None:
-        return Suggestion(f"did you mean {near}?")
+    near = suggest_similar_paths(path)
+    if near:
+        return Suggestion(near)
     if dotted is None:
         return Suggestion(suggest_repository(path) or _describe_missing_folder(path))
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
@@ -98,17 +105,6 @@ def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
     """Return how to name a class of a file, for `net.py.Net`."""
     defined = name.partition(".")[0] in python_names.list_definitions(file)
     return _suggest_colon(file, name, call, file) if defined else _suggest_names_of_file(file)
-
-
-def _find_similar_file(path: str) -> str | None:
-    from difflib import get_close_matches
-
-    folder, name = os.path.split(path)
-    try:
-        near = get_close_matches(name, os.listdir(folder or os.curdir), n=1, cutoff=_SIMILARITY)
-    except OSError:
-        return None
-    return os.path.join(folder, near[0]) if near else None
 
 
 def describe_python_file(path: str) -> Suggestion:

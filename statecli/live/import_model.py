@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from statecli.core.distribution import install_packages
 from statecli.core.errors import ModelError
+from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
 from statecli.live import model_registries
 from statecli.live.model_errors import report_as_model_error
@@ -66,7 +67,7 @@ def load_with_module(spec: ModelSpec, *, is_model: bool = True) -> LoadedObject:
 def _import_file(spec: ModelSpec) -> types.ModuleType:
     path = os.path.abspath(spec.module)
     if not os.path.isfile(path):
-        problem = "it is a folder" if os.path.isdir(path) else f"no such file{_suggest_files(path)}"
+        problem = "it is a folder" if os.path.isdir(path) else f"no such file{_suggest_files(spec.module)}"
         raise ModelError(f"{spec.module}: {problem}")
     folder, stem = os.path.split(path[: -len(".py")])
     level = _relative_level(path)
@@ -157,10 +158,11 @@ def _forget_siblings_of_others(folder: str) -> None:
 
 
 def _suggest_files(path: str) -> str:
-    folder, name = os.path.split(path)
-    if not os.path.isdir(folder):
-        return f" (the folder {os.path.basename(folder)} does not exist)"
-    return _did_you_mean(name, [entry for entry in os.listdir(folder) if entry.endswith(".py")])
+    near = suggest_similar_paths(path, ".py")
+    if near:
+        return f"; {near}"
+    folder = os.path.dirname(path)
+    return f" (the folder {folder} does not exist)" if folder and not os.path.isdir(folder) else ""
 
 
 def _import_dotted(spec: ModelSpec) -> types.ModuleType:

@@ -23,6 +23,7 @@ from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule, list_present_names
+from statecli.core.similar_paths import append_suggestion
 from statecli.rules import RULES
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
@@ -217,7 +218,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     try:
         raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:
-        raise UnreadableError(f"{path}: the configuration {error}") from error
+        raise UnreadableError(append_suggestion(f"{path}: the configuration {error}", path)) from error
     is_own_file = os.path.basename(path) != "pyproject.toml"
     if not is_own_file and b"statecli" not in raw:
         return None

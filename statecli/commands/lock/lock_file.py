@@ -15,6 +15,7 @@ from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.json_text import encode_json
 from statecli.core.model_state import Kind, Scalar
 from statecli.core.result_views import ResultViews
+from statecli.core.similar_paths import append_suggestion
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 from statecli.targets.location import make_relative_name
@@ -177,7 +178,7 @@ def read_document(path: str, what: str) -> dict[str, object]:
                 raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_BYTES:,}")
             raw = source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(f"{path}: {quoting.append_reason(what, error)}") from error
+        raise type(error)(append_suggestion(f"{path}: {quoting.append_reason(what, error)}", path)) from error
     if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
         raise MalformedError(f"{path}: {what} contains conflict markers of a Git merge; write the file again")
     document, repeats = json_object.parse_object(raw, f"{path}: {what}")

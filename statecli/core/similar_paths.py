@@ -1,0 +1,58 @@
+"""Existing paths with names like those of a missing path, for an error that suggests what to type."""
+
+from __future__ import annotations
+
+import os
+
+#: Least similarity of a suggested name, from 0 to 1: two.py (0.67) is not suggested for net.py.
+_SIMILARITY = 0.7
+_MAX_PATHS = 3
+
+
+def suggest_similar_paths(path: str, extension: str = "") -> str:
+    """Return `did you mean weights.pt?` for a missing path; "" if no path is similar."""
+    paths = find_similar_paths(path, extension)
+    return f"did you mean {' or '.join(paths)}?" if paths else ""
+
+
+def append_suggestion(problem: str, path: str) -> str:
+    """Return the problem with a path, and a similar path if the path does not exist."""
+    near = "" if os.path.lexists(path) else suggest_similar_paths(path)
+    return f"{problem}; {near}" if near else problem
+
+
+def find_similar_paths(path: str, extension: str = "") -> list[str]:
+    """Return the paths that differ from a missing path by the extension that it lacks, or by similar names.
+
+    The name of the file ends with `extension`; a folder of the path may be missing too.
+    """
+    *folders, name = path.replace(os.altsep or os.sep, os.sep).rstrip(os.sep).split(os.sep)
+    found = ""
+    for folder in folders:
+        # An empty name is the root, or stands between two slashes.
+        exact = os.path.join(found, folder) if folder else found or os.sep
+        if not os.path.isdir(exact):
+            names = [near for near in _list_names(found) if os.path.isdir(os.path.join(found, near))]
+            similar = _choose_similar(folder, names)
+            if not similar:
+                return []
+            exact = os.path.join(found, similar[0])
+        found = exact
+    names = [near for near in _list_names(found) if near.endswith(extension)]
+    longer = sorted(near for near in names if os.path.splitext(near)[0] == name)
+    exact_names = [name] if name in names else longer[:_MAX_PATHS]
+    return [os.path.join(found, near) for near in exact_names or _choose_similar(name, names)]
+
+
+def _choose_similar(name: str, names: list[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    same = [near for near in names if near.lower() == name.lower()]
+    return same[:1] or get_close_matches(name, names, 1, _SIMILARITY)
+
+
+def _list_names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder or os.curdir)
+    except OSError:
+        return []
