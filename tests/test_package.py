@@ -56,6 +56,12 @@ def test_advised_extras_exist():
     assert install_extra("hf") == "pip install 'torch-statecli[hf]'"
 
 
+def test_the_advice_in_a_hook_is_a_key_of_the_hook(monkeypatch):
+    """pre-commit installs packages for a hook alone, and sets this variable."""
+    monkeypatch.setenv("PRE_COMMIT", "1")
+    assert install_extra("values") == "add to the hook: additional_dependencies: ['.[values]']"
+
+
 def test_one_module_writes_the_commands_that_install():
     """No other module has `pip install` in a text that is not a docstring."""
     found = set()

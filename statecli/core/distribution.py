@@ -11,7 +11,9 @@ DISTRIBUTION = "torch-statecli"
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an extra of the package."""
+    """Return the command that installs an extra of the package; in a hook of pre-commit, the key to add to the hook."""
+    if os.environ.get("PRE_COMMIT"):
+        return f"add to the hook: additional_dependencies: ['.[{extra}]']"
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
