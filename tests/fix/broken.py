@@ -435,10 +435,11 @@ UNFIXABLE = {
         net(
             "self.box = Box()", head=HEAD + "class Box:\n    def __init__(self):\n        self.t = torch.ones(4)\n\n\n"
         ),
-        ("fix cannot make this change: make it by hand",),
+        ("statecli fix cannot make this change; make the change by hand",),
     ),
     "in-a-closure": Broken(
-        net("t = torch.ones(4)\nself.act = lambda x: x + t"), ("fix cannot make this change: make it by hand",)
+        net("t = torch.ones(4)\nself.act = lambda x: x + t"),
+        ("statecli fix cannot make this change; make the change by hand",),
     ),
     "a-list-changed-in-forward": Broken(
         net("self.a = [torch.ones(4)]", "self.a.append(self.a[0] * 2)\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"

@@ -150,8 +150,8 @@ def test_an_installed_class_is_not_edited(statecli):
     result = statecli("fix", "torch.nn:Linear(2, 2)")
     assert result.code == 2
     assert result.err == (
-        "statecli: torch.nn:Linear(2, 2): the current folder has no module torch.nn; "
-        "fix edits only your own files; name a class such as net.py:Net\n"
+        "statecli: torch.nn:Linear(2, 2): the current folder has no module torch.nn; statecli fix edits only your own "
+        "files; name a class such as net.py:Net\n"
     )
 
 

@@ -13,7 +13,7 @@ from statecli.commands.fix.source import Changes, NoEdit, Source, get_instance_n
 def build_container_property(source: Source, assigned: Assigned, name: str, names: Sequence[str]) -> Changes:
     """Return the change that adds a property with all buffers of the container. Raises NoEdit."""
     if assigned.method is None:
-        raise NoEdit(f"the class body assigns {name}, not a method")
+        raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_not_changed(source, assigned, name)
     instance = get_instance_name(assigned.method)
     is_dict = _is_dict(source, assigned.value, names)

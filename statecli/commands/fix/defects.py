@@ -146,7 +146,10 @@ _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] 
         Cause.BUFFER_WITH_GRAD,
         lambda finding, row: finding.rule == NOT_IN_OPTIMIZER.name and row is not None and row.kind is Kind.BUFFER,
     ),
-    (Cause.CUT_GRAPH, lambda finding, _: finding.rule == NO_GRADIENT.name and "cut off" in finding.message),
+    (
+        Cause.CUT_GRAPH,
+        lambda finding, _: finding.rule == NO_GRADIENT.name and "no differentiable path" in finding.message,
+    ),
     (
         Cause.COMPLEX_BUFFER,
         lambda finding, row: finding.rule == IMAGINARY_LOST.name and row is not None and row.kind is Kind.BUFFER,

@@ -313,7 +313,7 @@ def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseE
     method = assigned.method
     value = assigned.value if value is None else value
     if method is None:
-        raise NoEdit("the class body computes the value, not a method")
+        raise NoEdit("the class body, not a method, computes the value")
     instance = get_instance_name(method)
     bound = _list_bound_names(value)
     changes: dict[cst.CSTNode, cst.BaseExpression] = {}

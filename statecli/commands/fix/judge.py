@@ -137,7 +137,9 @@ def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], af
             if proof in required and verdict is not Verdict.PASSED:
                 result = _describe(verdict, proof, after.verification, Names(defect.names))
                 return f"with the edit, the proof {proof.value} {result}"
-    return "" if any(change.after is Verdict.PASSED for change in proofs) else "no failed proof passes with the edit"
+    return (
+        "" if any(change.after is Verdict.PASSED for change in proofs) else "the edit does not make a failed proof pass"
+    )
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
@@ -172,7 +174,7 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
             if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped and name not in revealed
         ]
         if worse:
-            return f"the proof {check.check.value} fails with the edit for {join_names(worse, 3)}"
+            return f"with the edit, the proof {check.check.value} fails for {join_names(worse, 3)}"
     kept = {normalize(row.fqn) for row in after.state.tensors}
     aliases = {normalize(alias) for row in after.state.tensors for alias in row.aliases}
     lost = [

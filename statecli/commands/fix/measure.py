@@ -127,7 +127,7 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
         return LoadResult(error=str(error))
     if result.unexpected_keys:
         return LoadResult(
-            error=f"the edited class does not have the entry {result.unexpected_keys[0]} of older state_dicts"
+            error=f"the edited class does not accept the entry {result.unexpected_keys[0]} of older state_dicts"
         )
     loaded = module.state_dict()
     for name, value in entries.items():

@@ -28,7 +28,7 @@ from statecli.commands.fix.source import (
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 #: Reason for a fix in words.
-BY_HAND = "fix cannot make this change: make it by hand"
+BY_HAND = "statecli fix cannot make this change; make the change by hand"
 
 
 class PrintedFix(msgspec.Struct, frozen=True):
@@ -162,7 +162,10 @@ def _delete_class_attribute(owner: cst.ClassDef, name: str) -> Changes:
             targets = list_targets(small)
             if len(smalls) == 1 and any(isinstance(target, cst.Name) and target.value == name for target in targets):
                 return {line: []}
-    raise NoEdit(f"the edit deletes the class attribute {name}, but no line of {owner.name.value} assigns only {name}")
+    raise NoEdit(
+        f"the edit would delete the class attribute {name}, but {owner.name.value} does not assign {name} on a "
+        "separate line"
+    )
 
 
 def _list_reads(source: Source, assigned: Assigned, name: str) -> list[cst.Attribute]:
@@ -192,13 +195,13 @@ def _rename_keys(source: Source, assigned: Assigned, name: str, code: str) -> Ch
     """Return the change of `self.name[key]` to the key of the new container."""
     formula = re.search(r"Dict\(\{(str\(k\).+?): v for k, v in ", code)
     if formula is None:
-        raise NoEdit("the printed fix has no rule for the new keys")
+        raise NoEdit("the printed fix does not show how to compute the new keys")
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in _list_reads(source, assigned, name):
         parent = source.get_parent(node)
         slices = parent.slice if isinstance(parent, cst.Subscript) else ()
         if len(slices) != 1 or not isinstance(slices[0].slice, cst.Index):
-            raise NoEdit(f"{assigned.owner.name.value} also uses {name} without a key")
+            raise NoEdit(f"{assigned.owner.name.value} also uses {name} in another way than {name}[key]")
         key = slices[0].slice.value
         changes[key] = [source.parse_expression(_format_key(source, key, formula[1]))]
     return changes

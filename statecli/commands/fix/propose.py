@@ -146,7 +146,7 @@ def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
     _check_assigned_once(source, assigned, name)
     value = init_edits.express_with_attributes(source, assigned)
     if assigned.method is None:
-        raise NoEdit(f"the class body assigns {name}, not a method")
+        raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_single_target(assigned, name)
     instance = get_instance_name(assigned.method)
     parsed = source.parse_expression(value)
@@ -192,7 +192,7 @@ def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
     """Yield the changes of a result with a graph to a buffer without it: outside of the state_dict, or saved."""
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
-        raise NoEdit(f"the class body assigns {name}, not a method")
+        raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_single_target(assigned, name)
     text, instance = source.format(assigned.value), get_instance_name(assigned.method)
     value = (
@@ -213,7 +213,7 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     assigned = find_assigned(source, name, defect.line)
     _check_assigned_once(source, assigned, name)
     if assigned.method is None:
-        raise NoEdit(f"the class body assigns {name}, not a method")
+        raise NoEdit(f"the class body, not a method, assigns {name}")
     instance, text = get_instance_name(assigned.method), source.format(assigned.value)
     torch_nn = find_torch_nn_name(filename) or "nn" if defect.rule == UNREGISTERED_PARAMETER.name else None
     targets = {target.attr.value for target in list_targets(assigned.node) if isinstance(target, cst.Attribute)}
