@@ -77,7 +77,7 @@ def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")
     texts = [quote_for_shell(text) for text in (explanation.model, explanation.checkpoint) if text]
     more = (
-        (f"other code that loads the checkpoint: statecli explain {' '.join(texts)}",)
+        (f"to see other code that loads the checkpoint, run: statecli explain {' '.join(texts)}",)
         if explanation.alternatives
         else ()
     )

@@ -192,13 +192,13 @@ def test_codes_are_not_loaded_as_weights(desk, net, explain):
             "self.qkv = nn.Linear(8, 24)",
             ("qkv",),
             {"q": (8, 8), "k": (8, 8), "v": (8, 8)},
-            "may be the missing rows of",
+            "may contain the rows of",
         ),
         (
             "self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)",
             ("q", "k"),
             {"qk": (16, 8)},
-            "may be the missing rows of",
+            "may contain the rows of",
         ),
     ],
 )

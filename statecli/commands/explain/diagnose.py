@@ -123,16 +123,18 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
     pairs = [(pair.name, pair.registered) for pair in (*matching.pairs, *matching.mismatched)]
     found = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
-    for weights, has, place, advice in (
-        (found.in_file, "the file", target, f"apply the same function to the modules of {target}, then load the file"),
-        (found.in_class, target, "the file", "load the file first, then apply the function to the modules"),
-    ):
+    for weights, has, place in ((found.in_file, "the file", target), (found.in_class, target, "the file")):
         if weights:
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
             message = (
-                f"{has} has the tensors from which {functions} computes {plural(len(names), 'weight')}, and "
-                f"{place} has the computed weights: {_list_modules(names)}"
+                f"{has} has the inputs of {functions} for {plural(len(names), 'weight')}, but {place} has the computed "
+                f"weights: {_list_modules(names)}"
+            )
+            advice = (
+                f"apply {functions} to the modules of {target}, then load the file"
+                if weights is found.in_file
+                else f"load the file first, then apply {functions} to the modules"
             )
             evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
             return Diagnosis((evidence,), proof=f"{NO_CODE}; {advice}")
@@ -193,8 +195,8 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
     causes = _list_causes(subject, matching, steps)
     if steps is None:
         message = (
-            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and statecli found no short rules "
-            "that rename these names"
+            f"{plural(sum(a != b for a, b in names.items()), 'name')} differ, and statecli found no short rules that "
+            "turn the names of the file into the names of the class"
         )
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
         return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
@@ -265,7 +267,7 @@ def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: 
     strict = (
         "a strict load with this code succeeds on the meta device"
         if diagnosis.strict
-        else "a load with this code succeeds on the meta device, and no other key is missing"
+        else "a load with this code succeeds on the meta device, and only the keys with initial values are missing"
     )
     unique = "; by shape and by the words in the name, each tensor fits only one tensor of the class" if renamed else ""
     return replace(diagnosis, proved=True, proof=strict + unique)

@@ -56,7 +56,10 @@ def _find_possible_join(rest: Rest) -> Iterable[str]:
         ]
         if unused and unfilled and len(unused) != len(unfilled) and counts[0] == counts[1]:
             noun = "tensors" if unused[1:] else "tensor"
-            yield f"the unused {noun} {', '.join(unused[:4])} may be the missing rows of {', '.join(unfilled[:4])}"
+            yield (
+                f"the unused {noun} {', '.join(unused[:4])} may contain the rows of {', '.join(unfilled[:4])}, which "
+                "the file does not have"
+            )
             return
 
 

@@ -66,7 +66,7 @@ def _describe_prefix(step: Step, changed: Sequence[str], total: int, model: str,
 def _describe_step(step: Step) -> str:
     if not isinstance(step, Substitution):
         module = step.module.replace("\\d+", "N").replace("\\", "").strip(".")
-        return f"the numbers of {module or 'the modules'} differ by {step.delta:+d}"
+        return f"the indices in the names of {module or 'the modules'} differ by {step.delta:+d}"
     old = step.old if step.old is not None else step.pattern.replace("\\", "").strip("^$")
     new = step.new if step.old is not None else step.replacement
     return f"{old.strip('.') or 'no prefix'} → {new.strip('.') or 'nothing'}"

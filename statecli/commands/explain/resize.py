@@ -117,5 +117,5 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
     texts = [f"{name} {old} → {new}" for name, old, new in changes]
     depth = all(new in _count_children(subject.entries.names).values() for _, _, new in changes)
     cause = Cause.DEPTH if depth else Cause.WIDTH
-    message = f"the file was saved with other arguments of {subject.model.target}: {', '.join(texts)}"
+    message = f"the saved model was built with other arguments than {subject.model.target}: {', '.join(texts)}"
     return replace(diagnosis, causes=(Evidence(cause, message, len(changes), texts[0]), *diagnosis.causes))
