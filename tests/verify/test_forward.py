@@ -184,7 +184,7 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
     ("name", "words"),
     [
         ("a view", "table: on cpu"),
-        ("derived", "table: forward computes a tensor on cpu from table, and combines it with "),
+        ("derived", "table: forward computes a tensor on cpu from table, and combines this tensor with "),
     ],
 )
 def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
@@ -271,7 +271,7 @@ def test_a_variable_of_the_file_is_named(use, name):
     (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
-    assert finding.help == f"register the tensor as a buffer, or read {name}.to(x.device)"
+    assert finding.help == f"register the tensor as a buffer, or use {name}.to(x.device) in forward"
 
 
 def test_a_variable_of_an_imported_file_is_named():

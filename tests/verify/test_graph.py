@@ -87,7 +87,7 @@ def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
     """Its input requires grad, so the checkpoint is not why."""
     forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = step("self.lost = nn.Linear(8, 8)", forward)
-    why = "used in forward, but cut off from the output"
+    why = "used in forward, but no differentiable path leads to the output"
     assert [one.message for one in check.findings] == [
         f"lost.{what}: gets no gradient: {why}" for what in ("weight", "bias")
     ]
@@ -98,7 +98,7 @@ def test_an_expert_that_is_chosen_by_a_value():
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
     check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "forward does not select the parameter, but selects experts.0.bias: give more inputs"
+    told = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     fixed = step(init, "return self.used(x) + self.experts[0](x)")
     assert set(rules(fixed).values()) == {"no-gradient"}
@@ -109,5 +109,8 @@ def test_what_a_further_round_uses_is_not_called_unused():
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no gradient in 3 rounds, but a gradient in a later round: forward does not always use the parameter"
+    told = (
+        "no gradient in 3 rounds, but the parameter has a gradient in a later round: forward does not always use the "
+        "parameter"
+    )
     assert cell(check, "gradient", "late.bias").reason == told

@@ -213,7 +213,7 @@ def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
     """Two trainings from one seed differ, so nothing is proved."""
     check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "two trainings with the same seed differ" in check.reason
+    assert "two training runs with the same seed differ" in check.reason
 
 
 def test_a_cause_out_of_sight_is_inconclusive(in_tmp_path):

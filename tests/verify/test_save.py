@@ -354,7 +354,7 @@ def test_a_method_that_saves_something_else_is_named():
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
         (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
-        assert (finding.rule, finding.help) == (rule, "net.py:7: keep all entries of super() in Net.state_dict")
+        assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():

@@ -120,7 +120,7 @@ def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
     unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
     detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
     assert unused.message == "skip.weight: gets no gradient: not used in forward"
-    thrown_away = "used in forward, but cut off from the output"
+    thrown_away = "used in forward, but no differentiable path leads to the output"
     assert detached.message == f"encoder.weight: gets no gradient: {thrown_away}"
     assert "unused.py:18" in unused.help
     assert "detached.py:18" in detached.help

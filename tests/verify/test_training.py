@@ -101,7 +101,8 @@ def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
     assert told.startswith(
-        f"{got} gradient in each of 12 rounds, but a gradient in eval mode: dropout or drop path may drop the parameter"
+        f"{got} gradient in each of 12 rounds, but the parameter has a gradient in eval mode: dropout or drop path may "
+        "drop the parameter"
     )
 
 
@@ -241,7 +242,7 @@ def test_an_expert_without_rows_was_not_chosen(when):
     """Its gradient is zero where it is called and None where it is not, and both say the same."""
     check = step(EXPERTS, CHOSEN.strip().format(when, ""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "forward does not select the parameter, but selects experts.0.bias: give more inputs"
+    told = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     assert verdicts(check, "gradient")["experts.1.bias"] == "passed"
 
@@ -256,7 +257,7 @@ def test_an_expert_that_had_rows_in_some_rounds_only():
     """A zero there may be that of the few rows that it had (a ReLU that is off)."""
     forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
     check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
-    told = "forward does not select the parameter in 1 of 3 rounds, and the gradient is zero in the others"
+    told = "forward does not use the parameter in 1 of 3 rounds, and the gradient is zero in the others"
     assert cell(check, "gradient", "few.bias").reason == f"{told}: give more inputs"
 
 
@@ -295,7 +296,7 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     shift = cell(check, "gradient", "shift")
     assert shift.verdict is Verdict.SKIPPED
     assert shift.reason.startswith("zero in each of 3 rounds, ")
-    assert "because batch normalization cancels the parameter; " in shift.reason
+    assert "because batch normalization cancels the effect of the parameter; " in shift.reason
     assert shift.reason.endswith("with the batch norms in eval mode")
     net = load_object(spec.parse_spec("net.py:Net"))()
     for train in (True, False):
@@ -315,7 +316,8 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "shift").reason
     assert told.startswith(
-        "the gradient is zero; cannot tell whether batch statistics cancel it: calling the model in train"
+        "the gradient is zero; statecli cannot tell whether batch statistics cancel the gradient: calling the model in "
+        "train"
     )
     assert "raised ValueError: no statistics yet" in told
 

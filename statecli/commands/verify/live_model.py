@@ -33,7 +33,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
     """Return the arguments to pass in place of values without a tensor: for shapes, the text of each."""
     shapes = [arg for arg in (args, *args) if isinstance(arg, (tuple, list)) and arg]
     sizes = next((shape for shape in shapes if all(type(size) is int for size in shape)), (2, 3))
-    return f"pass a tensor, or a text for its shape, such as {'x'.join(map(str, sizes))!r}"
+    return f"pass a tensor, or its shape as a string, such as {'x'.join(map(str, sizes))!r}"
 
 
 def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | None, str]:

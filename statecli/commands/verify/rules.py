@@ -60,8 +60,8 @@ IMAGINARY_LOST = _rule(
     summary="A cast drops the imaginary part of a complex tensor.",
     why="the values cannot be restored: a cast back gives zeros as imaginary part. Forward gives other results.",
     example='`self.register_buffer("freqs", torch.polar(r, angle))`, then `model.to(torch.bfloat16)`.',
-    fix="""store real and imaginary part as a last dimension with `torch.view_as_real`, and call `torch.view_as_complex`
-in forward.""",
+    fix="""store the real and the imaginary part in a new last dimension with `torch.view_as_real`, and call
+`torch.view_as_complex` in forward.""",
 )
 INTEGER_CAST = _rule(
     "integer-cast",

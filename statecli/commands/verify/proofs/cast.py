@@ -250,7 +250,7 @@ class _Proof:
         if row.kind is Kind.UNREGISTERED and row.moves and judging.has_own_apply(self._cast_model, row.fqn):
             return "the class's own _apply moves the tensor and keeps its dtype"
         if kind := self._held_by_tensors.get(row.fqn):
-            return f"{kind}.to, which .to() calls, keeps the dtype"
+            return f"the .to() of the model calls {kind}.to, which keeps the dtype"
         return None
 
     @functools.cached_property
@@ -302,7 +302,8 @@ class _Proof:
 
 
 _AS_REAL = (
-    "store real and imaginary part as a last dimension (torch.view_as_real), and call torch.view_as_complex in forward"
+    "store the real and the imaginary part in a new last dimension (torch.view_as_real), and call "
+    "torch.view_as_complex in forward"
 )
 _IN_APPLY = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
 #: What to do with the method of the class's own that breaks a rule.

@@ -108,7 +108,10 @@ class _Proof(Proof):
             named = _find_attribute(module, target, constant)
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
             where = self._format_place(self._find_reader(program, target))
-            message = f"{alias}: {registration_rules.EXPORTED}{where}: loading {owner.fqn} does not change the program"
+            message = (
+                f"{alias}: {registration_rules.EXPORTED}{where}: loading {owner.fqn} does not change the exported "
+                "program"
+            )
             self._findings.append(
                 judging.build_finding(self._subject, STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
             )
@@ -122,7 +125,7 @@ class _Proof(Proof):
             return
         name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
         where = self._format_place(self._find_reader(program, target))
-        consequence = "the program keeps the values at the time of the export"
+        consequence = "the exported program keeps the values at the time of the export"
         message = f"{name} of {file}: {registration_rules.EXPORTED}{where}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
         rule, severity = registration_rules.UNREGISTERED_TENSOR, Severity.WARNING
@@ -131,7 +134,7 @@ class _Proof(Proof):
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
         what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
-        why = "a later load_state_dict() does not change the program"
+        why = "a later load_state_dict() does not change the exported program"
         severity = decide_tensor_severity(row)
         if row.fqn in self._subject.created_by_forward:
             why, severity = "the first forward computes the tensor", Severity.NOTE
@@ -139,7 +142,7 @@ class _Proof(Proof):
             why, severity = "the constructor always sets the same values", Severity.NOTE
         elif severity is not Severity.ERROR and self._is_running_state(row):
             why, severity = (
-                "forward in train mode updates the tensor, but the program keeps the old values",
+                "forward in train mode updates the tensor, but the exported program keeps the old values",
                 Severity.ERROR,
             )
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
@@ -168,7 +171,8 @@ class _Proof(Proof):
                 self._report_number(attribute, place)
         if len(changed) > MAX_ATTRIBUTES:
             self._reasons.append(
-                f"forward changes {plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')}, not checked"
+                f"forward changes {plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')}; statecli did not check "
+                "the effect"
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:

@@ -120,7 +120,10 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)
     if requested_device.type == "meta":
-        why = "forward on meta finds no device errors, because meta tensors mix with any device; use --device fake-cuda"
+        why = (
+            "forward on meta finds no device errors, because torch combines meta tensors with tensors on any device; "
+            "use --device fake-cuda"
+        )
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)
@@ -453,7 +456,7 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     else:
         message, help = (
             f"tensors on several devices are combined{where}",
-            "move the tensors that are on the cpu with .to(x.device)",
+            "call .to(x.device) on the tensors that are on the cpu",
         )
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
@@ -470,7 +473,7 @@ def _build_mixed_finding(
     name = mismatch.source.fqn
     if name is not None and mismatch.source.derived:
         what = f"{who} computes a tensor on {mismatch.device} from {name}"
-        message = f"{name}: {what}, and combines it with {other} on {device}, in {mismatch.operator}{where}"
+        message = f"{name}: {what}, and combines this tensor with {other} on {device}, in {mismatch.operator}{where}"
     row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {row.origin.file}:{row.origin.line}"
@@ -486,7 +489,7 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:
         name, filename = source.file_variable
-        help = f"register the tensor as a buffer, or read {name}.to(x.device)"
+        help = f"register the tensor as a buffer, or use {name}.to(x.device) in forward"
         return f"{name} of {tensor_sources.format_file(filename, subject.target)}: {is_on}", help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
     if source.place is not None and is_installed_file(source.place[0]):

@@ -207,7 +207,10 @@ class _Proof:
         self._fail_broken_ties(cells)
         how = self._moved.call
         if set(self._moved.before.values()) == {self._device_name}:
-            how = f"all tensors are already on {self._device_name}; tested with _apply to new memory, and {how}"
+            how = (
+                f"all tensors are already on {self._device_name}, so statecli copied the tensors to new memory with "
+                f"_apply, and {how}"
+            )
         return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
 
     def _list_reasons(self) -> list[str]:

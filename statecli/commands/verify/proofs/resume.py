@@ -87,7 +87,10 @@ class _Proof(Proof):
             _, without = trainer.resume(training, [other for other in lost if other is not slot])
             self._judge(slot, training, loaded, without)
         if len(lost) > MAX_SLOTS:
-            self._reasons.append(f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}, not checked")
+            self._reasons.append(
+                f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}; statecli did not check the "
+                "effect"
+            )
 
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]
@@ -112,7 +115,7 @@ class _Proof(Proof):
     def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: Effect) -> str:
         if find_effect(training.record, trainer.train().record) is not None:
             return (
-                "two trainings with the same seed differ, so a resumed training cannot be compared; look for code "
+                "two training runs with the same seed differ, so statecli cannot compare a resumed run; look for code "
                 "that uses the time, threads, uuid or an unseeded random generator"
             )
         return (
@@ -222,7 +225,7 @@ class _Proof(Proof):
         initial = training.initial.get(slot, {}).get("")
         if type(value) in (bool, int, float):
             start = initial if isinstance(initial, str) and initial != "None" else repr(value)
-            return f'self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
+            return f'call self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
 
     def _format_line(self, slot: Slot, training: SavedTraining) -> str | None:

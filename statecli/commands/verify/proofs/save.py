@@ -33,7 +33,7 @@ from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 
-HOW = "state_dict() through torch.save and safetensors into a new instance"
+HOW = "save state_dict() with torch.save and safetensors, load into a new instance"
 
 
 def prove(subject: ModelUnderTest) -> Check:
@@ -273,13 +273,13 @@ class _Proof(Proof):
         self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
-_OWN_STATE_DICT = "keep all entries of super().state_dict() in state_dict() of the class and in its hooks"
+_OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
 _IN_CONSTRUCTOR = (
     "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
 )
 #: Methods that decide what is saved and what is loaded, where a class has its own.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
-_KEEP_HELP = "keep all entries of super() in {}"
+_KEEP_HELP = "keep in {} all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 

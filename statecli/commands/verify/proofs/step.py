@@ -33,7 +33,9 @@ _DIGITS = compile_on_use(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NO_GRADIENT = "gets no gradient: "
 _OTHER_INPUTS_HELP = "give inputs for which the output is finite"
-_HIDDEN_STATE_HELP = "no action if training passes the hidden state to the next call; otherwise pass the state"
+_HIDDEN_STATE_HELP = (
+    "no action is needed if training passes the hidden state to the next call; otherwise pass the state"
+)
 #: A teacher that follows its student does so on purpose.
 _CHANGED_BY_FORWARD = "frozen, but forward changes the tensor"
 _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
@@ -213,9 +215,9 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         return judging.build_inconclusive_cell(
-            f"the gradient is {what}, but the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
+            f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
         )
-    why = f"gradient has {what} elements in round {seen.first_bad_round}, although all outputs are finite"
+    why = f"gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
     help = (
         "look for sqrt, norm or division at zero, also inside torch.where; torch.autograd.set_detect_anomaly"
         " shows the line"
@@ -224,15 +226,16 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
 
 
 def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
-    return (
-        f"forward does not select the parameter{when}{f', but selects {sibling}' if sibling else ''}: give more inputs"
-    )
+    return f"forward does not use the parameter{when}{f', but uses {sibling}' if sibling else ''}: give more inputs"
 
 
 def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
-        what = f"because batch normalization cancels the parameter; {cancelled:.3g} with the batch norms in eval mode"
+        what = (
+            f"because batch normalization cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
+            "eval mode"
+        )
         return judging.skip_cell(f"zero in each of {_format_rounds(run)}, {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
@@ -261,7 +264,10 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         why = "another parameter got its first gradient in the last round"
         return f"zero in each of {_format_rounds(run)}; more rounds may be needed, because {why}"
     if run.in_running and run.in_running.why_not:
-        return f"the gradient is zero; cannot tell whether batch statistics cancel it: {run.in_running.why_not}"
+        return (
+            "the gradient is zero; statecli cannot tell whether batch statistics cancel the gradient: "
+            f"{run.in_running.why_not}"
+        )
     return None
 
 
@@ -271,7 +277,8 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
         return judging.build_inconclusive_cell(
-            f"{gradients}, but a gradient in eval mode: dropout or drop path may drop the parameter each time; {help}"
+            f"{gradients}, but the parameter has a gradient in eval mode: dropout or drop path may drop the parameter "
+            f"each time; {help}"
         )
     why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return judging.build_inconclusive_cell(
@@ -283,7 +290,10 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     paths = verdicts.gradient_paths
     if paths and name in paths.late_names:
         rounds = _format_rounds(verdicts.run)
-        reason = f"no gradient in {rounds}, but a gradient in a later round: forward does not always use the parameter"
+        reason = (
+            f"no gradient in {rounds}, but the parameter has a gradient in a later round: forward does not always use "
+            "the parameter"
+        )
         return judging.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
     return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
@@ -302,12 +312,15 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
             "look for torch.no_grad() or detach() in forward",
         )
     if paths is None:
-        return "not used in forward, or cut off from the output", f"use the parameter in forward, or {_FREEZE_HELP}"
+        return (
+            "not used in forward, or no differentiable path leads to the output",
+            f"use the parameter in forward, or {_FREEZE_HELP}",
+        )
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
     if name in paths.used:
         return (
-            "used in forward, but cut off from the output",
+            "used in forward, but no differentiable path leads to the output",
             "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
             "if this is intended, call requires_grad_(False)",
         )
