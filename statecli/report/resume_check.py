@@ -59,7 +59,7 @@ def _build_page(result: ResumeCheck) -> Page:
     lines = tuple(
         Line((row.state.value, _WORDS[row.resumed]), row.evidence, _MOODS[row.resumed]) for row in result.states
     )
-    title = f"step {result.saved_at + 1}, after a resume from step {result.saved_at}"
+    title = f"step {result.saved_at + 1}, after the run was resumed from step {result.saved_at}"
     return Page(
         subtitle="",
         columns=COLUMNS,
@@ -72,10 +72,10 @@ def _build_page(result: ResumeCheck) -> Page:
 
 def _format_verdict(result: ResumeCheck) -> str:
     if result.answer is Answer.EQUAL:
-        return f"a training resumed from step {result.saved_at} of {result.steps} equals the uninterrupted training"
+        return f"a training run resumed from step {result.saved_at} of {result.steps} equals the uninterrupted run"
     if result.answer is Answer.INCONCLUSIVE:
         return f"cannot tell: {result.reason}"
-    return f"a resumed training differs: {plural(len(result.findings), 'finding')}"
+    return f"the resumed run differs from the uninterrupted run: {plural(len(result.findings), 'finding')}"
 
 
 def _build_case(result: ResumeCheck) -> Case:

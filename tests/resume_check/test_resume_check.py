@@ -26,8 +26,8 @@ HELP = {
         "the checkpoint of step 2 has no average of the weights: save self.average.state_dict(), and load it"
     ),
     "drop_scheduler": (
-        "the checkpoint of step 2 has 'scheduler', which the script does not load, or changes before step 3: "
-        "call self.scheduler.load_state_dict(checkpoint['scheduler'])"
+        "the checkpoint of step 2 has 'scheduler'; the script does not load this state, or changes this state before "
+        "step 3: call self.scheduler.load_state_dict(checkpoint['scheduler'])"
     ),
 }
 
@@ -95,7 +95,10 @@ def test_each_lost_state_is_named(state, how):
 def test_a_saved_state_is_named_by_its_key(name, end):
     """The checkpoint has the state under a name of the script's own, and the script does not load it."""
     (finding,) = check(f"own_{name}").findings
-    start = f"the checkpoint of step 2 has '{name}', which the script does not load, or changes before step 3"
+    start = (
+        f"the checkpoint of step 2 has '{name}'; the script does not load this state, or changes this state before "
+        "step 3"
+    )
     assert finding.help == f"{start}: {end}"
 
 
@@ -153,8 +156,8 @@ def test_a_loader_that_begins_again_is_named(name):
         ("short", "the function took 1 step of the optimizer, but must take 4"),
         (
             "few",
-            "the script defines few(steps, save_to), but statecli calls few with the arguments steps, save_every, "
-            "save_to, checkpoint by name: got an unexpected keyword argument 'save_every'; "
+            "the script defines few(steps, save_to), but statecli passes steps, save_every, save_to, "
+            "checkpoint to few as keyword arguments: got an unexpected keyword argument 'save_every'; "
             "write `def few(steps, save_every, save_to, checkpoint):`",
         ),
         ("many", "missing a required argument: 'rate'; write `def many(steps, save_every, save_to, checkpoint):`"),
@@ -175,11 +178,12 @@ def test_a_wrong_script_is_one_line(name, message):
     [
         (
             ("script",),
-            "write FILE.py::FUNCTION, such as train.py::main, for a function main(steps,",
+            "is not a function of a file; write FILE.py::FUNCTION, such as train.py::main, and define a function "
+            "main(steps,",
         ),
         (("missing.py::main",), "missing.py: no such file"),
         (("missing.py",), "missing.py: no such file"),
-        ((str(SCRIPT),), "name a function of the file, with the line: statecli resume-check\n"),
+        ((str(SCRIPT),), "choose a function of the file, and run: statecli resume-check\n"),
         ((f"{SCRIPT}::",), f"\n  {SCRIPT}::main\n"),
         ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
     ],

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 #: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
 OTHER_SECTION = ("beside",)
 #: Remedy for a target that is not in the lock.
-NEW_TARGET_ADVICE = "if this target is expected, run `statecli lock` again; otherwise remove the target"
+NEW_TARGET_ADVICE = (
+    "if you expect this target, run `statecli lock` again; otherwise leave the target out, or delete the file"
+)
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "only one of the two is a URL: the targets of the lock or this target; lock each target separately, "
-    "because a lock of one target also applies to its copies in other places"
+    "this target is a {}, but the targets of the lock are {}s; lock each target separately, because a lock of one "
+    "target also applies to its copies in other places"
 )
 
 
@@ -71,7 +73,8 @@ def select_target(text: str, request: Request) -> LockedTarget:
     """Return the locked target for a target as typed. Raises `NothingMatched` if there is none."""
     target = request.lock.of(text, request.folder, by_name=request.by_name)
     if target is None:
-        advice = OTHER_SIDE_ADVICE if _is_on_other_side(text, request.lock) else NEW_TARGET_ADVICE
+        kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")
+        advice = OTHER_SIDE_ADVICE.format(*kinds) if _is_on_other_side(text, request.lock) else NEW_TARGET_ADVICE
         raise NothingMatched(f"{text}: is not in the lock, which {_describe_lock(text, request)}: {advice}")
     if not request.frozen_only:
         return target

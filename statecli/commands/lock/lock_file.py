@@ -157,7 +157,8 @@ def read_lock(path: str) -> Lock:
     schema = document.get("schema")
     if schema != SCHEMA:
         raise MalformedError(
-            f"{path}: the lock file has the schema {schema!r}, but this statecli reads {SCHEMA!r}; {_LOCK_AGAIN}"
+            f"{path}: the lock file has the schema {schema!r}, but this version of statecli reads {SCHEMA!r}; "
+            f"{_LOCK_AGAIN}"
         )
     try:
         lock = msgspec.convert(document, Lock)

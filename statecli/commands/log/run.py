@@ -76,7 +76,7 @@ def _report(rows: Sequence[CheckpointRow]) -> Iterator[Finding]:
 def report_new_nan(row: CheckpointRow) -> Iterator[Finding]:
     """Yield a finding for each tensor that has NaN or an infinity for the first time."""
     for name in row.became_nan:
-        message = f"{quoting.name(name)}: has NaN or an infinity since {describe_place(row)}"
+        message = f"{quoting.name(name)}: has contained NaN or an infinity since {describe_place(row)}"
         yield rules.BECAME_NAN.finding(message, target=row.path, fqn=name)
 
 

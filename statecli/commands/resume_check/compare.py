@@ -48,7 +48,7 @@ def compare_runs(whole: RunRecord, resumed: RunRecord, saved_at: int) -> list[St
 def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     """Say where two uninterrupted runs differ; None if they do not."""
     if len(first.steps) != len(second.steps):
-        return f"the first takes {plural(len(first.steps), 'step')}, the second {len(second.steps)}"
+        return f"the first run takes {plural(len(first.steps), 'step')}, the second run takes {len(second.steps)}"
     for step, (one, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
         for what, pair in (
             ("the parameters differ", (one.parameters, other.parameters)),
@@ -114,8 +114,8 @@ def _format_help(saved_at: int, saved: Sequence[str], lack: str, end: str) -> st
         return f"the checkpoint of step {saved_at} {lack}: {end}"
     texts = " and ".join(dict.fromkeys(saved))
     return (
-        f"the checkpoint of step {saved_at} has {texts}, which the script does not load, or changes before step "
-        f"{saved_at + 1}: {end}"
+        f"the checkpoint of step {saved_at} has {texts}; the script does not load this state, or changes this state "
+        f"before step {saved_at + 1}: {end}"
     )
 
 
@@ -202,7 +202,9 @@ def _compare_chance(
         if position is None and differing:
             return [StateRow(State.DATA, None), lost]
         evidence = (
-            f"the first batch is the batch of step {position}" if position else "the first batch is a different batch"
+            f"the first batch is the batch of step {position}"
+            if position
+            else "the first batch is not a batch of the uninterrupted run"
         )
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
     data = StateRow(State.DATA, True if before.batches else None)

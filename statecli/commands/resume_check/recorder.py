@@ -109,7 +109,7 @@ def _check_signature(function: Callable[..., Any], target: str, arguments: dict[
         names = ", ".join(parameter.partition(":")[0] for parameter in map(str, signature.parameters.values()))
         required = ", ".join(arguments)
         raise _NoFunction(
-            f"defines {name}({names}), but statecli calls {name} with the arguments {required} by name: {error}; write "
+            f"defines {name}({names}), but statecli passes {required} to {name} as keyword arguments: {error}; write "
             f"`def {name}({required}):`, and give every other argument a default"
         ) from None
 

@@ -47,7 +47,10 @@ def check_target(target: str) -> None:
         file = target.rstrip(":")
         if file.endswith(".py"):
             raise _build_no_function_error(file) if os.path.isfile(file) else UsageError(f"{file}: no such file")
-        raise UsageError(f"{target}: write FILE.py::FUNCTION, such as train.py::main, for {CONTRACT}")
+        raise UsageError(
+            f"{target}: is not a function of a file; write FILE.py::FUNCTION, such as train.py::main, and define "
+            f"{CONTRACT}"
+        )
     if file.endswith(".py") and not os.path.isfile(file):
         raise UsageError(f"{file}: no such file")
 
@@ -60,7 +63,7 @@ def _build_no_function_error(file: str) -> UsageError:
     names = list(python_names.list_functions_that_take(file, ARGUMENTS))
     if names:
         choices = [f"{file}::{name}" for name in names]
-        return UsageError(f"{file}: name a function of the file, with the line: statecli resume-check", choices=choices)
+        return UsageError(f"{file}: choose a function of the file, and run: statecli resume-check", choices=choices)
     defined = join_names([*python_names.list_definitions(file)], _MAX_FUNCTIONS) or "none"
     return UsageError(
         f"{file}: no function of the file takes {', '.join(ARGUMENTS)} (it defines: {defined}); write {CONTRACT}, and "
@@ -157,7 +160,9 @@ class _Comparison:
         name = _find_first_change(diff)
         if name is None:
             return []
-        message = f"{name}: differs after step {self._steps}, although step {self._saved_at + 1} has equal states"
+        message = (
+            f"{name}: differs after step {self._steps}, although all states are equal in step {self._saved_at + 1}"
+        )
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
 
 
