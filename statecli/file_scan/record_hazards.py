@@ -19,17 +19,27 @@ _CONSTANTS = compile_on_use(r"(?i)\bdata/constants/|\bserialized_constants\.")
 _TENSORS = compile_on_use(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _OBJECTS = compile_on_use(r"(?i)\b(?:custom|opaque)_obj_")
 _LOCATIONS = compile_on_use(r"(?i)\.debug_pkl\b")
-_USED_BY_CODE = "a constant is a Python object; the code of the program may call its methods and read its attributes"
-_TENSOR_AS_OBJECT = "a tensor is declared as an object, so torch.export.load does not compare its size with the program"
-_ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the code of the program may call this object"
-_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
-_OTHER_CLASS = "the storage {} has a class that is not a storage class of torch: a load in C++ takes it for any dtype"
-_WRONG_LOCATION = (
-    "a source location refers to a text outside of the table; torch reads other memory when it prints an error"
+_USED_BY_CODE = (
+    "a constant is a Python object; the exported program may call methods and read attributes of this object"
 )
-_CONFUSED_NAMES = "calls _rebuild_from_type_v2, after which a load in C++ takes other classes for those in the pickle"
-_DO_NOT_LOAD = "do not load the file; ask who published it"
-_EXPORT_AGAIN = "export the program again without Python objects, or ask who published the file"
+_TENSOR_AS_OBJECT = (
+    "a tensor is declared as an object, so torch.export.load does not compare the tensor's size with the size in the "
+    "program"
+)
+_ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the exported program may call this object"
+_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
+_OTHER_CLASS = (
+    "the storage {} has a class that is not a storage class of torch: a load in C++ may read the bytes as any dtype"
+)
+_WRONG_LOCATION = (
+    "a source location refers to a string outside the table; torch reads memory outside the table when it prints an "
+    "error"
+)
+_CONFUSED_NAMES = (
+    "calls _rebuild_from_type_v2; after this call, a load in C++ may use other classes than the pickle names"
+)
+_DO_NOT_LOAD = "do not load the file; contact its publisher"
+_EXPORT_AGAIN = "export the program again without Python objects, or contact the publisher of the file"
 
 
 class RecordUse(NamedTuple):

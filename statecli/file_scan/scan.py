@@ -87,7 +87,7 @@ _OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTAL
 _OTHER_CODE = (
     "a class of the code is outside of code/__torch__, so torch.jit.load may mistake the class for a class of torch"
 )
-_OTHER_CODE_HELP = "do not load the file; ask who published it"
+_OTHER_CODE_HELP = "do not load the file; contact its publisher"
 _UNCHECKED_CAST = (
     "the code takes a value for an object or a tuple of another type without a check, and may read or write other "
     "memory"
@@ -287,15 +287,17 @@ _MSGPACK_USE = (
 _MSGPACK_HELP = "rename the file to .safetensors"
 _CACHE_USE = "reads the file as a cache of compiled code and unpickles its contents"
 _CACHE_HELP = "do not load the file as a cache unless you created it"
-_ZIP_HELP = "save the tensors again in a new file, and ask who published this file"
+_ZIP_HELP = "save the tensors again in a new file, and contact the publisher of this file"
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
 _UNCHECKED_BYTECODE = (
-    "the lite interpreter does not check all numbers in these instructions; wrong numbers make it read or write other "
-    "memory"
+    "the lite interpreter does not check all numbers in these instructions; wrong numbers make the interpreter read or "
+    "write memory outside its data"
 )
-_BYTECODE_HELP = "load the file with torch.jit.load, which does not read the bytecode, unless you created the file"
+_BYTECODE_HELP = (
+    "use torch.jit.load, which does not read the bytecode; use the lite interpreter only for files that you created"
+)
 _FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
@@ -633,11 +635,12 @@ class FileScan:
             cut = quoting.quote(top.partition("\0")[0])
             self._add_unread(
                 piece,
-                f"the name of the archive's folder has a NUL character, so torch reads {cut} instead of each record",
+                "the folder name in the archive has a NUL character; torch cuts each record name there, and reads "
+                f"{cut} for every record",
             )
         use_of, unread, zeros = classify_records(archive)
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
-            bomb = Bomb(f"makes {zeros:,} zeros for tensors without data, which may fill the memory", 0)
+            bomb = Bomb(f"creates {zeros:,} zeros for tensors without data; this may fill the memory", 0)
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may hold a pickle")
@@ -805,7 +808,7 @@ class FileScan:
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
         main = (escaping or libraries or sources or pieces)[0]
-        why = None if libraries else "the AOTInductor loader compiles with commands from the file"
+        why = None if libraries else "the AOTInductor loader builds with compiler commands from the file"
         why = "the AOTInductor loader writes outside its temporary folder" if escaping else why
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)

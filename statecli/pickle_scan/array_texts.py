@@ -14,7 +14,7 @@ from statecli.core.lazy_pattern import compile_on_use
 
 #: The key of a mapping that describes a space, and the keys of its arrays.
 SPACE, ARRAYS = "space", ("low", "high", "nvec")
-HELP = "do not load the file with RLlib; ask who published it"
+HELP = "do not load the file with RLlib; contact its publisher"
 #: Bytes of the array that are looked at: the header of an array of numbers has 128, one of version 1.0 at most 64 KB.
 _HEAD_BYTES = 1024
 #: Characters of a text that is decoded: limits of 100 million numbers compress to less.

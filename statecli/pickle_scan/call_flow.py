@@ -123,8 +123,8 @@ class Flow:
         elif type(target) is Persistent:
             self.note_misuse(
                 target,
-                "is the type of a storage that the pickle modifies; torch.save never writes this, and the loaded "
-                "values may differ from the shown values",
+                "is the type of a storage, and the pickle modifies this storage; torch.save never writes this, and the "
+                "loaded values may differ from the shown values",
             )
         elif type(target) is Obj:
             root = self.get_root(target)
@@ -227,8 +227,8 @@ class Flow:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(
                     root,
-                    "is restored from invalid numbers, so torch may crash or access memory outside the weights when "
-                    "it packs the weights",
+                    "is restored from an invalid state, such as wrong sizes or strides, so torch may crash or access "
+                    "memory outside the weights when torch packs the weights",
                 )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
@@ -298,8 +298,8 @@ class Flow:
         elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
-                "is given a value of another dtype than the call declares; numpy may use bytes of the file as memory "
-                "addresses",
+                "is given a value whose dtype differs from the dtype in the call; numpy may use bytes of the file as "
+                "memory addresses",
             )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
@@ -649,7 +649,11 @@ class Flow:
                     root, "has an attribute whose name is computed during loading, so statecli cannot check the name"
                 )
             elif key in expected_calls.CLASS_ATTRIBUTES:
-                self.note_misuse(root, f"gets a new {key} from the pickle, so its methods may do something else")
+                self.note_misuse(
+                    root,
+                    f"gets its {key} from the pickle, so its methods may do something else than the methods of its "
+                    "class",
+                )
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):

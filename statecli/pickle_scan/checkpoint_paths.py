@@ -94,7 +94,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
     elif _BEST_NAME.fullmatch(text):
         yield Hazard(what, is_error=False)
     else:
-        extent = "even a folder with all its files" if library == "MMEngine" else "even a file of the user"
+        extent = "even a folder with all its files" if library == "MMEngine" else "even one of your own files"
         why = f"{extent}; the usual name is best_*.pth"
         help = "check the path before you resume from the file"
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
@@ -110,7 +110,7 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 def describe_computed_text(where: str) -> Hazard:
     """Return the hazard of a text at a place that a loader uses, if only Python can tell the text."""
-    return Hazard(f"{where} is a text that is computed during loading, so statecli cannot check the text")
+    return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 
 class _Path(NamedTuple):
@@ -130,10 +130,10 @@ def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
     if text is COMPUTED_TEXT:
         return _Path(None, describe_computed_text(where))
     if type(text) is not str or not (is_pathlib or is_plain_text(node)):
-        return _Path(None, Hazard(f"{where} is neither a text nor a path, so statecli cannot check which file {use}"))
+        return _Path(None, Hazard(f"{where} is neither a string nor a path, so statecli cannot check which file {use}"))
     steps.take(Budget.TEXT, len(text))
     if len(text) > _MAX_PATH_CHARACTERS:
-        why = f"has {len(text):,} characters, more than any path, so statecli does not check which file {use}"
+        why = f"has {len(text):,} characters, more than a path can have, so statecli does not check which file {use}"
         return _Path(None, Hazard(f"{where} {why}"))
     return _Path(text)
 

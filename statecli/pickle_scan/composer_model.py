@@ -29,7 +29,7 @@ def check_file(where: str, name: str, extension: object) -> Hazard | None:
     """Return the hazard of a file of the tokenizer; None for a plain name of a file that is not Python."""
     if not _FILE_NAME.fullmatch(name) or name in (".", ".."):
         what = f"{where} has the file {quoting.quote(name[:200])}, which is not a plain file name"
-        return Hazard(f"{what}; Composer writes to this path and may overwrite a file of the user", help=_HELP)
+        return Hazard(f"{what}; Composer writes to this path and may overwrite one of your own files", help=_HELP)
     if name.endswith(_PYTHON) or extension == _PYTHON:
         what = f"{where} has the Python file {quoting.quote(name[:200])}"
         why = "Composer writes the file next to the user's files, where transformers or Python may run this file"

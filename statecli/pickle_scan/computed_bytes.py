@@ -38,7 +38,7 @@ _TENSORS = compile_on_use(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tens
 #: Arrays of numpy whose elements consist of two numbers.
 _COMPLEX = "c"
 
-WHY = "computes bytes from numbers or texts; torch.save never writes this, and a loader may unpickle these bytes"
+WHY = "computes bytes from numbers or strings; torch.save never writes this, and a loader may unpickle these bytes"
 
 
 def computes_bytes(name: str, call: Obj) -> bool:

@@ -69,7 +69,7 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
     if tree is None:
         why = "is not an expression that statecli can parse"
     elif not all(isinstance(node, _LITERAL_NODES) for node in ast.walk(tree)):
-        why, is_error = "has code other than numbers, texts, lists and dicts", True
+        why, is_error = "has code other than numbers, strings, lists and dicts", True
     elif not _computes_small_value(tree):
         why, is_error = f"computes more than {_MAX_ELEMENTS:,} elements", True
     else:

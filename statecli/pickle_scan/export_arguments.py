@@ -110,7 +110,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             continue
         value = place.value
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
-            yield "is given a text or an object instead of a number"
+            yield "is given a string or an object instead of a number"
             return
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
             yield "is given an object from the file instead of a graph, and calls this object"
@@ -194,7 +194,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
         is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
         if is_text and _TEXT_PLACES.get(name) != place:
-            yield "is given a text as an input of its graph, and the graph can compute source code from the text"
+            yield "is given a string as an input of its graph, and the graph can compute source code from the string"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
         yield "is given an operator as an argument, where torch never writes an operator"
     for entry in given:
@@ -212,7 +212,7 @@ def _check_messages(target: str, inputs: Any) -> Iterator[str]:
     for place, entry in enumerate(given if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
-            yield "has a message that is not a constant text; torch's compiler writes the message into source code"
+            yield "has a message that is not a constant string; torch's compiler writes the message into source code"
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:
@@ -243,7 +243,7 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
             yield Misuse(
                 "torch.export.load",
-                "finds a text or an object instead of a number, and may evaluate this value as code",
+                "finds a string or an object instead of a number, and may evaluate this value as code",
             )
             return
         if type(value) is not dict or isinstance(place.kind, DictOf):

@@ -440,7 +440,10 @@ def _check_operator(text: str) -> ProgramCall | None:
         is_known = arithmetic and arithmetic["function"] in (None, *_EXPRESSION_FUNCTIONS)
         why = None if is_known else "is not an operator of torch"
         if _TRANSFORM.fullmatch(text):
-            why = "takes levels and sizes that torch does not check; run_decompositions() removes this operator"
+            why = (
+                "takes levels and sizes of torch.func.vmap that torch does not check; run_decompositions() removes "
+                "this operator"
+            )
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     # An operator on graphs has no overloads: what follows its name is an attribute.
@@ -458,7 +461,7 @@ def _check_operator(text: str) -> ProgramCall | None:
     why = program_operators.describe_harm(operator)
     if program_operators.is_about_texts(operator, match[3] or ""):
         why = why or (
-            "computes a text or a list, which no exported program does; torch's compiler writes the result into "
+            "computes a string or a list, which no exported program does; torch's compiler writes the result into "
             "source code"
         )
     if not match[3] and match[1] != "higher_order":

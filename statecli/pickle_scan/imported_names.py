@@ -402,7 +402,7 @@ class Scanner(Machine):
             if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
                 digits = line.strip().lstrip(b"+-0_")
                 return int(digits) if len(digits) <= _MAX_DIGITS and digits.isdigit() else _TOO_LARGE
-            return _parse_integer(line, self.make_error(pos, "an integer literal is not a number"))
+            return _parse_integer(line, self.make_error(pos, "an integer of the pickle is not written as a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
         """Do the same as the machine; `strtol` accepts a line without digits as 0."""

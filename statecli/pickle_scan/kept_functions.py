@@ -143,8 +143,8 @@ class Attributes:
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
                 return (
-                    f"has a {noun} in its {key} whose name is computed or special, such as __len__, so Python may "
-                    f"call this {noun}"
+                    f"has a {noun} in its {key}; the name of the {noun} is computed or special, such as __len__, so "
+                    f"Python may call this {noun}"
                 )
             if not fits(held):
                 return f"has an object in its {key} that is not a {noun}, and may call methods of this object"

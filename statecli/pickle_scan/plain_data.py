@@ -274,7 +274,7 @@ class _Walk:
                 self._steps.take(Budget.TEXT, 1 + len(text) // _CHARACTERS_PER_STEP)
             if text is COMPUTED_TEXT or (isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)):
                 place = f"{self.describe_path(node)}[{key!r}]"
-                yield Hazard(f"{place} is a text that RLlib unpacks and unpickles", help=array_texts.HELP)
+                yield Hazard(f"{place} is a string that RLlib unpacks and unpickles", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
@@ -310,7 +310,7 @@ class _Walk:
             hazard = describe_computed_text(where)
         elif (evaluated_texts.is_own_key(key) or _is_raw_text(value)) and _is_bytes(value):
             hazard = Hazard(
-                f"{where} is bytes or an array instead of a text; fairseq evaluates the value as Python code"
+                f"{where} is bytes or an array instead of a string; fairseq evaluates the value as Python code"
             )
         if hazard:
             yield hazard
@@ -358,7 +358,7 @@ class _Walk:
             pair for files in self.find_mappings(saved.get(composer_model.TOKENIZER)) for pair in files.items()
         ):
             if type(name) is not str:
-                yield Hazard(f"{where} has a file whose name is not a text; Composer may write the file to any path")
+                yield Hazard(f"{where} has a file whose name is not a string; Composer may write the file to any path")
                 continue
             extensions = [read_text(content.get(composer_model.EXTENSION)) for content in self.find_mappings(file)]
             if hazard := composer_model.check_file(where, name, extensions[0] if extensions else None):
@@ -464,7 +464,7 @@ class _Walk:
             if type(text) is str and _BREAKS.search(text):
                 what = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
             elif type(text) not in (str, int, float, bool, type(None)):
-                what = ": key that is neither a text nor a number"
+                what = ": key that is neither a string nor a number"
             else:
                 continue
             yield Hazard(
@@ -490,7 +490,10 @@ class _Walk:
         counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
-            text = f"count above {_MAX_POWER} with an integer gamma; computing gamma to this power may take hours"
+            text = (
+                f"a count is above {_MAX_POWER} and gamma is an integer; computing gamma to the power of the count may "
+                "take hours"
+            )
             yield Hazard(f"{self.describe_path(node)}['milestones']: {text}")
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -526,7 +529,7 @@ class _Walk:
             path = self.describe_path(parent) + _format_subscript(key) if parent is not None else ""
             yield Hazard(
                 _join_path(path, "the saved state of Python's random module has values that are not integers")
-                + "; random.setstate computes `value % 2**32`, which can fill the memory if the value is a text"
+                + "; random.setstate computes `value % 2**32`, which can fill the memory if the value is a string"
             )
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:

@@ -44,7 +44,7 @@ _HARMS = {
     "prim::PythonOp": "calls Python code",
     "prim::IgnoredPythonOp": "calls Python code",
     "debugprims::load_tensor": "reads a file",
-    "higher_order::print": "formats a text from the file, and can so read any attribute of any object",
+    "higher_order::print": "formats a string from the file, and can thereby read any attribute of any object",
     "higher_order::wrap": "calls functions whose names are in its arguments",
     "higher_order::flex_attention": "has arguments that torch writes into source code and compiles",
     "higher_order::flex_attention_backward": "has arguments that torch writes into source code and compiles",

@@ -247,11 +247,11 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 }
 #: Class of torch's schema that is in no program -> why its texts reach no source.
 OTHER_RECORDS = {
-    "PayloadConfig": "only the names in the signature select its keys, and statecli checks these names",
-    "PayloadMeta": "its path becomes part of a record name, and the reader of the format opens this record",
-    "AOTInductorModelPickleData": "it belongs to a compiled model, and statecli reports compiled models as code",
-    "ExternKernelNodes": "it belongs to a compiled model, and statecli reports compiled models as code",
-    "ExternKernelNode": "it belongs to a compiled model, and statecli reports compiled models as code",
+    "PayloadConfig": "torch looks up its keys only by the names in the signature, and statecli checks these names",
+    "PayloadMeta": "torch uses its path only as a part of the name of a record, and reads this record",
+    "AOTInductorModelPickleData": "the class belongs to a compiled model, and statecli reports compiled models as code",
+    "ExternKernelNodes": "the class belongs to a compiled model, and statecli reports compiled models as code",
+    "ExternKernelNode": "the class belongs to a compiled model, and statecli reports compiled models as code",
 }
 
 

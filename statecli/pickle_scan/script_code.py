@@ -138,7 +138,10 @@ _MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = compile_on_use(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
-_OTHER_NUMBERS_HARM = "gets other numbers from __setstate__ than the saved state of the quantized convolution has"
+_OTHER_NUMBERS_HARM = (
+    "may get numbers from __setstate__ that differ from the checked numbers in the saved state of the quantized "
+    "convolution"
+)
 _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
 _ANNOTATION = compile_on_use(r":[\w.,\[\]\s]*(?==)")

@@ -19,7 +19,9 @@ from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Key, Obj, Value
 
-_NOT_COMPARED = "torch.jit.load does not compare the two, so the code may read other memory"
+_NOT_COMPARED = (
+    "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
+)
 _ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
 _TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 #: Calls whose first argument is what they make.

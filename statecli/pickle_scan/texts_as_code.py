@@ -165,9 +165,9 @@ def _list_classes() -> frozenset[str]:
 def check_text(where: str, text: str) -> Hazard | None:
     """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
     if "class_path" in text:
-        what = "is a text with a class_path, and LightningCLI imports and calls the class at this path"
+        what = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):
-        what = "is a text with backslash escapes, which may hide a class_path that LightningCLI imports and calls"
+        what = "is a string with backslash escapes, which may hide a class_path that LightningCLI imports and calls"
     else:
         return None
     return Hazard(f"{where} {what}", help=_CLASS_HELP)
@@ -187,13 +187,16 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
     """
     why, types, scopes = _read_config(text)
     if why:
-        yield Hazard(f"{where} {why}; MMEngine runs the text as Python code", help=_CONFIG_HELP)
+        yield Hazard(f"{where} {why}; MMEngine runs the string as Python code", help=_CONFIG_HELP)
     for name in types:
         if not _is_registered(name):
             yield judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
     for scope in scopes:
         if scope not in _SCOPES | _OWN_SCOPES:
-            why = f"has the scope {quoting.name(scope)}, so MMEngine imports the registry module of this package"
+            why = (
+                f"has the scope {quoting.name(scope)}, so MMEngine imports the registry module of the package with "
+                "this name"
+            )
             help = "check the name before you give the file to MMEngine"
             text = f"{where} {why}; statecli does not know this module"
             yield Hazard(text, is_error=False, needs_review=True, help=help)

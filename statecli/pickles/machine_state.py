@@ -34,7 +34,7 @@ MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
 #: Duplicate keys that are kept to be named.
 MAX_DUPLICATE_KEYS = 100
 #: Why the bytes are truncated if a text argument has no end.
-NO_LINE_BREAK = "a text value does not end with a line break"
+NO_LINE_BREAK = "a string does not end with a line break"
 #: Why bytes are misframed if an opcode is in two frames, or is half in a frame.
 CROSSES_FRAME = "an instruction runs past the end of its block (frame)"
 #: The end of the open frame where no frame is open: after every byte.

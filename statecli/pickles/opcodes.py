@@ -437,7 +437,11 @@ def do_build(m: MachineState, pos: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
     if type(target) is not Obj:
-        raise m.make_error(pos, f"the pickle sets the state of {describe(target)}, which is not an object")
+        raise m.make_error(
+            pos,
+            f"the pickle sets the state of {describe(target)}, but a pickler sets the state only of an object that a "
+            "call created",
+        )
     m.count_held_values(state, pos)
     m.set_state(target, state)
     return pos

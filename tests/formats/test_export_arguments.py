@@ -382,14 +382,14 @@ def call(target: str, *arguments: dict[str, Any]) -> dict[str, Any]:
 
 FUNCTION = "torch.utils._sympy.functions.ToFloat"
 FOREIGN = {
-    "a text for a number": (call(FUNCTION, TEXT), "is given a text or an object instead of a number"),
+    "a text for a number": (call(FUNCTION, TEXT), "is given a string or an object instead of a number"),
     "a text to format": (
         call("_operator.mod", TEXT, {"as_int": 1}),
-        "is given a text or an object instead of a number",
+        "is given a string or an object instead of a number",
     ),
     "texts in a list": (
         call("_operator.add", {"as_strings": ["a"]}),
-        "is given a text or an object instead of a number",
+        "is given a string or an object instead of a number",
     ),
     "a class of sympy": (call("torch.utils._sympy.functions.Application"), "is not an operator of torch"),
     "a function through an operator": (
@@ -472,7 +472,7 @@ def test_a_key_of_a_dict_is_no_field():
 def test_a_key_of_a_dict_hides_no_text_from_arithmetic(value):
     node = call("_operator.add", {"as_string_to_argument": {"graph": value}})
     found = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
-    assert [misuse.why for misuse in found] == ["is given a text or an object instead of a number"]
+    assert [misuse.why for misuse in found] == ["is given a string or an object instead of a number"]
 
 
 def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
@@ -657,7 +657,7 @@ def test_an_operator_on_texts_is_found(target, tmp_path):
     """A text that the graph computes becomes source of a kernel, and no judgement saw it."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, call(f"torch.ops.{target}", {"as_int": 39}))))
-    assert any("computes a text or a list" in message for message in found), found
+    assert any("computes a string or a list" in message for message in found), found
 
 
 @pytest.mark.parametrize(
@@ -669,7 +669,7 @@ def test_a_message_that_is_no_text_of_the_file_is_found(name, value, tmp_path):
     node["inputs"][0]["name"], node["inputs"][1]["name"] = "self", "assert_msg"
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, node)))
-    assert any("has a message that is not a constant text" in message for message in found), found
+    assert any("has a message that is not a constant string" in message for message in found), found
 
 
 @pytest.mark.parametrize("kind", [{"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}}])
@@ -678,7 +678,7 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
     edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("is given a text as an input of its graph" in message for message in found), found
+    assert any("is given a string as an input of its graph" in message for message in found), found
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])

@@ -267,27 +267,28 @@ REFUSED = {
     "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
     "the pickle sets the state of a class, which is not an object": (
         b"cm\nC\nN}" + text("x") + b"Ns\x86b",
-        "the pickle sets the state of the function or class 'm.C', which is not an object",
+        "the pickle sets the state of the function or class 'm.C', but a pickler sets the state only of an object that "
+        "a call created",
     ),
     "the pickle sets the state of an int, which is not an object": (
         b"K\1}b",
-        "the pickle sets the state of an int, which is not an object",
+        "the pickle sets the state of an int, but a pickler sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a list, which is not an object": (
         b"]}b",
-        "the pickle sets the state of a list, which is not an object",
+        "the pickle sets the state of a list, but a pickler sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a dict, which is not an object": (
         b"}}b",
-        "the pickle sets the state of a dict, which is not an object",
+        "the pickle sets the state of a dict, but a pickler sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a tuple, which is not an object": (
         b")}b",
-        "the pickle sets the state of a tuple, which is not an object",
+        "the pickle sets the state of a tuple, but a pickler sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a storage, which is not an object": (
         b"NQ}b",
-        "the pickle sets the state of a storage, which is not an object",
+        "the pickle sets the state of a storage, but a pickler sets the state only of an object that a call created",
     ),
     "the pickle sets an item of a list, which is not a dict": (
         b"]K\0K\1s",

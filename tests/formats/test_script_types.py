@@ -15,7 +15,9 @@ from statecli.pickle_scan.script_casts import find_unchecked_casts
 from statecli.pickle_scan.script_types import read_types
 from statecli.pickle_scan.step_budget import Steps
 
-EXPECTED = "torch.jit.load does not compare the two, so the code may read other memory"
+EXPECTED = (
+    "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
+)
 
 
 class Colour(enum.Enum):

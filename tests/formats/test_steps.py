@@ -228,7 +228,7 @@ def test_settings_that_nest_without_end_are_cut(tmp_path):
     """20,000 dicts in each other take no more steps than the first 10,000."""
     (tmp_path / "a.pt").write_bytes(build(records(four(b"}" + b"K\1}" * 20_000 + b"s" * 20_000))))
     state = statecli.formats.read(str(tmp_path / "a.pt"))
-    assert any("have more than 10,000 nested containers" in oddity.message for oddity in state.oddities)
+    assert any("has more than 10,000 nested containers" in oddity.message for oddity in state.oddities)
 
 
 def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_unsafe_data_finds_code_that_fairseq_evaluates(judge, key):
     ((severity, message),) = judge({"cfg": {key: CODE}, "model": {"w": torch.ones(2)}})
     assert severity is Severity.ERROR
     assert message.startswith(
-        f"['cfg']['{key}'] has code other than numbers, texts, lists and dicts; fairseq evaluates the text"
+        f"['cfg']['{key}'] has code other than numbers, strings, lists and dicts; fairseq evaluates the text"
     )
 
 
