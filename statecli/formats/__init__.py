@@ -89,7 +89,7 @@ def _read(path: str, section: str | None) -> ModelState:
     beside = files.explain_missing_names(path)
     oddities = _find_other_weights(format, path)
     if beside:
-        oddities += (Oddity("unlisted-folder", f"statecli may have missed files of this folder: {beside}"),)
+        oddities += (Oddity("unlisted-folder", f"statecli may not have found all files of this folder: {beside}"),)
     return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
 
 

@@ -64,8 +64,8 @@ MAX_ITEM_BYTES = 64 * 2**20
 #: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
 MAX_EXTRA_STATES = 10_000
 _UNREAD_EXTRA_STATE = (
-    "is an extra state that statecli did not read (too many, too large, or compressed); its module may unpickle this "
-    "value during loading"
+    "is an extra state that statecli did not read, because the states are too many, too large or compressed; its "
+    "module may unpickle this value during loading"
 )
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -308,7 +308,9 @@ class _Files:
         lacking = set(names)
         needed = sum(any(stored.file in lacking for stored in of_name) for of_name in self.places.values())
         subject = "these files" if names[1:] else "this file"
-        message = f"{why}; {needed} of {len(self.places)} tensors and other values are in {subject}; {help}"
+        message = (
+            f"{why}; {subject} contains data of {needed} of the {len(self.places)} tensors and other values; {help}"
+        )
         self.bad.update(dict.fromkeys(names, message))
 
     def has(self, *places: Stored) -> bool:

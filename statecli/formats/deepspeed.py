@@ -147,7 +147,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             tag = checkpoint_folder.decode_tracker(read_small(files.join(path, name), name, _MOST_BLANKS))
         except UnreadableError:
             if _is_padded(files.join(path, name)):
-                return name, f"a text of more than {_MOST_BLANKS} bytes"
+                return name, f"a string of more than {_MOST_BLANKS} bytes"
             continue
         is_here = tag in checkpoint_folder.list_folders(path)
         is_walked = is_here and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None

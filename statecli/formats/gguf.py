@@ -207,7 +207,7 @@ def _check_version(version: int) -> None:
             "has GGUF version 1 (August 2023), which current tools do not read: convert the model again with llama.cpp"
         )
     if version not in (2, 3):
-        newer = "a newer llama.cpp may have written it" if 3 < version < 100 else "the header may be damaged"
+        newer = "a newer llama.cpp may have written the file" if 3 < version < 100 else "the header may be damaged"
         raise UnreadableError(f"has GGUF version {version}, but statecli reads only 2 and 3; {newer}")
 
 

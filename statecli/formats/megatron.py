@@ -210,7 +210,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[s
         return {}
     named = (f"mp_rank_{t:02d}" + (f"_{p:03d}" if staged else "") for p in range(stages) for t in range(tensor))
     counts = (
-        f"{len(here)} of {tensor * stages} ranks are here ({tensor} tensor-parallel ranks in {stages} "
+        f"the folder has files of {len(here)} of {tensor * stages} ranks ({tensor} tensor-parallel ranks in {stages} "
         "pipeline stages); copy the missing folders"
     )
     absent = (name for name in named if not any(folder.startswith(name) for folder in here))

@@ -142,8 +142,8 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
         )
     if steps := deepspeed.list_steps(path):
         message = (
-            f"DeepSpeed checkpoints of the same training were not read: {quoting.names(steps)}; to read one of them, "
-            "give its folder"
+            f"DeepSpeed checkpoints of the same training run were not read: {quoting.names(steps)}; to read one of "
+            "these checkpoints, give its folder"
         )
         state = _add_oddities(state, Oddity("other-weights", message))
     return config_files.add_config_files(path, state)

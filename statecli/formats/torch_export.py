@@ -140,7 +140,8 @@ def _check(archive: Archive) -> None:
         raise UnreadableError(f"archive_format record says {kind!r}; statecli knows only 'pt2'")
     if version not in (None, ARCHIVE_VERSION):
         raise UnreadableError(
-            f"archive_version record says {version!r}: written by a newer torch; statecli knows {ARCHIVE_VERSION!r}"
+            f"archive_version record says {version!r}: a newer torch wrote the file; statecli knows only "
+            f"{ARCHIVE_VERSION!r}"
         )
 
 
@@ -383,8 +384,8 @@ class _Reader:
         major = _read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
-                f"program {quoting.quote(model)} has schema_version {major}: written by a newer torch; statecli "
-                f"knows up to {SCHEMA_VERSION}"
+                f"program {quoting.quote(model)} has schema_version {major}: a newer torch wrote the program; statecli "
+                f"knows only versions up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
             message = f"program {quoting.quote(model)} has schema_version {major}"

@@ -139,20 +139,20 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         if header.size < 0 or header.type == b"S":
             raise MalformedError(
                 "its tar archive has a sparse file or a file of negative size; torch.save never writes such a file, "
-                "and programs may find different members"
+                "and different programs may find different members"
             )
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
             if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
                 raise MalformedError(
-                    "its tar archive has an extended header that is too long or sets sizes; programs may find "
-                    "different members"
+                    "its tar archive has an extended header that is too long, or that sets a size twice or for all "
+                    "members; different programs may find different members"
                 )
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
                 raise MalformedError(
-                    "its tar archive has an extended header whose size is not a number; programs may find different "
-                    "members"
+                    "its tar archive has an extended header whose size is not a number; different programs may find "
+                    "different members"
                 )
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is read by itself
@@ -239,7 +239,7 @@ def _check_extended(data: bytes) -> None:
     if at != end:
         raise MalformedError(
             "its tar archive has an extended header with fields other than times and owners; torch.save never writes "
-            "such a header, and programs may find different members"
+            "such a header, and different programs may find different members"
         )
 
 
@@ -267,8 +267,8 @@ class _Contents:
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
                 raise MalformedError(
-                    "the object in the member `pickle` refers to a tensor or a storage by a value that is not a key; "
-                    "do not load the file"
+                    "the object in the member `pickle` refers to a tensor or a storage with a value that cannot be a "
+                    "key; do not load the file"
                 )
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)

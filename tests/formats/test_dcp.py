@@ -418,7 +418,9 @@ def test_a_missing_rank(mixed, ranks, statecli):
     result = statecli("inspect", str(mixed))
     said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists are here"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert f": {said}; 8 of 17 tensors and other values are in this file; copy the file again" in result.err
+    assert (
+        f": {said}; this file contains data of 8 of the 17 tensors and other values; copy the file again" in result.err
+    )
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
@@ -542,11 +544,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no version": (
         lambda metadata: setattr(metadata, "version", 7),
-        ".metadata has version 7, but torch writes 1.0.0; save the checkpoint again",
+        ".metadata has version 7, but torch writes version 1.0.0; save the checkpoint again",
     ),
     "a version that is a list": (
         lambda metadata: setattr(metadata, "version", [1]),
-        ".metadata has a version of an unknown type, but torch writes 1.0.0; save the checkpoint again",
+        ".metadata has a version of an unknown type, but torch writes version 1.0.0; save the checkpoint again",
     ),
     "no place": (broken, "rows: .metadata does not record the position of this tensor; save the checkpoint again"),
     "no storage": (
@@ -586,8 +588,8 @@ def test_a_path_that_leads_outside(name, mixed, statecli):
     place = MetadataIndex("rows", [3, 0])
     rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed))
-    why = f".metadata points outside its folder: {name!r} is not a plain file name; 1 of 17 tensors"
-    said = f"rows: {why} and other values are in this file; do not load this checkpoint; save the checkpoint again"
+    why = f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
+    said = f"rows: {why} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
     assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
     assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
 

@@ -250,7 +250,7 @@ def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert result.err.startswith(
-        f"statecli: {folder}: b and 2 more tensors: rank 1 is missing: 1 of 2 ranks are here; copy"
+        f"statecli: {folder}: b and 2 more tensors: rank 1 is missing: the folder has files of 1 of 2 ranks; copy"
     )
     assert same(section(state, "optimizer.exp_avg")["a"], net(1)[0]["a"] / 2)
 
@@ -613,7 +613,8 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     state = formats.read(str(folder))
     assert [one.fqn for one in state.tensors] == ["w"]
     said = (
-        "DeepSpeed checkpoints of the same training were not read: global_step2; to read one of them, give its folder"
+        "DeepSpeed checkpoints of the same training run were not read: global_step2; to read one of these checkpoints, "
+        "give its folder"
     )
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"

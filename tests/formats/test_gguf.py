@@ -461,7 +461,7 @@ REFUSED = {
     ),
     "version 4": (
         raw_file(version=4),
-        "has GGUF version 4, but statecli reads only 2 and 3; a newer llama.cpp may have written it",
+        "has GGUF version 4, but statecli reads only 2 and 3; a newer llama.cpp may have written the file",
     ),
     "absurd version": (
         raw_file(version=99_999_999),

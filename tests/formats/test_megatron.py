@@ -77,7 +77,7 @@ def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))
     missing = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
-    here = f"{len(names)} of {2 * stages} ranks are here"
+    here = f"the folder has files of {len(names)} of {2 * stages} ranks"
     said = f"{here} (2 tensor-parallel ranks in {stages} pipeline stages); copy the missing"
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith(f"statecli: {folder}: {missing} is missing: {said}")

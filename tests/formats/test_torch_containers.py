@@ -203,10 +203,10 @@ REFUSED = {
     "no version": (build(without("version")), "holds no version record"),
     "a version in words": (
         build(records(version=b"three")),
-        "version record contains 'three'; expected a positive integer",
+        "the version record contains 'three'; expected a positive integer",
     ),
-    "version 0": (build(records(version=b"0")), "version record contains '0'"),
-    "version 999": (build(records(version=b"999")), "version record says 999: written by a newer torch"),
+    "version 0": (build(records(version=b"0")), "the version record contains '0'"),
+    "version 999": (build(records(version=b"999")), "the version record says 999: a newer torch wrote the file"),
     "a huge version": (
         build(records(version=b"9" * 5000)),
         "archive/version has 5,000 bytes, more than statecli's limit of 64",

@@ -344,7 +344,7 @@ def test_the_two_end_records_agree(opened, field, form):
     struct.pack_into(form, wide, at, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
     assert len(opened(bytes(wide)).records) == len(records())
     struct.pack_into(form, wide, at, *([6] * 2 if form == "<HH" else [6]))
-    with pytest.raises(MalformedError, match="its two end records have different entries"):
+    with pytest.raises(MalformedError, match="its two end records differ in the number of records"):
         opened(bytes(wide))
 
 

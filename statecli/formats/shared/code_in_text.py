@@ -48,9 +48,9 @@ _JSON_SIGNS = (
     _Sign(
         re.compile(rb"__enum__|default_factory_module"),
         "torch.utils._pytree",
-        "imports modules whose names are in this file",
+        "imports modules that this file names",
     ),
-    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls functions whose names are in this file"),
+    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls functions that this file names"),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
     _Sign(
         re.compile(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
@@ -65,13 +65,13 @@ _YAML_SIGNS = (
     _Sign(
         re.compile(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
         "HyperPyYAML",
-        "calls functions whose names are in this file",
+        "calls functions that this file names",
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
     _Sign(
         re.compile(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
         "PyYAML",
-        "calls functions whose names are in this file",
+        "calls functions that this file names",
     ),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}

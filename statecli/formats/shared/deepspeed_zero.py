@@ -257,8 +257,8 @@ class Layout:
             available = self.shards[piece.rank].lengths[piece.group]
             if piece.at + piece.elements > available:
                 return (), (
-                    f"group {piece.group} of rank {piece.rank} has only {available} elements, but the parameter needs "
-                    f"elements up to {piece.at + piece.elements}"
+                    f"group {piece.group} of rank {piece.rank} has only {available} elements, but the parameter ends "
+                    f"at element {piece.at + piece.elements}"
                 )
             pieces.append(piece)
             self.pieces += 1
@@ -417,8 +417,7 @@ def _find_fault(part: Part, views: list[View]) -> str | None:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"
     short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
     return (
-        f"a partition has only {short[0].elements} elements, but the parameter needs elements up to "
-        f"{short[1] + short[2]}"
+        f"a partition has only {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
         if short
         else None
     )
@@ -464,7 +463,7 @@ class Optimizer:
         here = {*self.shards, *self.unreadable}
         absent = (rank for rank in range(self.count) if rank not in here)
         for rank in islice(absent, len(here) + 1):
-            here_text = f"{len(here)} of {self.count} ranks are here"
+            here_text = f"the folder has files of {len(here)} of {self.count} ranks"
             self.absent[rank] = f"rank {rank} is missing: {here_text}; copy the file of this rank"
         return max(self.count - sum(rank < self.count for rank in here), 0)
 

@@ -129,8 +129,8 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
-            f"claims {elements} elements of 0 bytes each, more than statecli's limit, which is the size of the file "
-            f"in bytes ({storage.length})"
+            f"claims {elements} elements of 0 bytes each; statecli reads at most as many such elements as the file has "
+            f"bytes ({storage.length})"
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)

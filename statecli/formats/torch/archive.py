@@ -72,10 +72,11 @@ def check_version(archive: Archive) -> None:
     if text is None:
         raise MalformedError("holds no version record, so torch refuses the file; save the checkpoint again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:
-        raise MalformedError(f"version record contains {text!r}; expected a positive integer")
+        raise MalformedError(f"the version record contains {text!r}; expected a positive integer")
     if int(text) > MAX_VERSION:
         raise UnreadableError(
-            f"version record says {text}: written by a newer torch; statecli knows up to {MAX_VERSION}"
+            f"the version record says {text}: a newer torch wrote the file; statecli knows only versions up to "
+            f"{MAX_VERSION}"
         )
     layout = read_word(archive, ".format_version")
     if layout not in (None, "1"):

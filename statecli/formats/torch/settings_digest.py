@@ -61,9 +61,13 @@ class Digests:
             self._read(node)
         if self._left < 0 and not self._said:
             self._said = True
-            entries = f"have more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
-            limit = f"have more than {MAX_NESTED:,} nested containers" if self._is_deep else entries
-            message = f"{where} and the values after it {limit}; statecli ignores the rest"
+            message = (
+                f"{where} has more than {MAX_NESTED:,} nested containers"
+                if self._is_deep
+                else f"the values up to {where} have more than {MAX_DIGESTED:,} entries (a container counts as "
+                f"{_CONTAINER})"
+            )
+            message = f"{message}; statecli ignores the values beyond this limit"
             self._reading.add_oddity("metadata-cut", message)
         return _format_digest(self._hash_leaf(node))
 

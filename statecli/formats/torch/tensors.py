@@ -573,7 +573,7 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "
-            f"of this big-endian file as {stored_dtype}, the dtype of storage {key!r}"
+            f"of this big-endian file in units of {stored_dtype}, the dtype of storage {key!r}"
         )
 
 
@@ -617,7 +617,7 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
             first_pid = views.setdefault(view[0], pid)
             if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
-                disputed.setdefault(view[0], "two different views of other storages")
+                disputed.setdefault(view[0], "two views with different storages, offsets or sizes")
     disputed.update((key, "a storage and a view of a storage") for key in views.keys() & first.keys())
     return disputed
 

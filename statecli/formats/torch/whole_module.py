@@ -63,8 +63,8 @@ class _ModuleWalk:
             self.paths += 1
             if self.paths > MAX_ROWS:
                 raise MalformedError(
-                    f"its modules have more than {MAX_ROWS} names, the limit of statecli, because many modules share "
-                    "their submodules"
+                    f"many modules share their submodules, so the modules have more than {MAX_ROWS} names, the limit "
+                    "of statecli"
                 )
             module_attributes = get_attributes(node)
             if as_mapping(module_attributes.get("_parameters")) is None:
