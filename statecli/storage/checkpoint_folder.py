@@ -176,7 +176,7 @@ def explain_skipped_folder(path: str) -> tuple[str, str] | None:
     if not is_of_tool(path):
         return None
     return (
-        "a folder of a tool such as git, without checkpoint files outside of installed packages",
+        "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
         "of a tool",
     )
 

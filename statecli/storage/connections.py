@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY = "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
 #: How to log in to a proxy.
-ADD_TO_PROXY_URL = "add them to the proxy URL in the environment: http://USER:PASSWORD@…"
+ADD_TO_PROXY_URL = "add the user name and the password to the proxy URL in the environment: http://USER:PASSWORD@…"
 
 
 def send(url: str, headers: dict[str, str]) -> Any:
@@ -175,7 +175,7 @@ def _is_garbage(inner: object) -> bool:
 
 def _explain_proxy_error(text: str) -> UnreadableError | Transient:
     if "407" in text:
-        return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {ADD_TO_PROXY_URL}")
+        return UnreadableError(f"the proxy asks for a user name and a password (HTTP 407): {ADD_TO_PROXY_URL}")
     if "Tunnel connection failed" in text:
         return UnreadableError(f"the proxy refuses to connect to the server ({text.partition(': ')[2][:40]})")
     return Transient(f"{_PROXY} cannot be reached")

@@ -26,7 +26,7 @@ def credentials_for(url: str) -> Sent:
     link = parse_url(url)
     if link.user is not None:
         user, _, password = link.user.partition(":")
-        return Sent(_encode_basic(unquote(user), unquote(password)), "the user and the password of the URL")
+        return Sent(_encode_basic(unquote(user), unquote(password)), "the user name and the password of the URL")
     return _read_netrc(parse_host(url))
 
 
@@ -42,7 +42,7 @@ def _read_netrc(name: str) -> Sent:
         return Sent({}, None, "the netrc file cannot be read")
     if entry is None:
         return Sent({}, None)
-    return Sent(_encode_basic(entry[0], entry[2] or ""), "the user and the password of the netrc file")
+    return Sent(_encode_basic(entry[0], entry[2] or ""), "the user name and the password of the netrc file")
 
 
 def _encode_basic(user: str, password: str) -> dict[str, str]:

@@ -320,7 +320,7 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
     advice = (
         "if # belongs to the file name, write %23"
         if is_web(split_url(path).scheme)
-        else f"if # belongs to the file name, add a section: #{section}#model"
+        else f"if # belongs to the file name, add a section such as #model after the name: #{section}#model"
     )
     return f"statecli read #{section} as a section; {advice}"
 

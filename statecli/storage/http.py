@@ -127,8 +127,8 @@ class Http:
                 if self._taken + count > MAX_ALL_WHOLE_BYTES:
                     mib = MAX_ALL_WHOLE_BYTES >> 20
                     raise PlaceUnreadable(
-                        "the server ignores range requests, and whole files would take over "
-                        f"{mib} MiB of memory; download the files first"
+                        f"the server ignores range requests, and whole files would need more than {mib} MiB of memory; "
+                        "download the files first"
                     )
                 self._taken += count
                 taken += count
@@ -363,14 +363,14 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
         return f"access is refused {code}: {source} were not sent, because the URL redirects to another server"
     if status == 401 and source is None:
-        how = "write them into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
-        return f"a user and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
+        how = "write the user name and the password into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
+        return f"a user name and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
     if status == 401:
         return f"the server does not accept {source} {code}"
     if status == 403:
         return f"access is refused {code}: {_describe_credentials(source, url)}"
     if status == 407:
-        return f"the proxy asks for a user and a password {code}: {connections.ADD_TO_PROXY_URL}"
+        return f"the proxy asks for a user name and a password {code}: {connections.ADD_TO_PROXY_URL}"
     return f"cannot be read {code}"
 
 
@@ -381,7 +381,7 @@ def _describe_credentials(source: str | None, url: str) -> str:
         return f"{source} were sent, but do not give access"
     if parse_url(url).query is not None:
         return "the query was sent unchanged; a signature in the query may have expired"
-    return "no user and no password were sent"
+    return "statecli sent no user name and no password"
 
 
 def _describe_server(answer: Answer, url: str) -> str:

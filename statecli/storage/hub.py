@@ -93,7 +93,8 @@ class Hub:
             folders.update((_entry_name(entry), entry.get("type") == "directory") for entry in page)
         if len(dict(folders)) < len(folders):
             raise UnreadableError(
-                "the hub lists one name both as a file and as a folder; give the files instead of the folder"
+                "the hub lists one name both as a file and as a folder; give the URLs of the files instead of the URL "
+                "of the folder"
             )
         return create_listing(dict(sorted(folders)))
 

@@ -235,7 +235,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
         if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
-            raise UnreadableError(_FOREIGN.format(what="it is not a file listing"))
+            raise UnreadableError(_FOREIGN.format(what="the answer is not a file listing"))
         keys = [entry["Key"] for entry in page.get("Contents", ())]
         add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):

@@ -53,7 +53,7 @@ class _Matcher:
                 yield from self.match(inner, rest, depth + 1)
 
     def _list_names(self, folder: str) -> list[str]:
-        needed = f"{folder}: the glob cannot list the names in this folder"
+        needed = f"{folder}: statecli cannot list the names in this folder for the glob"
         try:
             names = self._store.list_names(folder)
             self._budget.take(folder, len(names))

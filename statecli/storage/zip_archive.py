@@ -295,7 +295,8 @@ class Archive:
             or end.offset not in (offset, _U32_MAX)
         ):
             raise _damage_error(
-                "its two end records have different entries for the list of records (central directory)"
+                "its two end records differ in the number of records, or in the size or position of the list of "
+                "records (central directory)"
             )
         return real
 

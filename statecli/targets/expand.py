@@ -266,7 +266,7 @@ class _Walk(NamedTuple):
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:
-            return TargetResult(path, Status.SKIPPED, "a link to a folder inside of this folder")
+            return TargetResult(path, Status.SKIPPED, "a link to a folder that statecli reads under another path")
         self.entered.add(real)
         return None
 
@@ -385,7 +385,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     """Yield why a loader of the folder reads files, or runs code, unchecked by the walk."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
-        effect = "loading it runs its Python files"
+        effect = "loading the package runs its Python files"
         yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"

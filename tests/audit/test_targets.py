@@ -733,13 +733,13 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     _, others = found(tmp_path)
     reasons = {one.target: (one.reason, *one.not_checked) for one in others}
     of_tool = (
-        "a folder of a tool such as git, without checkpoint files outside of installed packages",
+        "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
         NotChecked("folder", 1, "of a tool"),
     )
     assert reasons == {
         **{str(tmp_path / name): of_tool for name in (".git", "__pycache__", "node_modules")},
         str(tmp_path / "out"): ("a link to a folder", NotChecked("folder", 1, "link")),
-        str(tmp_path / "loop"): ("a link to a folder inside of this folder",),
+        str(tmp_path / "loop"): ("a link to a folder that statecli reads under another path",),
     }
 
 

@@ -99,7 +99,7 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     web.listing = None
     found = statecli("audit", f"{web.url()}run-*/model.safetensors")
     assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "the glob cannot list the names in this folder" in found.err
+    assert "statecli cannot list the names in this folder for the glob" in found.err
 
 
 def test_a_glob_of_hosts_is_none():

@@ -130,7 +130,8 @@ def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
     assert refused(server.url(NAME)).endswith(
-        ": the server ignores range requests, and whole files would take over 0 MiB of memory; download the files first"
+        ": the server ignores range requests, and whole files would need more than 0 MiB of memory; download the files "
+        "first"
     )
 
 
@@ -151,8 +152,8 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         errors = [str(one.exception()) for one in tries if one.exception()]
         assert set(errors) == {
             (
-                "the server ignores range requests, and whole files would take over 3 "
-                "MiB of memory; download the files first"
+                "the server ignores range requests, and whole files would need more than 3 MiB of memory; download the "
+                "files first"
             )
         }
         assert len(names) - len(errors) == len(store._wholes)
@@ -220,11 +221,11 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
         (Refuse(429), "the server is busy (HTTP 429); try again later"),
         (Refuse(404), "does not exist (HTTP 404)"),
         (Refuse(410), "does not exist (HTTP 410)"),
-        (Refuse(403), "access is refused (HTTP 403): no user and no password were sent"),
+        (Refuse(403), "access is refused (HTTP 403): statecli sent no user name and no password"),
         (
             Refuse(401, WWW_Authenticate='Basic realm="x"'),
-            "a user and a password are needed (HTTP 401): write them into the URL, https://USER:PASSWORD@…, "
-            "or into ~/.netrc",
+            "a user name and a password are needed (HTTP 401): write the user name and the password into the URL, "
+            "https://USER:PASSWORD@…, or into ~/.netrc",
         ),
         (Refuse(418), "cannot be read (HTTP 418)"),
         (Redirect(NAME), "the server redirects in a circle"),
@@ -470,13 +471,13 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         ),
         (
             Refuse(401),
-            "access is refused (HTTP 401 from {there}): the user and the password of the URL were not sent, because "
-            "the URL redirects to another server",
+            "access is refused (HTTP 401 from {there}): the user name and the password of the URL were not sent, "
+            "because the URL redirects to another server",
         ),
         (
             Refuse(403),
-            "access is refused (HTTP 403 from {there}): the user and the password of the URL were not sent, because "
-            "the URL redirects to another server",
+            "access is refused (HTTP 403 from {there}): the user name and the password of the URL were not sent, "
+            "because the URL redirects to another server",
         ),
     ],
 )
@@ -605,8 +606,11 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, r
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (401, "the server does not accept the user and the password of the URL (HTTP 401)"),
-        (403, "access is refused (HTTP 403): the user and the password of the URL were sent, but do not give access"),
+        (401, "the server does not accept the user name and the password of the URL (HTTP 401)"),
+        (
+            403,
+            "access is refused (HTTP 403): the user name and the password of the URL were sent, but do not give access",
+        ),
     ],
 )
 def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, refused):
@@ -764,7 +768,7 @@ def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
         for variable in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(variable, proxy.url)
         for url in (server.url(NAME), secure.url(NAME)):
-            assert ": the proxy asks for a user and a password (HTTP 407): " in refused(url)
+            assert ": the proxy asks for a user name and a password (HTTP 407): " in refused(url)
 
 
 def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, once):

@@ -91,7 +91,8 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
     found = statecli("audit", served.url("d/"))
     assert (
         found.code,
-        "lists 'x.pkl' both as a file and as a folder; give the files instead of the folder" in found.err,
+        "lists 'x.pkl' both as a file and as a folder; give the URLs of the files instead of the URL of the folder"
+        in found.err,
     ) == (2, True)
 
 
@@ -245,7 +246,7 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     assert found.code == 0, found
     assert list(found.rows()) == ["w"]
     table = statecli("inspect", url).out + statecli("inspect", url).err
-    assert "statecli may have missed files of this folder: the folder cannot be listed (" in table
+    assert "statecli may not have found all files of this folder: the folder cannot be listed (" in table
     for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
         assert name in table
     assert f"(HTTP {status})" in table
@@ -265,7 +266,7 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     )
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
-    assert "the glob cannot list the names in this folder: the folder cannot be listed" in globbed.err
+    assert "statecli cannot list the names in this folder for the glob: the folder cannot be listed" in globbed.err
     assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
 
 
@@ -297,7 +298,7 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     url = served.url("net/")
     why = refused(url)
     assert why == (
-        f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and "
+        f"{url}: cannot be listed (access is refused (HTTP 403): statecli sent no user name and no password), and "
         f"none of the {len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in this "
         "folder: give the path of a file"
     )
@@ -329,7 +330,7 @@ def test_a_wrong_password_is_not_tried_thirty_times(folder, refused):
     """Accounts are locked for less."""
     folder.behave("*", Basic("me", "sesame-77"))
     url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
-    assert refused(url).endswith("the server does not accept the user and the password of the URL (HTTP 401)")
+    assert refused(url).endswith("the server does not accept the user name and the password of the URL (HTTP 401)")
     assert len(folder.requests) == 1
     assert "(HTTP 401)" in refused(url + "/")
     assert len(folder.requests) == 2

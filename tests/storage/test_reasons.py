@@ -25,7 +25,7 @@ def _at_once(monkeypatch):
 REASONS = [
     (Refuse(404), " does not exist (HTTP 404)"),
     (login_page, " is an HTML page, perhaps a login or an error page (HTTP 200)"),
-    (Refuse(403), ": access is refused (HTTP 403): no user and no password were sent"),
+    (Refuse(403), ": access is refused (HTTP 403): statecli sent no user name and no password"),
     (Refuse(503), ": the server is busy (HTTP 503); try again later"),
     (Cut(10), ": the connection was cut after 10 of "),
 ]
