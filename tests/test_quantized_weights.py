@@ -384,7 +384,7 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
     del tensors[f"layers.4.proj.{name}"]
     found = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
     (message,) = [finding["message"] for finding in found["findings"]]
-    assert message == f"layers.4.proj.weight: {name} is missing; 8 other weights of this layout have all tensors"
+    assert message == f"layers.4.proj.weight: {name} is missing; 8 other weights of this layout have all their tensors"
 
 
 @pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
@@ -665,7 +665,7 @@ def test_lost_codes_are_named(statecli, save, stored, form, codes, scales):
     """The scales are there, and a sibling has both."""
     tensors = parts_of(stored, form, "mlp.up") | parts_of(stored, form, "mlp.down")
     (message,) = list_gaps(statecli, save(lose(tensors, f"mlp.up.{codes}"), "a.safetensors"))
-    others = "1 other weight of this layout has all tensors"
+    others = "1 other weight of this layout has all its tensors"
     assert message == f"mlp.up.{codes}: is missing, but mlp.up.{scales} is its scale; {others}"
 
 

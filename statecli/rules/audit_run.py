@@ -16,7 +16,7 @@ INTERNAL_ERROR = Rule(
     ("audit",),
     Severity.ERROR,
     summary="A rule stopped with an internal error, so its findings are unknown.",
-    why="the target was not checked by this rule, so the audit must not pass. No baseline accepts this finding.",
+    why="this rule did not check the target, so the audit must not pass. A baseline cannot accept this finding.",
     example="a checkpoint with an unusual structure triggers a bug in statecli or in a plugin.",
     fix="report the message as an issue of statecli, or to the author of the plugin that the message names; until "
     "then, leave the rule out with `--ignore RULE`.",
@@ -33,7 +33,7 @@ POLICY_NOT_JUDGED = _note(
     summary="A `policy` setting was not checked on any tensor of a target, because its rule did not run there.",
     why="the project requires a check that did not run for this target.",
     example="`policy.must-not-change` is configured, and the target is a class, which has no trained values.",
-    fix="follow the reason in the note, for example audit the checkpoint and not the class.",
+    fix="do what the reason in the note suggests. For example, audit the checkpoint instead of the class.",
 )
 BASELINE_FIXED = _note(
     "baseline-fixed",
@@ -47,7 +47,7 @@ IGNORED_NOTHING = _note(
     summary="A glob of `per-target-ignore` matches no target and no file.",
     why="the glob has a spelling mistake or names a moved file. The findings that it should accept are reported.",
     example='`per-target-ignore."checkpoint/*"` where the folder is `checkpoints/`.',
-    fix="correct the glob, relative to the folder of the configuration file, or delete the entry.",
+    fix="correct the glob, or delete the entry. Globs are relative to the folder of the configuration file.",
 )
 CONTENT_NOT_LISTED = _note(
     "content-not-listed",

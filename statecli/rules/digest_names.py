@@ -61,5 +61,5 @@ def compute_digest(file: NamedFile) -> CheckedFile:
         finally:
             opened.close()
     except (UnreadableError, OSError) as error:
-        return CheckedFile(file, unread_because=f"digest not computed: cannot be read ({error})")
+        return CheckedFile(file, unread_because=f"digest not computed, because the file cannot be read ({error})")
     return CheckedFile(file, digest.hexdigest())

@@ -28,7 +28,11 @@ def needs_optimizer_with_names(subject: Subject) -> str | None:
         return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
     is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
-    return None if is_named else "the optimizer state does not name the parameters that it trains"
+    return (
+        None
+        if is_named
+        else "the optimizer state does not contain the names of the parameters that the optimizer trains"
+    )
 
 
 def _select_model_tensors(subject: Subject) -> list[TensorInfo]:
@@ -258,8 +262,8 @@ def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]
     present = {tensors[number].shape for rows in models for number in rows}
     odd = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")
     message = (
-        f"{optimizer.section}: the shapes of its states do not match the parameters of the model, in their order{odd}; "
-        f"with fused=True, step() writes outside the memory of the states"
+        f"{optimizer.section}: the shapes of its states do not match the shapes of the model parameters in the same "
+        f"order{odd}; with fused=True, step() writes outside the memory of the states"
     )
     yield Issue(message, section=optimizer.section, help="do not resume from the checkpoint", severity=severity)
 

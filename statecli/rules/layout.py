@@ -91,9 +91,9 @@ def _needs_mapped_format(subject: Subject) -> str | None:
     if traits.never_mapped:
         return traits.never_mapped
     if Legacy.TAR in traits.legacy:
-        return "a tar archive from before torch 0.1.10 is never memory-mapped: see legacy-format"
+        return "torch never memory-maps a tar archive from before torch 0.1.10: see legacy-format"
     legacy = Legacy.STREAM in traits.legacy
-    return "a stream from before torch 1.6 is never memory-mapped: see legacy-format" if legacy else None
+    return "torch never memory-maps a file in the format from before torch 1.6: see legacy-format" if legacy else None
 
 
 @rule(Severity.WARNING, _needs_file, _needs_mapped_format)
@@ -212,7 +212,11 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
         elif odd.kind is OddityKind.INDEX_TOTAL:
             yield Issue(odd.message, help=help, severity=Severity.WARNING)
         elif odd.kind is OddityKind.UNNAMED_SHARDS:
-            yield Issue(odd.message, help="audit the folder, which makes each file a target", severity=Severity.NOTE)
+            yield Issue(
+                odd.message,
+                help="audit the folder; then statecli checks each file as a separate target",
+                severity=Severity.NOTE,
+            )
 
 
 _SAVE_AGAIN = "save the file again with a newer torch"
@@ -260,7 +264,7 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
         if checked.digest not in (None, checked.file.expected):
             path = checked.file.path
             expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
-            digests = f"the name is digest {expected}…, but the bytes have digest {digest}…"
+            digests = f"the file name is the digest {expected}…, but the content has the digest {digest}…"
             message = f"{quoting.name(files.get_name(path))}: {digests}"
             help = "delete the blob and download it again"
             yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.get_name(path))

@@ -19,7 +19,7 @@ _FLAT_WEIGHT = compile_on_use(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,
 #: Rows of the weights of a recurrent cell for each element of its hidden state, by the module's `mode`.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _ATTENTION_HEADS = compile_on_use(r"(?:.*\.)?(?:num_heads|head_dim)")
-_HELP = "do not call the module; ask who published it"
+_HELP = "do not call the module; contact its publisher"
 
 
 def needs_module(subject: Subject) -> str | None:

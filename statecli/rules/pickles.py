@@ -21,7 +21,7 @@ from statecli.storage import files
 
 _NAME_BYTES = 1
 #: What to do about a file that runs code or exhausts the machine.
-_DO_NOT_LOAD = "do not load the file; ask who published it"
+_DO_NOT_LOAD = "do not load the file; contact its publisher"
 #: Most issues of one rule in one file; a last issue counts the rest.
 _MAX_ISSUES_PER_FILE = 100
 
@@ -144,7 +144,7 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
 
     Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 
-    Fix: do not load the file, and ask who published it. If the file is yours, save the state_dict without the object
+    Fix: do not load the file, and contact its publisher. If the file is yours, save the state_dict without the object
     that needs the name.
     """
     yield from _limit_per_file(
@@ -283,7 +283,7 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.
 
-    Fix: do not resume from the file, and ask who published it. If the file is yours, save it again without the value.
+    Fix: do not resume from the file, and contact its publisher. If the file is yours, save it again without the value.
     """
     yield from _limit_per_file(
         _build_hazard_issue(subject, pickle, hazard) for pickle in subject.pickles for hazard in pickle.hazards
@@ -293,7 +293,7 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
 def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard) -> Issue:
     where = _describe_place(subject, pickle)
     message = f"{hazard.text} ({where})" if where else hazard.text
-    help = hazard.help or ("do not resume from the file; ask who published it" if hazard.is_error else None)
+    help = hazard.help or ("do not resume from the file; contact its publisher" if hazard.is_error else None)
     severity = None if hazard.is_error else Severity.WARNING if hazard.needs_review else Severity.NOTE
     return Issue(message, help=help, severity=severity, place=pickle.place, about=hazard.text, content=pickle.digest)
 
@@ -314,7 +314,7 @@ def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Is
 def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
     message = f"{_describe_place(subject, pickle)}: not scanned to the end: {unread}"
-    help = "do not load the file; copy or save it again"
+    help = "do not load the file; copy the file from its source again, or save the checkpoint again"
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
 
@@ -337,7 +337,7 @@ _REPLACEMENTS = (
         ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray"),
         "torch.from_numpy(array) for a numpy array",
     ),
-    (("numpy.core.", "numpy._core.", "numpy.dtype"), "a tensor, a number or text for a numpy object"),
+    (("numpy.core.", "numpy._core.", "numpy.dtype"), "a tensor, a number or a string for another numpy object"),
     (("collections.defaultdict",), "dict(mapping) for a defaultdict"),
     (("collections.deque", "builtins.range"), "list(sequence) for a deque or a range"),
     (("builtins.slice",), "[s.start, s.stop, s.step] for a slice s"),
@@ -412,7 +412,7 @@ def _opcode_name(code: int) -> str:
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
-        return "do not load the file with weights_only=False; ask who published it"
+        return "do not load the file with weights_only=False; contact its publisher"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"

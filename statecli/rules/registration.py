@@ -23,7 +23,10 @@ def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 
-_STORED = "no action if you run the archive as it is; to save the tensor in a state_dict, register it in the class"
+_STORED = (
+    "no action is needed if you run the archive as it is; to save the tensor in a state_dict, register the tensor in "
+    "the class"
+)
 
 
 def _is_archive(subject: Subject) -> bool:

@@ -150,7 +150,7 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
         if not weight.defect:
             continue
         others = f"; {plural(whole[weight.layout], 'other weight')} of this layout" if whole[weight.layout] else ""
-        have = " have all tensors" if whole[weight.layout] > 1 else " has all tensors"
+        have = " have all their tensors" if whole[weight.layout] > 1 else " has all its tensors"
         is_missing = f"{others}{have}" if weight.missing and others else ""
         message = f"{weight.fqn}: {weight.defect}{is_missing}"
         help = "save the missing tensors too" if weight.missing else "quantize the weight again"
@@ -160,7 +160,8 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
 def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
     for lost in lost_codes:
         others = (
-            f"{plural(lost.whole, 'other weight')} of this layout {'has' if lost.whole == 1 else 'have'} all tensors"
+            f"{plural(lost.whole, 'other weight')} of this layout "
+            f"{'has all its' if lost.whole == 1 else 'have all their'} tensors"
         )
         message = f"{lost.codes}: is missing, but {lost.scales.fqn} is its scale; {others}"
         yield Issue(message, lost.scales.fqn, lost.scales.section, "save the missing tensor too", about=lost.codes)

@@ -92,8 +92,8 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
-    Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them. Write safetensors with
-    `safetensors.torch.save_model` and read it with `load_model`, because `save_file` refuses tied weights.
+    Fix: no action is needed if the weights are tied on purpose; otherwise `.clone()` one of them. Write safetensors
+    with `safetensors.torch.save_model` and read it with `load_model`, because `save_file` refuses tied weights.
     """
     broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
@@ -197,8 +197,8 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
 
     Example: one adapter saved in float32 among weights of float16.
 
-    Fix: no action if this is intended; otherwise call `model.to(dtype)` before saving. To enforce one dtype, set
-    `policy.dtype`.
+    Fix: no action is needed if different dtypes are intended; otherwise call `model.to(dtype)` before saving. To
+    enforce one dtype, set `policy.dtype`.
     """
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     for section in subject.state.sections:
@@ -214,7 +214,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
             sure = all(of_class.get((section, row.fqn), row).evidence is not Evidence.ASSUMED for row in rows)
             what = "parameters" if sure else "tensors"
             message = f"{section}: {what} have several dtypes: {shown}; {first.fqn} is {rare}"
-            help = "no action if this is intended; otherwise call model.to(dtype) before saving"
+            help = "no action is needed if different dtypes are intended; otherwise call model.to(dtype) before saving"
             yield Issue(message, None, section, help)
 
 

@@ -144,6 +144,6 @@ def needs_locked_companions(subject: Subject) -> str | None:
 def needs_digest_as_name(subject: Subject) -> str | None:
     """Return why no file can be compared with the digest in its name; None if at least one can."""
     if not subject.digest_files:
-        return "the target has no file that is named by its digest: audit a snapshot or a blob of the Hub's cache"
+        return "no file of the target has its own digest as its name: audit a snapshot or a blob of the Hub's cache"
     reasons = [file.unread_because for file in subject.digest_files]
     return None if None in reasons else reasons[0]

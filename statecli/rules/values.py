@@ -89,7 +89,10 @@ def nan(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
 
 
-_HELP = {Severity.NOTE: "no action if this is intended", None: "go back to a checkpoint without these values"}
+_HELP = {
+    Severity.NOTE: "no action is needed if these values are intended",
+    None: "go back to a checkpoint without these values",
+}
 
 
 @rule(Severity.ERROR, needs_values)
@@ -176,7 +179,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
 
     Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
 
-    Fix: initialize the weight at random; no action if the value is intended (a mask of ones).
+    Fix: initialize the weight at random; no action is needed if the value is intended (a mask of ones).
     """
     reported = []
     for tensor, facts in _list_facts(subject):

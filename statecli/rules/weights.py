@@ -63,7 +63,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
     help = (
         "check that the optimizer has the adapter's parameters"
         if sign
-        else "no action if the adapter was not trained yet"
+        else "no action is needed if the adapter was not trained yet"
     )
     severity = None if sign and is_all else Severity.NOTE
     yield Issue(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
@@ -111,7 +111,7 @@ def outlier(subject: Subject) -> Iterator[Issue]:
             continue
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)
         if abs(largest) >= OUTLIER_FACTOR * facts.typical:
-            others = f"the absolute values of nearly all others are at most {facts.typical:.3g}"
+            others = f"the absolute values of nearly all other elements are at most {facts.typical:.3g}"
             message = f"{subject.name_of(tensor)}: value {largest:.6g} is an outlier; {others}"
             yield Issue(message, tensor.fqn, tensor.section, "compare the tensor with another copy, and restore it")
 

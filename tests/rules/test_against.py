@@ -412,4 +412,4 @@ def test_the_section_that_was_taken_is_noted(pt):
     paired, left = notes(pt(**linear()), against=str(averaged))
     assert paired == "section 'state_dict' is compared with section 'model'"
     assert "current_model_state" in left
-    assert left.startswith("not compared, because only ")
+    assert left.startswith("sections were not compared, because ")

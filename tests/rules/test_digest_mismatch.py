@@ -50,7 +50,7 @@ def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(found, snapshot,
     """Of weights, named by their SHA-256, and of a small file, named as git does."""
     spoil(snapshot / name)
     (finding,) = found(RULE, snapshot)
-    assert finding.message.startswith(f"{name}: the name is digest {(snapshot / name).resolve().name[:12]}…")
+    assert finding.message.startswith(f"{name}: the file name is the digest {(snapshot / name).resolve().name[:12]}…")
 
 
 def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(found, snapshot):
@@ -87,4 +87,4 @@ def test_a_file_that_is_named_by_nothing_is_not_hashed(tmp_path):
     """The rule is skipped, and says what it is for."""
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (target,) = audit(Request((str(tmp_path / "model.safetensors"),), select=(RULE,))).targets
-    assert target.skipped[0].reason.startswith("the target has no file that is named by its digest")
+    assert target.skipped[0].reason.startswith("no file of the target has its own digest as its name")

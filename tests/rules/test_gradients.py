@@ -138,7 +138,7 @@ def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkey
     assert not_run(path) == {UNTOLD}
 
 
-UNTOLD = "the optimizer state does not name the parameters that it trains"
+UNTOLD = "the optimizer state does not contain the names of the parameters that the optimizer trains"
 
 
 def test_where_there_is_no_optimizer_that_is_why(tmp_path):
@@ -219,7 +219,7 @@ STATES = {
     "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], but optimizer.state[0]"),
     "expanded": (_expanded, "has strides [0, 0] for shape [4, 4]"),
     "strided": (_strided, "has strides [16, 1] for shape [4, 4]"),
-    "permuted": (_permuted, "do not match the parameters of the model, in their order"),
+    "permuted": (_permuted, "do not match the shapes of the model parameters in the same order"),
     "maximum": (lambda state: state[2].update(max_exp_avg_sq=torch.zeros(1)), "has shape [1]"),
 }
 

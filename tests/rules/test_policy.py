@@ -112,7 +112,7 @@ def test_notes_about_types_and_ties_say_what_to_do(found, tmp_path):
     shared = torch.zeros(4)
     torch.save({"a": shared, "b": shared, "c": torch.zeros(3, dtype=torch.float16)}, tmp_path / "a.pt")
     starts = {
-        "mixed-dtypes": "no action if this is intended; otherwise ",
+        "mixed-dtypes": "no action is needed if different dtypes are intended; otherwise ",
         "tied-tensors": "intentional for tied weights; otherwise ",
     }
     for rule, start in starts.items():

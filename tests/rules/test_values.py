@@ -107,7 +107,7 @@ def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values)
     (finding,) = told(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
     assert finding.message.startswith("best_metric: ")
-    assert finding.help == "no action if this is intended"
+    assert finding.help == "no action is needed if these values are intended"
 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
