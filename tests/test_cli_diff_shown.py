@@ -100,7 +100,7 @@ def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
     torch.save({"fc.weight": torch.zeros(2, 2)}, "partial.pt")
     assert "\n  fix: state = {" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain", "--all").out
     missing = statecli("diff", "partial.pt", "net.py:Net", "-f", "plain", "--all").out
-    assert "partial.pt does not contain it [net.py:4]\n" in missing
+    assert "partial.pt does not contain this tensor [net.py:4]\n" in missing
 
 
 def test_a_page_of_the_largest_differences():

@@ -65,7 +65,7 @@ def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
     result = statecli("inspect", "a.pt", "--dtype", "float17")
     assert (result.code, result.err) == (
         2,
-        "statecli: a.pt: none of its 2 tensors matches --dtype 'float17'; its dtypes: float32, int64\n",
+        "statecli: a.pt: none of its 2 tensors matches --dtype 'float17'; the target has the dtypes float32, int64\n",
     )
 
 
@@ -76,7 +76,7 @@ def test_an_absent_shape_is_answered_with_those_of_the_file(statecli):
     result = statecli("inspect", "a.pt", "--shape", "4,3")
     assert (result.code, result.err) == (
         2,
-        "statecli: a.pt: none of its 2 tensors matches --shape '4,3'; its shapes: 3x4, []\n",
+        "statecli: a.pt: none of its 2 tensors matches --shape '4,3'; the target has the shapes 3x4, []\n",
     )
 
 

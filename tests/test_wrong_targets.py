@@ -74,7 +74,10 @@ MISTAKES = {
     ("verify", "pack.Tiny"): "write a colon before the class or function: pack/tiny.py:Tiny",
     ("verify", "empty"): f"empty: is a folder; verify needs a model class:{CLASSES}",
     ("verify", "net.Tinny"): f"choose a class or function of the file net.py:{CLASSES}",
-    ("inspect", "net.py:Base(size=..., depth=1)"): "write a value in place of ... (size): a number, a string or a list",
+    (
+        "inspect",
+        "net.py:Base(size=..., depth=1)",
+    ): "write a value in place of `...` (size): a number, a string or a list",
     (
         "inspect",
         "torch",
@@ -126,8 +129,11 @@ MISTAKES = {
         "mynet",
     ): "is not a model class; the Python module mynet was not found; write a model class as file.py:Class or "
     "package.module:Class",
-    ("inspect", "no_package.create_model('x')"): "the Python module no_package is not installed; install the package, "
-    "then write \"no_package:create_model('x')\"",
+    (
+        "inspect",
+        "no_package.create_model('x')",
+    ): "the Python module no_package is not installed; install the package, then "
+    "give the target \"no_package:create_model('x')\"",
     ("inspect", "no_package:create_model('x')"): "no module is named no_package; install the package of no_package, "
     "or correct the name",
     ("inspect", "Tiny()"): "the file or module of Tiny(...) is missing; write 'net.py:Tiny()'",

@@ -51,7 +51,7 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 
 def spell(spec: str) -> str:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
-    with_values = ", with a value for each ..., or give --config-json FILE" if "..." in spec else ""
+    with_values = ", with a value for each `...`, or give --config-json FILE" if "..." in spec else ""
     return f"write {quote_for_shell(spec)}{with_values}"
 
 
@@ -75,7 +75,7 @@ def write_function(module: str, call: str, names: Sequence[str], taken: Sequence
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `taken`: names of functions of the file.
     """
-    with_values = " with a value for each ..." if "..." in call else ""
+    with_values = " with a value for each `...`" if "..." in call else ""
     file, name = (module, "make") if module.endswith(".py") else ("build.py", "make")
     if name in taken:
         name = f"make_{names[0].lower()}"

@@ -195,6 +195,6 @@ def _report_missing(
             continue
         tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present), "")
         what = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
-        message = f"{fqn}: missing: {what}, but {_format_section(state, section)} does not contain it"
+        message = f"{fqn}: missing: {what}, but {_format_section(state, section)} does not contain this tensor"
         findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn, tensor))
     return findings

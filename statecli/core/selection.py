@@ -166,9 +166,9 @@ def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInf
     nothing = f"{which} {selection.name_options()}"
     dtypes = {tensor.dtype for tensor in tensors}
     if selection.dtype and not any(_matches_dtype(dtype, glob) for glob in selection.dtype for dtype in dtypes):
-        return f"{nothing}; its dtypes: {names(sorted(dtypes))}"
+        return f"{nothing}; the target has the dtypes {names(sorted(dtypes))}"
     shapes = dict.fromkeys(tensor.shape for tensor in tensors if tensor.shape is not None)
     if selection.shape and not any(_matches_shape(shape, text) for text in selection.shape for shape in shapes):
-        return f"{nothing}; its shapes: {names([_format_shape(shape) for shape in shapes])}"
+        return f"{nothing}; the target has the shapes {names([_format_shape(shape) for shape in shapes])}"
     wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
     return f"{nothing}; a glob matches the whole name: try {wider[0]!r}" if wider else nothing

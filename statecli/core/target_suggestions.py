@@ -229,11 +229,11 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         return in_library
     if module:
         return Suggestion(
-            f"{missing}; install the package, then write {quote_for_shell(f'{module}:{attribute}{call}')}"
+            f"{missing}; install the package, then give the target {quote_for_shell(f'{module}:{attribute}{call}')}"
         )
     if top in _EXAMPLES:
         missing = f"the Python package {top} is not installed"
-        return Suggestion(f"{missing}; install the package, then write {quote_for_shell(_EXAMPLES[top])}")
+        return Suggestion(f"{missing}; install the package, then give the target {quote_for_shell(_EXAMPLES[top])}")
     registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
     if registries and _MODEL_NAME.fullmatch(name):
         return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")

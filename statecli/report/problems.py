@@ -69,7 +69,7 @@ _OWNER = compile_on_use(
     r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) allows no change: |outside (--only .+?): "
 )
 _SHORTER = (
-    (re.compile(r"missing: .+? registers this (.+), but .+ does not contain it$"), r"\1"),
+    (re.compile(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
     (re.compile(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
     (re.compile(r"changed, but --frozen .+ allows no change: |outside --only .+?: "), ""),
 )

@@ -158,7 +158,7 @@ def _describe(change: Change) -> str:
         return _describe_resize(change, done)
     if kind is TransformationKind.MOVED:
         if done.cosine is not None:
-            return f"similar to {format_fqn(done.sources[0])} before (cosine {done.cosine:.4f})"
+            return f"similar to {format_fqn(done.sources[0])} in the first checkpoint (cosine {done.cosine:.4f})"
         of = "transpose of " if done.is_transposed else ""
         return f"= {of}{format_fqn(done.sources[0])} before{_format_rounding(done)}{_format_exceptions(done)}"
     if kind is TransformationKind.SWAPPED:
@@ -603,7 +603,7 @@ def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], unfol
         coded = f"{codes}{f' ({library})' if library else ''}"
         types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
         text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
-        far = f"{len(wrong):,} differ much from the weight {_name_dense_side(done)}"
+        far = f"{len(wrong):,} very different from the weight {_name_dense_side(done)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
@@ -637,7 +637,7 @@ def _error_of(change: Change) -> float:
 
 def _describe_quantized(done: Transformation) -> str:
     assert done.quantization is not None  # noqa: S101 - so are they built
-    far = f"differs much from the weight {_name_dense_side(done)}: " if done.exceptions else ""
+    far = f"is very different from the weight {_name_dense_side(done)}: " if done.exceptions else ""
     return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
 
 

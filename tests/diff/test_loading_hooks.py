@@ -35,7 +35,7 @@ def test_a_missing_extra_state_is_missing(source, save):
     state.fc = nn.Linear(2, 2)
     found = compare_targets(Request(target, save(entries(state), "net.pt")))
     assert rules(found) == [("missing-entry", "_extra_state")]
-    assert "does not contain it" in found.findings[0].message
+    assert "does not contain this key" in found.findings[0].message
     whole = compare_targets(Request(target, save(entries(state, _extra_state={"steps": 2}), "net.pt")))
     assert rules(whole) == []
     assert "extra-state" in notes(whole)

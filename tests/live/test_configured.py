@@ -517,10 +517,10 @@ def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
 
 def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     """With the fields that have no default; the line works once they are filled in."""
-    line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each ..., or give --config-json FILE"
+    line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each `...`, or give --config-json FILE"
     assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
     more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
-    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each ..." in more
+    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each `...`" in more
     listed = statecli("inspect", "net.py").err.splitlines()
     assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
     assert listed[3].startswith("Other needs thing; add the line `def make(): return Other(thing=...)` to net.py")

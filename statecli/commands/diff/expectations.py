@@ -288,7 +288,10 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
     for glob in frozen if more else ():
         matched = [entry for entry in listed if entry.matches((glob,))]
         if more and matched and glob not in {entry.name for entry in matched}:
-            why = "too many settings differ to list all; write the full name of each setting instead of a glob"
+            why = (
+                "statecli does not list all settings that differ, because there are too many; write the full name of "
+                "each setting instead of a glob"
+            )
             yield Broken(MORE, "", f"{more.target}: cannot check --frozen {glob!r}: {why}")
 
 

@@ -315,7 +315,9 @@ class _Load:
         )
 
     def _report_missing(self, name: str) -> Finding:
-        message = f"missing: {self.model.target} requires this key, but {self.checkpoint.target} does not contain it"
+        message = (
+            f"missing: {self.model.target} requires this key, but {self.checkpoint.target} does not contain this key"
+        )
         return self._finding(MISSING_ENTRY, name, message)
 
     def _report_unexpected(self, name: str) -> Finding:

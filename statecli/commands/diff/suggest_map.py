@@ -155,7 +155,7 @@ def suggest_component_rules(
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
-    message = f"{count_tensors(expected)} may be renamed: both sides have unpaired tensors of equal shapes"
+    message = f"{count_tensors(expected)} may have new names: both sides have unpaired tensors of equal shapes"
     return [Oddity("components-apart", f"{message}; to compare these tensors, add {lines}")]
 
 

@@ -31,7 +31,7 @@ def describe_log_change(before: str, after: str) -> str | None:
     if common == shared:
         parts.append("the only common entry is unchanged" if common == 1 else f"the first {common:,} unchanged")
     else:
-        parts.append(f"different from entry {common + 1:,} on")
+        parts.append(f"the first difference is in entry {common + 1:,}")
     losses = [loss for log in (old, new) if (loss := _find_last_loss(log)) is not None]
     loss_text = f"; loss {' → '.join(format_number(loss, 4) for loss in losses)}" if len(losses) == 2 else ""
     return ", ".join(parts) + loss_text
