@@ -216,7 +216,7 @@ def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(here
     )
     assert statecli("inspect", "needs.py:A").err.endswith(
         "needs.py:A: the constructor needs config; add the line `def make(): return A(config=...)` to needs.py with a "
-        "value for each ..., and give needs.py:make\n"
+        "value for each `...`, and give needs.py:make\n"
     )
     assert "write 'needs.py:B(size=...)'" in statecli("inspect", "needs.py:B").err
 

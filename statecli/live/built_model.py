@@ -56,7 +56,8 @@ class BuiltModel:
             instance = self.make_instance(self.values if values is None else values, seed)
         if instance is self.module:
             raise ModelError(
-                f"{self.spec.text}: builds no new model, which this check needs; name a class or another function"
+                f"{self.spec.text}: does not build a new model, but this check needs a new model; name a class or "
+                "another function"
             )
         return instance
 

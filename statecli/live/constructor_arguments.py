@@ -113,8 +113,8 @@ class _Resolver:
     def call(self, name: str, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(called, type):
             raise ModelError(
-                f"{self.spec.text}: {name} is not a class; write a function that builds the model, and name it: "
-                "build.py:make"
+                f"{self.spec.text}: {name} is not a class; write a function that builds the model, and give this "
+                "function instead: build.py:make"
             )
         _check_signature(self.spec, name, called, args, kwargs)
         return called(*args, **kwargs)

@@ -155,7 +155,10 @@ def explain_refusal(error: BaseException) -> str | None:
         return None
     argument = next((name for cause in _iter_causes(error) if (name := _find_argument(cause))), None)
     write = f"write {argument}, or " if argument else ""
-    return f"needs a download from {source}, but statecli downloads nothing: {write}set {ALLOWED_BY}=1 to allow it"
+    return (
+        f"needs a download from {source}, but statecli does not download by default: {write}set {ALLOWED_BY}=1 to "
+        "allow the download"
+    )
 
 
 def _get_source(error: BaseException) -> str | None:

@@ -203,7 +203,7 @@ def _explain_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Mo
             if any(_takes_object(callee, name) for name in missing):
                 return ModelError(needs, advice=_advise_object(spec, callee, missing))
             word = quote_for_shell(f"{spec.base}({all_arguments})")
-            return ModelError(f"{needs}; write {word} with a number, a string or a list in place of each ...")
+            return ModelError(f"{needs}; write {word} with a number, a string or a list in place of each `...`")
         return ModelError(
             f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
         )

@@ -247,7 +247,7 @@ def _measure_own_move(table: _Table) -> None:
 #: Why the class's own `.to` could not be tried, and why on meta.
 _WHY_OWN_TO_IS_UNKNOWN = {
     False: "the method fails on meta and on a fake CUDA device",
-    True: "its effect is not visible on meta; build the model on the cpu",
+    True: "the effect of .to is not visible on meta; build the model on the cpu",
 }
 
 
@@ -671,8 +671,9 @@ def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
 
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
     """Describe a class with a special case for a device (`if not t.is_meta`): the stand-in does not show this case."""
-    behaviour = "gets new memory" if moves else "keeps its memory"
-    return f"{behaviour} in a move on its current device, because the class has special code for {device_.type}"
+    copy, move = "a copy to new memory on the same device", f"the move to {device_}"
+    first, second = (copy, move) if moves else (move, copy)
+    return f"follows {first}, but not {second}, because the class has special code for {device_.type}"
 
 
 # --- the state ----------------------------------------------------------------------------------------------

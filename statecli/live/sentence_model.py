@@ -59,7 +59,8 @@ def _iter_modules(modules: str) -> Iterator[tuple[str, str, str]]:
         kind, path = (entry.get("type"), entry.get("path", "")) if isinstance(entry, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str) or split_module_folder(path) is None:
             raise UsageError(
-                f"{modules}: entry {number} needs a type, and a folder inside of this folder; correct the file"
+                f"{modules}: entry {number} must have a type, and the path of a folder inside the checkpoint; correct "
+                "the file"
             )
         yield str(entry.get("name", number)).replace(".", "_") or str(number), kind, path
 
@@ -109,7 +110,8 @@ def _find_class(modules: str, kind: str, name: str) -> Any:
 
     if kind.partition(".")[0] != "sentence_transformers":
         raise ModelError(
-            f"{modules}: {kind[:80]} is code of the checkpoint, which statecli does not run; name the class"
+            f"{modules}: {kind[:80]} is code of the checkpoint, which statecli does not run; name the class: "
+            "file.py:Class"
         )
     for package in _PACKAGES:
         try:

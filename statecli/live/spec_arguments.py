@@ -46,7 +46,7 @@ def _parse_call(text: str, rest: str) -> ast.Call:
 def _convert_value(text: str, name: str, node: ast.expr) -> Any:
     """Return the value of an argument: a literal, a name, a class with arguments, or a list, tuple, set or dict."""
     if isinstance(node, ast.Constant) and node.value is ...:
-        raise UsageError(f"{text}: write a value in place of ... ({name}): a number, a string or a list")
+        raise UsageError(f"{text}: write a value in place of `...` ({name}): a number, a string or a list")
     dotted = _find_dotted_name(node.func if isinstance(node, ast.Call) else node)
     if dotted is not None and isinstance(node, ast.Call):
         return ObjectCall(dotted, *_convert_arguments(text, node))
@@ -76,7 +76,8 @@ def _read_literal(text: str, name: str, node: ast.expr) -> Any:
         return _restore_urls(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError) as error:
         raise UsageError(
-            f"{text}: {name} is code, not a literal; write a function that builds the model, and name it: build.py:make"
+            f"{text}: {name} is code, not a literal; write a function that builds the model, and give this function "
+            "instead: build.py:make"
         ) from error
 
 

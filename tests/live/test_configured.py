@@ -342,7 +342,7 @@ def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
         shapes("st")
     modules[1]["path"] = "../x"
     Path("st/modules.json").write_text(json.dumps(modules))
-    with pytest.raises(StateError, match="entry 1 needs a type, and a folder inside of this folder"):
+    with pytest.raises(StateError, match="entry 1 must have a type, and the path of a folder inside the checkpoint"):
         shapes("st")
 
 
@@ -493,7 +493,8 @@ def test_objects_are_built_again_for_each_instance(net):
         ("partial(os.system, 'touch ran')", "belongs to Python's standard library"),
         (
             "cfg=make_config()",
-            "make_config is not a class; write a function that builds the model, and name it: build.py:make",
+            "make_config is not a class; write a function that builds the model, and give this function instead: "
+            "build.py:make",
         ),
         ("cfg=torch", "torch is not a class or a value in net.py"),
         ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),

@@ -101,8 +101,8 @@ def refuse(text):
 def test_a_download_is_refused_in_one_line(name, line, source, fix):
     """torch.hub, urllib and sockets; the argument is that of the outermost call."""
     assert refuse(f"net.py:{name}") == (
-        f"net.py:{name}: building the model (net.py:{line}) needs a download from {source}, but statecli downloads "
-        f"nothing: {fix}set STATECLI_DOWNLOADS=1 to allow it"
+        f"net.py:{name}: building the model (net.py:{line}) needs a download from {source}, but statecli does not "
+        f"download by default: {fix}set STATECLI_DOWNLOADS=1 to allow the download"
     )
 
 
@@ -117,7 +117,7 @@ def test_the_hub_is_offline_without_retries():
     constants = pytest.importorskip("huggingface_hub").constants
     before = constants.HF_HUB_OFFLINE
     message = refuse("net.py:hub")
-    assert "needs a download from the Hugging Face hub, but statecli downloads nothing: set " in message
+    assert "needs a download from the Hugging Face hub, but statecli does not download by default: set " in message
     assert constants.HF_HUB_OFFLINE is before
 
 
