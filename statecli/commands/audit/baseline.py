@@ -136,8 +136,8 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
         )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
-            f"{path}: the baseline has the schema {document.get('schema')!r}, but this statecli reads {SCHEMA!r}; "
-            f"{_WRITE_AGAIN}"
+            f"{path}: the baseline has the schema {document.get('schema')!r}, but this version of statecli reads "
+            f"{SCHEMA!r}; {_WRITE_AGAIN}"
         )
     try:
         baseline = msgspec.convert(document, Baseline)

@@ -23,7 +23,7 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
         if texts_as_code.is_dtype_key(tensor.fqn) and (why := _explain_unsafe(tensor)):
-            text = f"{quoting.name(tensor.fqn)} {why}; HQQ runs this text as Python code when it loads the file"
+            text = f"{quoting.name(tensor.fqn)} {why}; HQQ runs this string as Python code when HQQ loads the file"
             hazard = Hazard(text, help="do not load the file with HQQ; quantize the original layer again")
             place = locate_storage(tensor, state) if tensor.data is not None else Place(state.target, 0, 0)
             yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))
@@ -32,11 +32,14 @@ def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
 def _explain_unsafe(tensor: TensorInfo) -> str | None:
     """Return why the letters may be code; None for the name of a dtype. Python makes no letters of floats."""
     if tensor.data is None:
-        return "holds a text that statecli cannot read, because the tensor is sparse, nested, or of a subclass"
+        return (
+            "holds a string that statecli cannot read, because the tensor is sparse, nested, or an instance of a "
+            "tensor subclass"
+        )
     if not tensor.elements or not tensor.dtype.startswith(_INTEGERS):
         return None
     is_dtype = tensor.elements <= _MAX_LETTERS and texts_as_code.is_dtype(_read_letters(tensor))
-    return None if is_dtype else "holds a text that is not the name of a dtype"
+    return None if is_dtype else "holds a string that is not the name of a dtype"
 
 
 def _read_letters(tensor: TensorInfo) -> str:

@@ -28,9 +28,9 @@ def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
             is_accepted = seeded and 0 < left <= _TABLE_LENGTH and following <= _TABLE_LENGTH
             if is_accepted and following + left > _TABLE_LENGTH + 1:
                 text = (
-                    f"{quoting.name(tensor.fqn)}: the state of a torch generator claims {left} unused "
-                    f"numbers after number {following}, but the state has only {_TABLE_LENGTH} numbers; "
-                    "after torch.set_rng_state, torch would read memory outside the state"
+                    f"{quoting.name(tensor.fqn)}: the state of a torch generator claims {left} unused numbers from "
+                    f"position {following} on, but has only {_TABLE_LENGTH} numbers; after torch.set_rng_state, torch "
+                    "would read memory outside the state"
                 )
                 yield ScannedPickle(
                     f"the tensor {quoting.name(tensor.fqn)}", locate_storage(tensor, state), hazards=(Hazard(text),)

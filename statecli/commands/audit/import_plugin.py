@@ -156,7 +156,7 @@ def _find_problem(rule: AuditRule) -> str | None:
     if not all(isinstance(text, str) and text for text in (rule.summary, rule.why, rule.example, rule.fix)):
         return "summary, why, example and fix must be non-empty strings"
     if not callable(rule.find) or not isinstance(rule.needs, tuple) or not all(map(callable, rule.needs)):
-        return "the rule and each element of needs must be a function that takes a Subject"
+        return "the rule, and each element of `needs`, must be a function that takes a Subject"
     return None
 
 

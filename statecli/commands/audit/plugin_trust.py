@@ -42,7 +42,11 @@ def is_file(name: str) -> bool:
 def check_typed(name: str, targets: Sequence[str]) -> None:
     """Raise UsageError unless the typed module may be imported."""
     where = option("--plugin", name)
-    _check_name(name, where, f"write a module such as acme.rules, or a file such as {option('--plugin', './rules.py')}")
+    _check_name(
+        name,
+        where,
+        f"give the name of a module, such as acme.rules, or a file, such as {option('--plugin', './rules.py')}",
+    )
     with search_path.use_folder_last():
         files = _find_files(name, where)
     for file in files:
@@ -57,7 +61,7 @@ def check_typed(name: str, targets: Sequence[str]) -> None:
 def check_configured(name: str, request: PluginRequest) -> None:
     """Raise UsageError unless the module named by the configuration is installed, and not part of what is judged."""
     where = f"{request.config_path}: plugins: {name!r}"
-    _check_name(name, where, "write a module of an installed package, such as acme.rules")
+    _check_name(name, where, "give the name of a module of an installed package, such as acme.rules")
     advice = f"use {option('--plugin', name)}"
     if request.is_judged:
         raise UsageError(

@@ -97,7 +97,8 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
         raise UsageError(ambiguous[0])
     unpaired = [section for section in before.sections if section not in pairs]
     message = (
-        f"not compared, because only {before.target} has these sections, and not {after.target}: {', '.join(unpaired)}"
+        f"sections were not compared, because {before.target} has these sections, but {after.target} does not: "
+        f"{', '.join(unpaired)}"
     )
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
 

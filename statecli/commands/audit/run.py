@@ -227,7 +227,7 @@ class _Run:
         if (request.model or request.against) and self.not_compared:
             option = f"--model {request.model}" if request.model else f"--against {request.against}"
             first, reason = next(iter(self.not_compared.items()))
-            return f"no target was compared with {option}: {first} {reason}"
+            return f"{option}: was not compared with any target: {first} {reason}"
         if self.not_locked and not any(lock_check.LOCK_RULE in target.ran for target in targets):
             first, reason = next(iter(self.not_locked.items()))
             return f"no target was compared with the lock: {first} {reason}"

@@ -90,8 +90,11 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
             }
             for content, rule in contents.items():
                 if isinstance(content, str):
-                    message = f'per-target-ignore.{pattern}: {rule} is not accepted for this content: "{content}"'
-                    message = f"{message}; review the file, then add the content to `contents`"
+                    message = (
+                        f"per-target-ignore.{pattern}: `contents` does not list the digest of the checked bytes, so "
+                        f'{rule} is reported: "{content}"'
+                    )
+                    message = f"{message}; review the file, then add the digest to `contents`"
                     yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
 
 
