@@ -203,7 +203,7 @@ def describe_unloaded(diff: Diff) -> list[str]:
     reasons = {
         "missing key": f"in the model and not in {diff.before.target}",
         "unexpected key": f"in {diff.before.target} and not in the model",
-        "key": "loaded under another name than in the checkpoint",
+        "key": "loaded under a name that differs from the checkpoint",
         "tensor": "with other values, shapes or dtypes than the checkpoint",
     }
     lines = [

@@ -109,7 +109,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     divided = executor or (options.shard and option("--shard", options.shard))
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
-            f"{divided}: divides the reading of tensor values, but this command reads no values; add "
+            f"{divided}: splits the reading of tensor values, but this command does not read values; add "
             f"{option('--values')} or {option('--lock', 'FILE')}"
         )
     return request

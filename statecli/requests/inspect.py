@@ -27,7 +27,7 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
     for name, is_given in (("--distributions", options.distributions), ("--spectra", options.spectra)):
         if not is_given or (extra.model is None and options.shard is None):
             continue
-        reason = "does not work with a live model" if extra.model is not None else "does not work with --shard"
+        reason = "does not work with a model in memory" if extra.model is not None else "does not work with --shard"
         raise UsageError(f"{option(name)}: {reason}; use {option('--stats')}, or give the file of a checkpoint")
     check_options(options)
     if extra.model is not None and options.model is not None:
@@ -43,7 +43,7 @@ def reads_values(options: InspectOptions, extra: ExtraInputs) -> bool:
 
 
 #: What reads tensor values, for an error.
-VALUES_ARE_READ = f"inspect reads values only with {option('--stats')} and a checkpoint"
+VALUES_ARE_READ = f"inspect reads values only if the target is a checkpoint and {option('--stats')} is given"
 
 
 def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:

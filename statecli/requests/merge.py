@@ -81,8 +81,8 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     from statecli.values import kernels
 
     head, first_head = part.head, first.head
-    maker = f"statecli {head.statecli} with the kernel in {head.kernel}"
-    own = f"statecli {__version__} with the kernel in {kernels.kernel_name()}"
+    maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
+    own = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
     if maker != own:
         raise EngineError(
             f"{part.path}: was written by {maker[:200]}, but this machine has {own}; install the same version on all "
@@ -129,7 +129,10 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
             why = f"was made from different files than {first.path}, for example {path}"
             raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
         if file != first_file and not copies:
-            why = f"{path} has another modification time than in {first.path}, so the file may have changed"
+            why = (
+                f"records a modification time of {path} that differs from the time in {first.path}, so the file may "
+                "have changed"
+            )
             raise UsageError(f"{part.path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
     if (head.plan, head.tasks) != (first_head.plan, first_head.tasks):
         why = f"was made from other versions of the checkpoints than {first.path}"
@@ -172,7 +175,7 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
             raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{where}")
         if now.is_another(then):
             raise UnreadableError(f"{path}: has changed since {part.path} was made; {_REDO_ADVICE}")
-        why = f"has another modification time than in {part.path}, so the file may have changed"
+        why = f"has a modification time that differs from the time in {part.path}, so the file may have changed"
         raise UsageError(f"{path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
 
 

@@ -123,7 +123,7 @@ def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
     causes = [message for message, _ in group_by_cause(dict.fromkeys(shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
-        failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that could not be done")
+        failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
     return Outcome(outcome.result, content=shard.part(broken), failures=failures)
 
 

@@ -64,7 +64,7 @@ def check_options(options: Any) -> None:
     given = (name for name in _FORMAT_OPTIONS if name in defaults and getattr(options, name) != defaults[name])
     for name in given:
         flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option(flag)}: shard files have a fixed format; give this option to statecli merge instead")
+        raise UsageError(f"{option(flag)}: part files have a fixed format; give this option to statecli merge instead")
     contradictory = [option(flag) for flag, name in _WITHOUT_SHARD if getattr(options, name, None)]
     if getattr(options, "device", "cpu") != "cpu":
         contradictory.append(option("--device", options.device))

@@ -253,8 +253,8 @@ def _decode_head(path: str, raw: bytes) -> Head:
         raise UnreadableError(f"{path}: is not a file written by --shard")
     if schema != SCHEMA:
         raise UnreadableError(
-            f"{path}: has the format version {schema[:40]}, but this statecli reads only {SCHEMA}; use the statecli "
-            "version that wrote the file"
+            f"{path}: has the format version {schema[:40]}, but this version of statecli reads only {SCHEMA}; use the "
+            "statecli version that wrote the file"
         )
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
@@ -269,8 +269,8 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]
         _refuse(
             path,
             number,
-            f"contains a result of {line.function[:40]!r}, which this statecli does not know; use the statecli version "
-            "that wrote the file",
+            f"contains a result of {line.function[:40]!r}, which this version of statecli does not know; use the "
+            "version that wrote the file",
         )
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:

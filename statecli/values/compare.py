@@ -527,7 +527,10 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
         return _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.shape != after.shape:
-        return f"its inner tensors have different shapes, {list(before.shape)} and {list(after.shape)}"
+        return (
+            f"its inner tensors have the shape {list(before.shape)} in the first checkpoint, but {list(after.shape)} "
+            "in the second"
+        )
     elements = find_element(before.dtype), find_element(after.dtype)
     reason = _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):

@@ -91,14 +91,12 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         table = _read(parts[Part.NESTED_VALUES], name, (256,))
         nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
         if nested.size < scales.size:
-            raise MalformedError(
-                f"{name}: has {nested.size} nested scales for {scales.size} scales, but each scale needs one"
-            )
+            raise MalformedError(f"{name}: its nested scales cover only {nested.size} of {scales.size} scales")
         scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
         raise MalformedError(
-            f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for {total} values"
+            f"{name}: has {scales.size} scales, each for {state.blocksize} values; {total} values need more scales"
         )
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 

@@ -46,7 +46,10 @@ def compute_spectra(
             spectrum = computed[tensor.data]
         elif (operations := _count_operations(tensor)) > left:
             spectrum = Spectrum(
-                reason="not computed, because a run is limited to about a minute; select only this matrix with -i"
+                reason=(
+                    "not computed, because one run computes singular values only for about a minute; select only this "
+                    "matrix with -i"
+                )
             )
         else:
             left -= operations

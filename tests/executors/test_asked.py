@@ -59,15 +59,18 @@ def test_an_empty_one(statecli):
         (("diff", "a.pt", "a.pt", "--metadata-only"), "--metadata-only and --executor mpi contradict each other"),
         (("diff", "a.pt", "a.pt", "--ignore", "values"), "--ignore values and --executor mpi contradict each other"),
         (("diff", "a.pt", "net.py:Net"), "--executor mpi: values are not compared with the class net.py:Net"),
-        (("inspect", "a.pt"), "--executor mpi: inspect reads values only with --stats and a checkpoint"),
+        (
+            ("inspect", "a.pt"),
+            "--executor mpi: inspect reads values only if the target is a checkpoint and --stats is given",
+        ),
         (
             ("inspect", "net.py:Net", "--stats"),
-            "--executor mpi: inspect reads values only with --stats and a checkpoint",
+            "--executor mpi: inspect reads values only if the target is a checkpoint and --stats is given",
         ),
         (
             ("audit", "a.pt"),
-            "--executor mpi: divides the reading of tensor values, but this command reads no values; add "
-            "--values or --lock FILE",
+            "--executor mpi: splits the reading of tensor values, but this command does not read values; add --values "
+            "or --lock FILE",
         ),
         (("lock", "net.py:Net"), "--executor mpi: the targets are model classes"),
     ],
@@ -135,7 +138,10 @@ def test_from_python_in_the_words_of_its_arguments():
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):
         package.diff("a.pt", "a.pt", executor="threads", jobs=2)
-    with pytest.raises(UsageError, match="executor='threads': inspect reads values only with stats and a checkpoint"):
+    with pytest.raises(
+        UsageError,
+        match="executor='threads': inspect reads values only if the target is a checkpoint and stats is given",
+    ):
         package.inspect("a.pt", executor="threads")
     closed = ThreadPoolExecutor(1)
     closed.shutdown()

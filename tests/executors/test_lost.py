@@ -256,10 +256,10 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (OLDER, "a worker refused the task: the worker runs statecli 0.0.9 with the kernel in "),
+        (OLDER, "a worker refused the task: the worker runs statecli 0.0.9 with the "),
         pytest.param(
             NUMPY,
-            "with the kernel in numpy, but this command runs ",
+            "with the numpy compute kernel, but this command runs ",
             marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
         (NONE, "a worker has no statecli or an old version; install statecli"),

@@ -141,7 +141,7 @@ def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
     assert str(error).startswith("a.pt: is ")
     assert f"on the worker {socket.gethostname()}" in str(error)
     assert said in str(error)
-    assert str(error).endswith("on a shared disk, or as a copy that keeps times (cp -p, rsync -t)")
+    assert str(error).endswith("on a shared disk, or as a copy with the same modification time (cp -p, rsync -t)")
 
 
 def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
@@ -218,7 +218,8 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     answer = run_packed_batch(sent(packed))
     monkeypatch.undo()
     with pytest.raises(
-        EngineError, match=rf"the worker runs statecli {made[0]} with the kernel in {made[1]}, but this command runs"
+        EngineError,
+        match=rf"the worker runs statecli {made[0]} with the {made[1]} compute kernel, but this command runs",
     ):
         unpack(sent(answer))
 

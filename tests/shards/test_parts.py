@@ -129,8 +129,8 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     documents = lines(parts[1])
     documents[0][key] = value
     forged(parts[1], documents)
-    made = f"{documents[0]['statecli']} with the kernel in {documents[0]['kernel']}"
-    here = f"statecli {lines(parts[0])[0]['statecli']} with the kernel in {kernels.kernel_name()}"
+    made = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
+    here = f"statecli {lines(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
     assert (
         refusal(*parts)
         == f"{parts[1]}: was written by statecli {made}, but this machine has {here}; install the same version on all "
@@ -145,8 +145,8 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     forged(parts[0], documents)
     assert (
         refusal(*parts)
-        == f"{parts[0]}: has the format version statecli.part/2, but this statecli reads only statecli.part/1; "
-        "use the statecli version that wrote the file"
+        == f"{parts[0]}: has the format version statecli.part/2, but this version of statecli reads only "
+        "statecli.part/1; use the statecli version that wrote the file"
     )
 
 
@@ -217,9 +217,9 @@ def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
     kept = Path(BIG).stat().st_mtime_ns
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
-    assert refusal(*parts) == f"{BIG}: has another modification time than in {parts[0]}, {DIFFERENT}"
+    assert refusal(*parts) == f"{BIG}: has a modification time that differs from the time in {parts[0]}, {DIFFERENT}"
     others, _ = shares(2, "inspect", BIG, "--stats", folder="others")
-    said = f"{others[1]}: {BIG} has another modification time than in {parts[0]}, {DIFFERENT}"
+    said = f"{others[1]}: records a modification time of {BIG} that differs from the time in {parts[0]}, {DIFFERENT}"
     assert refusal(parts[0], others[1]) == said
     assert statecli("merge", *others).out == statecli("inspect", BIG, "--stats").out
     with pytest.raises(UsageError, match="or give copies if each job read a separate copy of the files"):
@@ -244,7 +244,7 @@ def test_a_lock_is_of_no_two_states(shares, refusal):
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
     two, _ = shares(2, "lock", BIG, folder="two")
-    said = f"{two[1]}: {BIG} has another modification time than in {one[0]}, {DIFFERENT}"
+    said = f"{two[1]}: records a modification time of {BIG} that differs from the time in {one[0]}, {DIFFERENT}"
     assert refusal(one[0], two[1]) == said
 
 
@@ -364,8 +364,8 @@ def _put(documents: list, data: st.DataObject) -> None:
     [
         (
             {"function": "system"},
-            "contains a result of 'system', which this statecli does not know; use the statecli version that wrote the "
-            "file",
+            "contains a result of 'system', which this version of statecli does not know; use the version that wrote "
+            "the file",
         ),
         ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),

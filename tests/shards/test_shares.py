@@ -197,21 +197,24 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
         ("diff a.safetensors net.py:Net", "--shard 1/2: values are not compared with the class net.py:Net"),
         ("diff a.safetensors b.safetensors --device cuda", "--device cuda and --shard 1/2 contradict each other"),
-        ("inspect a.safetensors", "--shard 1/2: inspect reads values only with --stats and a checkpoint"),
+        (
+            "inspect a.safetensors",
+            "--shard 1/2: inspect reads values only if the target is a checkpoint and --stats is given",
+        ),
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
         (
             "audit a.safetensors",
-            "--shard 1/2: divides the reading of tensor values, but this command reads no values; add "
-            "--values or --lock FILE",
+            "--shard 1/2: splits the reading of tensor values, but this command does not read values; add --values or "
+            "--lock FILE",
         ),
         ("lock net.py:Net", "--shard 1/2: the targets are model classes, whose values are not locked"),
         (
             "diff a.safetensors b.safetensors -f json",
-            "--output-format: shard files have a fixed format; give this option",
+            "--output-format: part files have a fixed format; give this option",
         ),
-        ("diff a.safetensors b.safetensors --report json=x", "--report: shard files have a fixed format"),
-        ("diff a.safetensors b.safetensors --name-only", "--name-only: shard files have a fixed format"),
-        ("inspect a.safetensors --stats -v", "--verbose: shard files have a fixed format"),
+        ("diff a.safetensors b.safetensors --report json=x", "--report: part files have a fixed format"),
+        ("diff a.safetensors b.safetensors --name-only", "--name-only: part files have a fixed format"),
+        ("inspect a.safetensors --stats -v", "--verbose: part files have a fixed format"),
         ("audit a.safetensors --values --write-baseline x --reason y", "--write-baseline and --shard 1/2 contradict"),
         (
             "diff a.safetensors b.safetensors -o a.safetensors",

@@ -93,7 +93,9 @@ def test_parts_of_other_shapes_are_named(store):
         replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
         for size in (3, 4)
     ]
-    assert outcome(*rows) == NotCompared("its inner tensors have different shapes, [3] and [4]")
+    assert outcome(*rows) == NotCompared(
+        "its inner tensors have the shape [3] in the first checkpoint, but [4] in the second"
+    )
 
 
 def test_elements_of_other_numbers_of_values_are_not_compared(store):

@@ -130,7 +130,10 @@ def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
     """
     if build != current_build():
         here = _describe_build(*current_build())
-        return f"{here}, but this command runs {_describe_build(*build)}; install the same statecli on both"
+        return (
+            f"{here}, but this command runs {_describe_build(*build)}; install the same build of statecli for the "
+            "worker and the command"
+        )
     folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
     outcome = _run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
     return pickle.dumps(Answer(_restore_paths(outcome, folder)))
@@ -169,7 +172,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
         raise EngineError(f"the executor did not return a result of statecli ({type(error).__name__})") from error
     if not isinstance(unpickled, Answer):
         raise EngineError(
-            f"the executor did not return a result of statecli (it is of type {type(unpickled).__name__})"
+            f"the executor did not return a result of statecli, but an object of type {type(unpickled).__name__}"
         )
     outcome: Any = unpickled.results
     if isinstance(outcome, RuntimeError):
@@ -179,7 +182,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
 
 
 def _describe_build(version: str, kernel: str) -> str:
-    return f"statecli {version} with the kernel in {kernel}"
+    return f"statecli {version} with the {kernel} compute kernel"
 
 
 def _run_function(
@@ -233,7 +236,8 @@ def _require_same_files(folder: str, versions: dict[str, LocalVersion | None]) -
         if difference is not None:
             raise UnreadableError(
                 f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}: workers need the same "
-                "file at the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
+                "file at the same path: on a shared disk, or as a copy with the same modification time (cp -p, rsync "
+                "-t)"
             )
 
 

@@ -65,7 +65,7 @@ def _connect(client: Any, address: str, name: str) -> Any:
 
 
 async def _open_connection(address: str) -> None:
-    """Connect once, because a client waits for ever if a server accepts the connection and sends nothing."""
+    """Test the connection, because a client waits forever if a server accepts the connection and sends nothing."""
     comm: Any = importlib.import_module("distributed.comm")
     security: Any = importlib.import_module("distributed.security").Security()
     url = address if "://" in address else f"tcp://{address}"
