@@ -530,7 +530,11 @@ def test_verify_of_a_spec_is_the_commands_own():
             UsageError,
             "atol: needs values, but the snapshot has only digests; use Snapshot(model, values=True)",
         ),
-        (lambda: statecli.audit([]), UsageError, "targets: is empty; pass a path or a live object"),
+        (
+            lambda: statecli.audit([]),
+            UsageError,
+            "targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict",
+        ),
         (lambda: statecli.lock(iter(())), UsageError, "targets: is empty"),
         (
             lambda: statecli.diff(statecli.Snapshot(nn.Linear(2, 2)), "a.pt", executor="threads:2"),
@@ -627,7 +631,7 @@ def test_an_optimizer_may_be_a_class():
 )
 def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
     """A shape is a text; the message has it."""
-    with pytest.raises(ModelError, match="contains no tensor; pass a tensor, or a text for its shape") as raised:
+    with pytest.raises(ModelError, match="contains no tensor; pass a tensor, or its shape as a string") as raised:
         statecli.verify(nn.Linear(4, 2), inputs=inputs)
     assert str(raised.value).endswith(f"such as {text!r}")
     model = nn.Linear(int(text[-1]), 2)

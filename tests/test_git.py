@@ -193,7 +193,7 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     found = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{found}")
     shown = call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
-    (line,) = [line for line in shown.splitlines() if line.startswith("+cannot be read (time ")]
+    (line,) = [line for line in shown.splitlines() if line.startswith("+cannot be read (attempt ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", found)
     call(*line.partition("then delete git's cache: ")[2].split())
@@ -353,7 +353,7 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert shown.startswith("deleted: gone.pt\nw float32 [3]")
     assert "changed: sub/here.pt\n" in shown
     assert "changed" in shown.partition("sub/here.pt")[2]
-    assert shown.endswith("not compared, because their names are not names of checkpoint files: notes.txt\n")
+    assert shown.endswith("files without the name of a checkpoint, such as *.pt, were not compared: notes.txt\n")
 
 
 # --- the table of git diff --------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def reports(*outputs):
         (("--report", "=x"), "is not a format; choose one of: table, plain, json"),
         (("--report", "sarif"), "--report sarif: the file name is missing; write --report sarif=FILE"),
         (("--report", "sarif="), "the file name is missing"),
-        (("--report", "sarif=-"), "a report must be a file; to write to standard output, give -f sarif"),
+        (("--report", "sarif=-"), "needs the name of a file; to write the report to standard output, give -f sarif"),
         (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x writes to the same"),
         (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x writes to the same file; give another"),
         (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: the folder no does not exist"),

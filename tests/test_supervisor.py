@@ -200,7 +200,7 @@ def test_each_command_heeds_the_timeout(statecli, command):
     """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
     result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("statecli: --timeout 5: works only with the command statecli on Linux or macOS")
+    assert result.err.startswith("statecli: --timeout 5: works only in the statecli command on Linux or macOS")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])

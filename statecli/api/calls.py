@@ -247,7 +247,7 @@ def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[
     files.forget_command()
     named: tuple[object, ...] = list_targets(targets)
     if not named:
-        raise UsageError("targets: is empty; pass a path or a live object")
+        raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")
     refuse_executor(arguments.get("executor"), [*named, arguments.get("against")])
     with use_saved_objects() as saved:
         if "against" in arguments:

@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--statecli-input",
         metavar="SHAPE",
-        help="call forward of each model of --statecli with a tensor of this shape, such as 2x3",
+        help="call forward of each tested model with a tensor of this shape, such as 2x3",
     )
     parser.addini("statecli_models", "model classes to test, one per line (as for --statecli)", type="linelist")
 

@@ -49,12 +49,12 @@ _KEYS_LINE = "/ filter  space mark  y copy  d diff  S stats  L layers  o sort  ?
 
 
 _COPIED = """\
-sent to the clipboard of the terminal, for {count}:
+statecli sent the globs of {count} to the clipboard of the terminal:
 {marks}
 {text}
 
-If the text is not in the clipboard: select the text with the mouse (in some
-terminals with Shift), or quit: then statecli prints the text. Press any key
+If the text is not in the clipboard, select the text with the mouse (in some
+terminals with Shift). If you quit, statecli prints the text. Press any key
 to return."""
 #: Follows the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
@@ -203,7 +203,7 @@ class Browser(App[None]):
         self.exit(return_code=2)
 
     async def on_event(self, event: events.Event) -> None:
-        """Handle a key before the next one is looked at: keys of a slow connection come together, as `/q` or `a y`."""
+        """Handle each key at once: a slow connection may send several keys together, such as `/q` or `a y`."""
         if not isinstance(event, events.Key) or len(self.screen_stack) > 1:
             await super().on_event(event)
         elif event.key in ("ctrl+c", "ctrl+q"):
@@ -336,7 +336,7 @@ class Browser(App[None]):
         `end` returns the message after the last tensor.
         """
         if not positions:
-            self._say(f"{verb}: all listed tensors are already read")
+            self._say(f"{verb}: statecli has already read all listed tensors")
             return
         total = sum(self.model.tensors[position].nbytes for position in positions)
 
@@ -567,7 +567,7 @@ class Browser(App[None]):
     def _describe_order(self, column: Column | None, following: Column | None, previous: Column | None) -> str:
         """Return `by size, largest first  o: by nan  O: tree  r: reverse  esc: tree`."""
         if column is None:
-            return "tree, in the order of the target"
+            return "tree, in the order in which the target lists the tensors"
         names = ["tree" if other is None else f"by {other.value}" for other in (following, previous)]
         return f"{self.model.describe_order()}  o: {names[0]}  O: {names[1]}  r: reverse  esc: tree"
 
@@ -604,9 +604,9 @@ class Browser(App[None]):
         written = self.model.write_globs()
         if not written.globs:
             self._say(
-                f"no globs match only the marked tensors ({written.extra:,} others match too); mark other tensors"
+                f"the globs would match {written.extra:,} other tensors too; mark more or fewer tensors"
                 if written.extra
-                else "no globs match only the marked tensors; mark other tensors"
+                else "found no globs that match only the marked tensors; mark other tensors"
             )
             return
         self.copied = written.text
@@ -679,7 +679,7 @@ class Browser(App[None]):
         )
 
     async def _type(self, event: events.Key) -> None:
-        """Take a key of the line."""
+        """Handle a key that is pressed in the input line."""
         if event.key == "enter":
             self._submit()
         elif event.key in ("escape", "down"):

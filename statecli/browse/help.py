@@ -5,11 +5,11 @@ from __future__ import annotations
 #: Keys and what they do. The text fits on a terminal of 80 columns and 24 lines.
 KEYS = (
     ("↑ ↓ j k", "move to another row; also Page Up, Page Down, Home, End"),
-    ("← → h l", "close or open a module (also enter); *: all modules below the cursor"),
+    ("← → h l", "close or open a module (also Enter); *: all modules below the cursor"),
     ("[ ] v", "scroll the panel; v: show or hide the panel"),
     ("/", "filter by name, glob, dtype, kind, shape or size:"),
     ("", "attn  layers.{0..2}.  dtype:bf16  size>1MB  768x*  nan>0  !bias"),
-    ("esc", "stop reading; if nothing is read: undo the sorting, then the filter"),
+    ("esc", "stop reading values; otherwise undo the sorting, then the filter"),
     ("o O r", "sort by the next column (o) or the previous (O); r: reverse the order"),
     ("t", "show the tree of modules, or a list of full names"),
     ("s S", "read the statistics of this tensor (s) or of all listed tensors (S)"),

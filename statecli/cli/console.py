@@ -140,8 +140,8 @@ def limit_time(seconds: float) -> None:
     parent = _find_parent()
     if parent is None:
         raise UsageError(
-            f"{option('--timeout', seconds)}: works only with the command statecli on Linux or macOS; leave "
-            "the option out"
+            f"{option('--timeout', seconds)}: works only in the statecli command on Linux or macOS; leave the option "
+            "out"
         )
     parent.limit_time(seconds)
 

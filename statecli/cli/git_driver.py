@@ -103,7 +103,7 @@ def describe_failure(error: BaseException) -> str:
     """Return the text for an error outside of the file; unique, because git shows no difference of equal texts."""
     message = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
     return (
-        f"cannot be read (time {time.time_ns()}): {escape(message)}; fix the error, then delete git's "
+        f"cannot be read (attempt {time.time_ns()}): {escape(message)}; fix the error, then delete git's "
         f"cache: git update-ref -d {_CACHE}"
     )
 
@@ -252,7 +252,9 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
         except StateError as error:
             yield escape(str(error))
     if others:
-        yield f"not compared, because their names are not names of checkpoint files: {', '.join(map(escape, others))}"
+        yield (
+            f"files without the name of a checkpoint, such as *.pt, were not compared: {', '.join(map(escape, others))}"
+        )
 
 
 def _list_files(folder: str) -> Iterator[str]:

@@ -74,7 +74,8 @@ def _parse_report(text: str) -> OutputTarget:
         raise UsageError(f"{option_text}: the file name is missing; write {option('--report', f'{form}=FILE')}")
     if path == STDOUT:
         raise UsageError(
-            f"{option_text}: a report must be a file; to write to standard output, give {option('-f', form)}"
+            f"{option_text}: needs the name of a file; to write the report to standard output, give "
+            f"{option('-f', form)}"
         )
     return OutputTarget(Output(form), path, option_text)
 

@@ -380,7 +380,7 @@ def test_marks_that_the_filter_hides_stay_in_view(in_folder):
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """Not every terminal takes OSC 52."""
     screen = drive("first.safetensors", "y")
-    assert "sent to the clipboard of the terminal, for 2 tensors:" in screen
+    assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
     assert "\n  -i 'lm_head.*'\n" in screen
     assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
     assert "first.safetensors" in drive("first.safetensors", "y", "x")
