@@ -653,7 +653,9 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
             archive.writestr(
                 record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
             )
-    assert "may get numbers from __setstate__ that differ from the checked numbers" in "".join(told(path, "unsafe-global"))
+    assert "may get numbers from __setstate__ that differ from the checked numbers" in "".join(
+        told(path, "unsafe-global")
+    )
 
 
 #: What is repeated: unfinished lists, paths, calls, words, targets, spaces and comments.
