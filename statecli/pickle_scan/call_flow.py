@@ -227,7 +227,7 @@ class Flow:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(
                     root,
-                    "is restored from an invalid state, such as wrong sizes or strides, so torch may crash or access "
+                    "is restored from an invalid state, such as wrong sizes or strides; torch may crash or access "
                     "memory outside the weights when torch packs the weights",
                 )
         for call in self.calls:

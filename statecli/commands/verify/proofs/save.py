@@ -33,7 +33,7 @@ from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 
-HOW = "save state_dict() with torch.save and safetensors, load into a new instance"
+HOW = "save state_dict() (torch.save, safetensors), load in a new instance"
 
 
 def prove(subject: ModelUnderTest) -> Check:
