@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from statecli.browse.model import Model
@@ -17,6 +18,7 @@ from statecli.commands.inspect.run import Inspection, Request, inspect
 from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.model_state import ModelState
+from statecli.core.progress import report_stage
 from statecli.requests.options import BrowseOptions
 from statecli.storage import files
 from statecli.targets import load
@@ -24,11 +26,15 @@ from statecli.targets import load
 _NEEDS_TEXTUAL = f"statecli browse needs the package textual: {install_extra('tui')}"
 
 
-def browse(options: BrowseOptions, reserve_stdout: Callable[[], None]) -> str:
+def browse(
+    options: BrowseOptions,
+    reserve_stdout: Callable[[], None],
+    show_stages: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> str:
     """Show the screen until the user quits; return the text copied last, because the screen is gone then.
 
-    `reserve_stdout` sends what a model prints to stderr. Raises StateError, before the screen opens, if a target cannot
-    be read.
+    `reserve_stdout` sends what a model prints to stderr, and `show_stages` shows the stages of slow work until the
+    screen opens. Raises StateError, before the screen opens, if a target cannot be read.
     """
     _check_terminal()
     try:
@@ -38,9 +44,12 @@ def browse(options: BrowseOptions, reserve_stdout: Callable[[], None]) -> str:
     from statecli.browse.app import Browser  # imports textual
 
     reserve_stdout()
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened, show_stages():
+        if options.model is not None or any(map(load.find_class_spec, _list_targets(options))):
+            report_stage("building the model")
         inspection = _read(options.target, options)
         other = None if options.other is None else _read(options.other, options).state
+    _discard_typed_keys()
     model = Model(inspection.state, list_rows_by_part(inspection.weights))
     versions = Versions(opened)
     app = Browser(model, versions, partial(_read_other, versions), other)
@@ -59,11 +68,27 @@ def _check_terminal() -> None:
             raise UsageError(f"browse: standard {name} is not a terminal; use statecli inspect")
 
 
+def _discard_typed_keys() -> None:
+    """Discard what was typed while the targets were read, because the user saw no screen for these keys."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        return
+    with suppress(termios.error, OSError, ValueError):
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
+def _list_targets(options: BrowseOptions) -> list[str]:
+    return [text for text in (options.target, options.other) if text is not None]
+
+
 def _read(target: str, options: BrowseOptions) -> Inspection:
-    """Read a target. Raises UsageError for --init-device if none of the targets is a class."""
-    targets = [options.target, options.other or options.target]
-    builds = [text for text in targets if load.find_class_spec(text) is not None]
-    return inspect(Request(target, init_device=options.init_device if target in builds or not builds else None))
+    """Read a target. Raises UsageError for --init-device or --model if none of the targets needs the option."""
+    is_class = load.find_class_spec(target) is not None
+    classes = [load.find_class_spec(text) is not None for text in _list_targets(options)]
+    model = None if is_class and not all(classes) else options.model
+    init_device = options.init_device if is_class or model is not None or not any(classes) else None
+    return inspect(Request(target, model=model, init_device=init_device))
 
 
 def _read_other(versions: Versions, target: str) -> ModelState:

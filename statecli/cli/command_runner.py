@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -217,7 +218,8 @@ def _browse(options: BrowseOptions) -> int:
     from statecli.browse.run import browse
 
     check_not_empty(options)
-    copied = browse(options, console.reserve_stdout)
+    show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
+    copied = browse(options, console.reserve_stdout, show_stages)
     if copied:
         console.open_stdout().text(f"{copied}\n")
     return 0

@@ -260,6 +260,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli browse model.safetensors", "Look at the tensors of a checkpoint."),
             Example("statecli browse old.pt new.safetensors", "Compare two checkpoints."),
+            Example("statecli browse llama --model auto", "Build the model to show kinds and tied weights."),
             Example("statecli browse net.py:Net", "Browse a model class; press e to open its source code."),
         ),
         {

@@ -968,6 +968,7 @@ class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     target: Annotated[str, Target("TARGET", "A file, a folder, a URL or a model class.")]
     other: Annotated[str | None, Target("[OTHER]", "A second target, to compare TARGET with.")] = None
+    model: KindsFromModel = None
     init_device: InitDevice = None
     debug: Debug = False
 

@@ -18,6 +18,7 @@ from statecli.commands.inspect.run import Request, inspect
 from statecli.core.errors import UsageError
 from statecli.core.model_state import ModelState, Origin, Stats, TensorInfo
 from statecli.core.selection import Selection, select
+from statecli.requests.options import BrowseOptions
 
 pytest.importorskip("textual")
 
@@ -25,6 +26,7 @@ from textual import events
 
 from statecli.browse import editor, run
 from statecli.browse.app import Browser
+from statecli.browse.columns import Column, format_cell
 from statecli.browse.model import Model
 from statecli.browse.peek import Versions
 
@@ -581,6 +583,38 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     screen = asyncio.run(run_keys())
     assert "changed" in screen.partition("difference with")[2]
     assert "0 changed, 1 not compared" in screen
+
+
+# --- the options ---
+
+TIED = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(4, 2)
+        self.lm_head = nn.Linear(2, 4, bias=False)
+        self.lm_head.weight = self.wte.weight
+        self.register_buffer("scale", torch.ones(2))
+"""
+
+
+def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
+    """With --model, as inspect; the filter answers a tied name with the reason for its absence."""
+    Path("net.py").write_text(TIED)
+    save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
+    options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
+    model = Model(run._read("tied.safetensors", options).state, {})
+    assert [format_cell(model, n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
+    model.set_filter("lm_head")
+    assert model.filter_problem.startswith("lm_head: model does not have lm_head.weight, which is tied to wte.weight")
+    with_class = BrowseOptions(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
+    assert [run._read(target, with_class).state.tensors[0].kind.value for target in ("net.py:Net", "tied.safetensors")]
+    with pytest.raises(UsageError, match="--model: needs a checkpoint"):
+        run._read("net.py:Net", BrowseOptions(target="net.py:Net", model="auto"))
 
 
 # --- before the screen --------------------------------------------------------------------------------------------

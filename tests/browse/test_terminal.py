@@ -100,6 +100,8 @@ def test_a_class_is_browsed_and_e_opens_the_editor(open_terminal, tmp_path):
     (tmp_path / "editor").write_text('#!/bin/sh\necho "$@" > opened\n')
     (tmp_path / "editor").chmod(0o755)
     terminal = open_terminal("statecli browse net.py:Net", EDITOR="./editor", VISUAL="")
+    terminal.wait_for(" …")  # building the model, importing torch, or the next stage
+    terminal.press("d", "/", "x")  # discarded, because the screen is not there yet
     terminal.wait_for("mask")
     terminal.press("End")
     terminal.wait_for("assigned at net.py:11")
