@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from rich.text import Text
@@ -20,7 +22,7 @@ from textual.widgets import Input, Static
 from statecli.browse import editor, peek
 from statecli.browse.columns import SORT_ORDER, Column
 from statecli.browse.help import format_help
-from statecli.browse.layers import build_tables
+from statecli.browse.layers import VALUE_MEASURES, Measure, build_tables
 from statecli.browse.model import Model
 from statecli.browse.overlays import LayerView, Overlay
 from statecli.browse.panel import Line, describe_row, explain_no_values
@@ -35,6 +37,9 @@ from statecli.core.units import format_size, plural
 from statecli.report.layer_roles import MIN_LAYERS
 from statecli.values.require_numpy import require_numpy
 
+if TYPE_CHECKING:
+    from statecli.browse.difference import Difference
+
 #: Reads a second target. Raises StateError.
 ReadOther = Callable[[str], ModelState]
 
@@ -42,6 +47,8 @@ ReadOther = Callable[[str], ModelState]
 REST_S = 0.12
 #: Cells of the narrowest screen with a panel, and of the panel.
 MIN_WIDTH_WITH_PANEL = 72
+#: Lines of the lowest screen with messages of several lines, and lines of the longest message.
+MIN_HEIGHT_WITH_LINES, MAX_MESSAGE_LINES = 16, 3
 MIN_PANEL_CELLS, MAX_PANEL_CELLS, PANEL_SHARE = 38, 90, 0.45
 
 _STYLES = {"bold": "bold", "dim": "dim", "bad": "red", "good": "green", "": ""}
@@ -133,8 +140,8 @@ class Browser(App[None]):
     * { scrollbar-color: ansi_bright_black; scrollbar-color-hover: ansi_bright_black;
         scrollbar-color-active: ansi_bright_black; scrollbar-background: ansi_default;
         scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
-    #title, #status { height: 1; width: 100%; text-style: bold; }
-    #status { text-style: none; }
+    #title { height: 1; width: 100%; text-style: bold; }
+    #status { height: 1; width: 100%; }
     #line { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
     #panel { border-left: solid ansi_bright_black; padding: 0 0 0 1; overflow-x: hidden;
         scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
@@ -239,7 +246,10 @@ class Browser(App[None]):
     def _show_lines(self) -> None:
         model = self.model
         found = len(model.found)
-        parts = [escape_name(model.state.target), self._total]
+        target = escape_name(model.state.target)
+        if model.difference is not None:
+            target += f" → {escape_name(model.difference.other)}"
+        parts = [target, self._total]
         if model.filter_text.strip():
             parts.append(f"filter {escape_name(model.filter_text.strip())}: {found:,}")
         if model.sort is not None:
@@ -248,10 +258,15 @@ class Browser(App[None]):
             parts.append(model.describe_marks())
         self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
         problem = "" if self._progress else escape_sentence(model.filter_problem)
-        text = self._progress or problem or self._message or _KEYS_LINE
+        message = problem or self._message
+        text = self._progress or message or _KEYS_LINE
+        wraps = text is message and self.size.height >= MIN_HEIGHT_WITH_LINES
+        lines = min(len(textwrap.wrap(text, max(self.size.width, 8))), MAX_MESSAGE_LINES) if wraps else 1
+        status = self.query_one("#status", Static)
+        if status.styles.height is None or status.styles.height.value != lines:
+            status.styles.height = lines
         style = _STYLES["bad"] if problem else ""
-        status = Text(text, style=style, no_wrap=True, overflow="ellipsis")
-        self.query_one("#status", Static).update(status, layout=False)
+        status.update(Text(text, style=style, no_wrap=lines == 1, overflow="ellipsis"), layout=False)
 
     def _show_panel(self) -> None:
         panel = self.query_one("#panel", VerticalScroll)
@@ -363,6 +378,7 @@ class Browser(App[None]):
     def _end_list(self, end: Callable[[], str]) -> None:
         self._progress = ""
         self.model.unusual.find_outliers()
+        self.model.regroup()
         self.model.refresh_order()
         self._message = end()
         self._list.show_rows()
@@ -425,13 +441,14 @@ class Browser(App[None]):
         if difference is None:
             self.action_diff()
             return
-        positions = [n for n in self.model.found if difference.has_pair(n) and n not in difference.outcomes]
+        self._compare_list(difference, difference.list_missing(self.model.found), difference.describe_outcomes)
 
+    def _compare_list(self, difference: Difference, positions: Sequence[int], end: Callable[[], str]) -> None:
         def read(position: int) -> Apply:
             outcome = difference.compare(position)
             return lambda: difference.outcomes.update({position: outcome})
 
-        self._read_list("comparing", positions, read, difference.describe_outcomes)
+        self._read_list("comparing", positions, read, end)
 
     # --- actions ------------------------------------------------------------------------------------------------
 
@@ -477,17 +494,21 @@ class Browser(App[None]):
         self._read_list("reading statistics", readable, read, end)
 
     def action_layers(self) -> None:
-        """Show a row for each layer, after the statistics of the listed tensors in layers were read."""
-        missing = self.model.list_layers_without_stats()
-        if (missing and not self.model.stats) or any(self.model.tensors[position].ranges for position in missing):
+        """Show a row for each layer, after the values of the listed tensors in layers were read, or compared."""
+        model, missing = self.model, self.model.list_layers_to_read()
+        if model.difference is not None and missing:
+            self._compare_list(model.difference, missing, self._show_layers)
+        elif missing and (not model.stats or any(model.tensors[position].ranges for position in missing)):
             self._read_stats(missing, self._show_layers)
         else:
-            self.model.unusual.find_outliers()
+            model.unusual.find_outliers()
             self._say(self._show_layers())
 
     def _show_layers(self) -> str:
         model = self.model
-        tables = build_tables(model.tensors, model.stats, model.unusual.list_roles())
+        measures = VALUE_MEASURES if model.difference is None else (Measure.CHANGE,)
+        roles = model.unusual.list_roles() if model.difference is None else model.list_change_roles()
+        tables = build_tables(model.tensors, roles, measures)
         if not tables:
             return (
                 f"no layers found: a layer table needs {MIN_LAYERS} or more tensors with names that differ only "

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from statecli.core.model_state import Stats, TensorInfo
+from statecli.core.model_state import Kind, Stats, TensorInfo
 from statecli.core.natural_order import make_natural_key
 from statecli.core.units import format_count, format_kind, format_number, format_shape, format_size
 
@@ -148,7 +148,7 @@ def format_cell(contents: Contents, position: int, column: Column) -> str:
 
 
 #: Sort key of a value that is not known: behind all others.
-_LAST = (1, 0.0)
+_LAST = (2, 0.0)
 
 
 def make_sort_key(contents: Contents, column: Column, *, descending: bool) -> Callable[[int], object]:
@@ -165,7 +165,9 @@ def make_sort_key(contents: Contents, column: Column, *, descending: bool) -> Ca
             value = contents.get_number(position, column)
             if value is None:
                 return _LAST
-            return 0, (-math.inf if math.isnan(value) else sign * value)
+            # The state of an optimizer changes with each step, and says little.
+            is_late = column is Column.CHANGE and tensors[position].kind is Kind.OPTIMIZER
+            return int(is_late), (-math.inf if math.isnan(value) else sign * value)
 
         return make_number_key
     if column is Column.SHAPE:

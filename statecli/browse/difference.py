@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from statecli.browse.peek import Versions
-from statecli.commands.diff.result import Change, Status
+from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.commands.diff.run import Request, compare_states
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import format_number
 from statecli.report.change_text import STATUS_LETTERS, combine_relative_change
+from statecli.report.diff import summarize_diff
 from statecli.report.tie_changes import describe_ties
 from statecli.values.compare import NotCompared, Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 
+#: Section and name of a layer.
+LayerKey = tuple[str, str]
 #: How the values of a pair differ, or why that is not known.
 Outcome = Delta | NotCompared | StateError
 
@@ -33,12 +37,16 @@ class Difference:
         other: Text of the other target.
         only_after: Names that only the other target has.
         outcomes: What was found about the values, by position in the target.
+        summary: The line that `statecli diff` prints; "" before all pairs were compared.
     """
 
-    def __init__(self, other: str, changes: dict[int, Change], only_after: tuple[str, ...], versions: Versions) -> None:
-        self.other, self.only_after, self._versions = other, only_after, versions
+    def __init__(self, diff: Diff, changes: dict[int, Change], versions: Versions) -> None:
+        self.other, self._diff, self._versions = diff.after.target, diff, versions
+        self.only_after = tuple(change.fqn for change in diff.changes if change.before is None)
         self.outcomes: dict[int, Outcome] = {}
+        self.summary = ""
         self._changes = changes
+        self._layer_norms: dict[LayerKey, float] = {}
 
     def get_change(self, position: int) -> Change | None:
         """Return the change of names and headers."""
@@ -48,6 +56,10 @@ class Difference:
         """Return True if the values of the tensor can be compared with those of another."""
         change = self._changes.get(position)
         return change is not None and change.before is not None and change.after is not None
+
+    def list_missing(self, positions: Iterable[int]) -> list[int]:
+        """Return the positions with a pair that was not compared."""
+        return [n for n in positions if self.has_pair(n) and n not in self.outcomes]
 
     def compare(self, position: int) -> Outcome:
         """Compare the values of a tensor with those after. Requires `has_pair`."""
@@ -61,8 +73,53 @@ class Difference:
         (outcome,) = compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
         return outcome
 
-    def get_size(self, position: int) -> float | None:
-        """Return the relative change, for the order; infinity for a change without one, None if not known."""
+    def measure_change(self, positions: Sequence[int]) -> float | None:
+        """Return the relative change of the changed tensors together: 0.0 for equal values, infinity without a number.
+
+        None if some were not compared.
+        """
+        outcomes = [self.outcomes.get(position) for position in positions if self.has_pair(position)]
+        deltas = [outcome for outcome in outcomes if isinstance(outcome, Delta)]
+        if len(deltas) < len(positions):
+            return None
+        if any(map(_changes_nonfinite, deltas)):
+            return math.inf
+        if not any(delta.changed for delta in deltas):
+            return 0.0
+        changes = [
+            msgspec.structs.replace(self._changes[position], values=self.outcomes[position]) for position in positions
+        ]
+        combined = combine_relative_change(changes)
+        return math.inf if combined is None else combined
+
+    def get_share_of_layer(self, position: int) -> float | None:
+        """Return the norm of the change over the norm of the changed tensors of the layer; None if not known.
+
+        A tensor that starts near zero, such as the bias of a norm, has a large relative change and a small share.
+        """
+        outcome = self.outcomes.get(position)
+        if not isinstance(outcome, Delta) or outcome.l2 is None:
+            return None
+        norm = self._layer_norms.get(self._find_layer(position))
+        return outcome.l2 / norm if norm else None
+
+    def measure_layers(self) -> None:
+        """Compute the norms of the layers from all outcomes."""
+        norms: dict[LayerKey, list[float]] = {}
+        for position, outcome in self.outcomes.items():
+            if isinstance(outcome, Delta) and outcome.l2 and outcome.relative_l2:
+                norms.setdefault(self._find_layer(position), []).append(outcome.l2 / outcome.relative_l2)
+        self._layer_norms = {layer: math.hypot(*own) for layer, own in norms.items()}
+
+    def _find_layer(self, position: int) -> LayerKey:
+        """Return the section, and the name up to the first number; without a number, the name of the module."""
+        change = self._changes[position]
+        parts = change.fqn.split(".")
+        end = next((n for n, part in enumerate(parts[:-1], 1) if part.isdecimal()), len(parts) - 1)
+        return change.section, ".".join(parts[:end])
+
+    def get_order(self, position: int) -> float | None:
+        """Return the share of the layer, for the order; infinity for a change without one, None if not known."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)
@@ -70,7 +127,8 @@ class Difference:
             return None
         if not outcome.changed:
             return 0.0
-        return math.inf if outcome.relative_l2 is None or _changes_nonfinite(outcome) else outcome.relative_l2
+        share = self.get_share_of_layer(position) or outcome.relative_l2
+        return math.inf if share is None or _changes_nonfinite(outcome) else share
 
     def format_change(self, position: int) -> str:
         """Return the relative change, `=` for equal values, `?` for values not compared yet, after git's letter."""
@@ -98,27 +156,45 @@ class Difference:
         """
         if len(positions) > MAX_COMBINED:
             return ""
-        outcomes = [self.outcomes.get(position) for position in positions if self.has_pair(position)]
-        deltas = [outcome for outcome in outcomes if isinstance(outcome, Delta)]
-        if len(deltas) < len(positions):
+        change = self.measure_change(positions)
+        if change is None:
             return ""
-        if any(map(_changes_nonfinite, deltas)):
-            return "nan/inf"
-        changes = [
-            msgspec.structs.replace(self._changes[position], values=self.outcomes[position]) for position in positions
-        ]
-        if not any(delta.changed for delta in deltas):
-            return "="
-        return format_number(combine_relative_change(changes), 3)
+        if change == math.inf:
+            outcomes = (self.outcomes[position] for position in positions)
+            nonfinite = any(isinstance(outcome, Delta) and _changes_nonfinite(outcome) for outcome in outcomes)
+            return "nan/inf" if nonfinite else STATUS_LETTERS[Status.CHANGED]
+        return format_number(change, 3) if change else "="
 
     def describe_outcomes(self) -> str:
-        """Return `87 compared: 2 changed, 1 not compared, 1 tie lost (2 tensors)`, in the words of `statecli diff`."""
+        """Return the line of `statecli diff`; before all pairs were compared, `87 compared: 2 changed`."""
+        pairs = sum(map(self.has_pair, self._changes))
         outcomes = self.outcomes.values()
+        if len(outcomes) == pairs:
+            self.summary = summarize_diff(self._build_diff())
+            return f"{pairs:,} compared: {self.summary}"
         differ = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
         failed = sum(not isinstance(outcome, Delta) for outcome in outcomes)
         texts = [f"{differ:,} changed", *([f"{failed:,} not compared"] if failed else [])]
         ties = describe_ties(self._changes.values())
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
+
+    def _build_diff(self) -> Diff:
+        """Return the diff with the outcomes, as `statecli diff` builds it."""
+        outcomes = {id(self._changes[position]): outcome for position, outcome in self.outcomes.items()}
+        changes = tuple(_add_outcome(change, outcomes.get(id(change))) for change in self._diff.changes)
+        notes = tuple(note for note in self._diff.notes if note.kind is not OddityKind.VALUES_NOT_COMPARED)
+        return msgspec.structs.replace(self._diff, changes=changes, notes=notes)
+
+
+def _add_outcome(change: Change, outcome: Outcome | None) -> Change:
+    if isinstance(outcome, StateError):
+        return msgspec.structs.replace(change, not_compared=str(outcome))
+    if isinstance(outcome, NotCompared):
+        return change if outcome.reshaped else msgspec.structs.replace(change, not_compared=outcome.reason)
+    if outcome is None or not outcome.changed:
+        return change
+    status = Status.CHANGED if change.status is Status.IDENTICAL else change.status
+    return msgspec.structs.replace(change, values=outcome, status=status, fields=(*change.fields, Field.VALUES))
 
 
 def _changes_nonfinite(delta: Delta) -> bool:
@@ -134,5 +210,4 @@ def pair_states(before: ModelState, after: ModelState, versions: Versions) -> Di
     for change in diff.changes:
         if change.before is not None and (key := (change.before.section, change.before.fqn)) in positions:
             changes[positions[key]] = change
-    only_after = tuple(change.fqn for change in diff.changes if change.before is None)
-    return Difference(after.target, changes, only_after, versions)
+    return Difference(diff, changes, versions)

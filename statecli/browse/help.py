@@ -13,7 +13,7 @@ KEYS = (
     ("o O r", "sort by the next column (o) or the previous (O); r: reverse the order"),
     ("t", "show the tree of modules, or a list of full names"),
     ("s S", "read the statistics of this tensor (s) or of all listed tensors (S)"),
-    ("L", "show a table of the layers: size of the values, outliers, NaN"),
+    ("L", "show a table of the layers: size or change of the values, outliers, NaN"),
     ("d D", "compare this tensor (d) or all listed tensors (D) with a second target"),
     ("space a", "mark this tensor or module; a: mark all listed tensors; u: clear marks"),
     ("y", "copy -i options that select the marked tensors (or this row)"),
@@ -24,7 +24,7 @@ KEYS = (
 SIGNS = (
     ("kind", "parameter?  assumed kind: the file does not record the kind"),
     ("!", "a tensor of this row has NaN or Inf, or is an outlier"),
-    ("change", "0.02  norm of the change ÷ norm of the values, ‖Δ‖/‖w‖"),
+    ("change", "0.02  ‖Δ‖/‖w‖ of the tensor; the order is by ‖Δ‖/‖layer‖"),
     ("", "=  equal values   ?  not compared yet   -  cannot be compared"),
     ("", "M  dtype or shape differs   R  renamed   D  only in this target"),
 )

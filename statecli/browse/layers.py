@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from statecli.browse.columns import Contents
 from statecli.core.escaping import escape_name
 from statecli.core.model_state import Stats, TensorInfo
 from statecli.core.units import format_number
@@ -22,6 +23,11 @@ class Measure(str, enum.Enum):
 
     RMS = "RMS"
     MAX = "largest |value|"
+    CHANGE = "change"
+
+
+#: The measures of one target.
+VALUE_MEASURES = (Measure.RMS, Measure.MAX)
 
 
 class LayerColumn(msgspec.Struct, frozen=True):
@@ -31,7 +37,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
         name: Name behind the number of the layer: `attn.q.weight`.
         title: The part of the name that tells the columns apart: `q`.
         positions: Position of the tensor of each layer; None without one.
-        rms: Root mean square by position.
+        rms: Root mean square by position, or the relative change.
         median_rms: Median of the layers.
         outliers: Text of each outlier, by position.
     """
@@ -58,6 +64,7 @@ class LayerTable(msgspec.Struct, frozen=True):
     title: str
     layers: tuple[int, ...]
     columns: tuple[LayerColumn, ...]
+    measures: tuple[Measure, ...]
 
     def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
         """Return the cells with an outlier, which is hardest to see, then those with NaN or infinity, by layer."""
@@ -78,10 +85,10 @@ class LayerTable(msgspec.Struct, frozen=True):
 
 
 def build_tables(
-    tensors: Sequence[TensorInfo], positions: Iterable[int], roles: Iterable[Role]
+    tensors: Sequence[TensorInfo], roles: Iterable[Role], measures: tuple[Measure, ...] = VALUE_MEASURES
 ) -> tuple[LayerTable, ...]:
     """Return the tables of all roles; the layers of an encoder and of a decoder are two tables."""
-    by_name = {(tensors[position].section, tensors[position].fqn): position for position in positions}
+    by_name = {(tensor.section, tensor.fqn): position for position, tensor in enumerate(tensors)}
     groups: dict[tuple[str, str], list[tuple[str, Role]]] = {}
     for role in roles:
         _, numbers = fold.split_numbers(role.tensors[0])
@@ -89,19 +96,22 @@ def build_tables(
         groups.setdefault((role.section, start), []).append((rest.lstrip("."), role))
     several = len({section for section, _ in groups}) > 1
     return tuple(
-        _build_table(f"{section}: {start}" if several else start, section, entries, by_name)
+        _build_table(f"{section}: {start}" if several else start, entries, by_name, measures)
         for (section, start), entries in groups.items()
     )
 
 
 def _build_table(
-    title: str, section: str, entries: Sequence[tuple[str, Role]], by_name: Mapping[tuple[str, str], int]
+    title: str,
+    entries: Sequence[tuple[str, Role]],
+    by_name: Mapping[tuple[str, str], int],
+    measures: tuple[Measure, ...],
 ) -> LayerTable:
     layers = sorted({layer for _, role in entries for layer in role.layers})
     titles = _shorten([name for name, _ in entries])
     columns = []
     for (name, role), short in zip(entries, titles, strict=True):
-        own = {layer: by_name[section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)}
+        own = {layer: by_name[role.section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)}
         columns.append(
             LayerColumn(
                 name,
@@ -109,10 +119,14 @@ def _build_table(
                 tuple(own.get(layer) for layer in layers),
                 dict(zip(own.values(), role.rms, strict=True)),
                 role.median_rms,
-                {by_name[key]: text for key, text in role.describe_outliers().items()},
+                {by_name[key]: _describe_outlier(text, measures) for key, text in role.describe_outliers().items()},
             )
         )
-    return LayerTable(title.rstrip("."), tuple(layers), tuple(columns))
+    return LayerTable(title.rstrip("."), tuple(layers), tuple(columns), measures)
+
+
+def _describe_outlier(text: str, measures: tuple[Measure, ...]) -> str:
+    return text.replace(Measure.RMS.value, "change", 1) if Measure.CHANGE in measures else text
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
@@ -145,15 +159,19 @@ def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
     return range(first, last)
 
 
-def format_cell(column: LayerColumn, row: int, measure: Measure, stats: Mapping[int, Stats]) -> str:
+def format_cell(contents: Contents, column: LayerColumn, row: int, measure: Measure) -> str:
     """Return the number of a tensor, with `!` for an outlier; nan or inf if it has such values."""
     position = column.positions[row]
     if position is None:
         return ""
-    kind = describe_unusual(column, row, stats)
-    if kind not in ("", "outlier"):
-        return f"! {kind}"
-    return ("! " if kind else "") + format_number(_measure(column, position, measure, stats[position]), 3)
+    kind = describe_unusual(column, row, contents.stats)
+    if measure is Measure.CHANGE:
+        text = contents.format_change(position)
+    elif kind not in ("", "outlier"):
+        text = kind
+    else:
+        text = format_number(_measure(column, position, measure, contents.stats[position]), 3)
+    return f"! {text}" if kind else text
 
 
 def describe_unusual(column: LayerColumn, row: int, stats: Mapping[int, Stats]) -> str:
@@ -161,7 +179,7 @@ def describe_unusual(column: LayerColumn, row: int, stats: Mapping[int, Stats]) 
     position = column.positions[row]
     if position is None:
         return ""
-    words = [name for name in ("nan", "inf") if getattr(stats[position], name)]
+    words = [name for name in ("nan", "inf") if getattr(stats.get(position), name, 0)]
     return "/".join(words) or ("outlier" if position in column.outliers else "")
 
 
@@ -176,7 +194,7 @@ def iter_medians(table: LayerTable, shown: range, measure: Measure, stats: Mappi
     """Yield the median of each shown column."""
     for number in shown:
         column = table.columns[number]
-        if measure is Measure.RMS:
+        if measure is not Measure.MAX:
             yield format_number(column.median_rms, 3)
             continue
         values = sorted(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli.browse.columns import DESCENDING, LEFT, STATISTICS, Column, make_sort_key
 from statecli.browse.filter import Filter
@@ -20,6 +21,7 @@ from statecli.core.selection import glob_names
 from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
 from statecli.core.units import format_fqn
 from statecli.report import NamedTensors, fold
+from statecli.report.layer_roles import Role, list_roles
 
 if TYPE_CHECKING:
     from statecli.browse.difference import Difference
@@ -172,6 +174,8 @@ class Model:
             return ""
         if self.sort in LEFT:
             return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
+        if self.sort is Column.CHANGE:
+            return f"by ‖Δ‖/‖layer‖, {'largest' if self.is_descending else 'smallest'} first"
         return f"by {self.sort.value}, {'largest' if self.is_descending else 'smallest'} first"
 
     def reveal(self, position: int) -> None:
@@ -195,6 +199,19 @@ class Model:
         else:
             self.is_flat, self.sort = False, None
         self._update(with_current)
+
+    def regroup(self) -> None:
+        """Join equal modules again, after values were compared: only those that changed about as much."""
+        if self.difference is None:
+            return
+        self.difference.measure_layers()
+        row, is_tree = self.current, self.shows_tree
+        self._descriptions.clear()
+        self._roots = build_roots(self.tensors, range(len(self.tensors)), self.difference.measure_change)
+        self._update(None if is_tree else self._remember())
+        if row is not None and is_tree:
+            rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
+            self.cursor = next((n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions), 0)
 
     def refresh_order(self) -> None:
         """Sort again, after values were read. The cursor stays, in a list on its tensor."""
@@ -361,9 +378,20 @@ class Model:
         self.stats[position] = stats
         self.unusual.add(position)
 
-    def list_layers_without_stats(self) -> list[int]:
-        """Return the listed tensors with a number in their names whose statistics were not read."""
-        return [n for n in self._found if n not in self.stats and _has_number(self.tensors[n])]
+    def list_layers_to_read(self) -> list[int]:
+        """Return the listed tensors with a number in their names whose statistics, or changes, were not read."""
+        difference = self.difference
+        if difference is None:
+            return [n for n in self._found if n not in self.stats and _has_number(self.tensors[n])]
+        return [n for n in difference.list_missing(self._found) if _has_number(self.tensors[n])]
+
+    def list_change_roles(self) -> tuple[Role, ...]:
+        """Return the roles of the layers whose changes are known: the RMS of a tensor is its relative change."""
+        return list_roles(
+            replace(tensor, stats=Stats(mean=change, std=0.0, nan=0, inf=0) if change is not None else None)
+            for n, tensor in enumerate(self.tensors)
+            for change in (self.difference.measure_change((n,)) if self.difference else None,)
+        )
 
     def list_unusual_values(self, positions: Sequence[int]) -> tuple[NamedTensors, ...]:
         """Return a sentence for each kind of unusual values of the tensors whose statistics were read."""
@@ -372,7 +400,7 @@ class Model:
     def get_number(self, position: int, column: Column) -> float | None:
         """Return the number of a statistic or of the change; None if it is not known."""
         if column is Column.CHANGE:
-            return self.difference.get_size(position) if self.difference else None
+            return self.difference.get_order(position) if self.difference else None
         stats = self.stats.get(position)
         number: float | None = getattr(stats, column.value) if stats is not None else None
         return number

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn
 from statecli.report import fold
 
-#: What names a node: its section, the names of its tensors up to here, and whether it joins equal modules.
-NodeKey = tuple[str, str, bool]
+#: What names a node: its section, the names of its tensors up to here, and how many equal modules it joins.
+NodeKey = tuple[str, str, int]
+#: Returns the relative change of tensors, None if it is not known: equal modules are joined if they changed as much.
+Measure = Callable[[Sequence[int]], "float | None"]
+
+#: Of equal modules in the order of their changes, one that changed this many times as much as the one before begins
+#: another row.
+MIN_CHANGE_RATIO = 3.0
 
 
 class Node:
@@ -25,7 +31,7 @@ class Node:
         members: The equal nodes that are joined; () for any other node.
     """
 
-    __slots__ = ("_children", "label", "members", "positions", "prefix", "section", "tensor")
+    __slots__ = ("_children", "_measure", "label", "members", "positions", "prefix", "section", "tensor")
 
     def __init__(
         self,
@@ -35,33 +41,36 @@ class Node:
         positions: Sequence[int],
         tensor: int | None = None,
         members: tuple[Node, ...] = (),
+        measure: Measure | None = None,
     ) -> None:
         self.label, self.section, self.prefix, self.positions = label, section, prefix, positions
-        self.tensor, self.members = tensor, members
+        self.tensor, self.members, self._measure = tensor, members, measure
         self._children: list[Node] | None = list(members) if members else [] if tensor is not None else None
 
     @property
     def key(self) -> NodeKey:
         """Key of the node, the same in each tree of a state."""
-        return self.section, self.prefix, bool(self.members)
+        return self.section, self.prefix, len(self.members)
 
     def list_children(self, tensors: Sequence[TensorInfo]) -> list[Node]:
         """Return the nodes below; equal ones that differ only in a number are joined."""
         if self._children is None:
-            self._children = _join_equal(_split(self, tensors), tensors)
+            self._children = _join_equal(_split(self, tensors, self._measure), tensors, self._measure)
         return self._children
 
 
-def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int]) -> list[Node]:
+def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure: Measure | None = None) -> list[Node]:
     """Return the nodes of the first level: the sections, or the modules if there is a single section."""
     by_section: dict[str, list[int]] = {}
     for position in positions:
         by_section.setdefault(tensors[position].section, []).append(position)
-    sections = [Node(section or "(top level)", section, "", found) for section, found in by_section.items()]
+    sections = [
+        Node(section or "(top level)", section, "", found, measure=measure) for section, found in by_section.items()
+    ]
     return sections[0].list_children(tensors) if len(sections) == 1 else sections
 
 
-def _split(node: Node, tensors: Sequence[TensorInfo]) -> list[Node]:
+def _split(node: Node, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
     """Return the nodes below a module. A module with a single module in it is one node with it: `h.0`."""
     start = len(node.prefix)
     modules: dict[str, list[int]] = {}
@@ -76,10 +85,14 @@ def _split(node: Node, tensors: Sequence[TensorInfo]) -> list[Node]:
         else:
             modules[part] = [position]
             order.append(part)
-    return [entry if isinstance(entry, Node) else _build(entry, modules[entry], node, tensors) for entry in order]
+    return [
+        entry if isinstance(entry, Node) else _build(entry, modules[entry], node, tensors, measure) for entry in order
+    ]
 
 
-def _build(part: str, positions: list[int], parent: Node, tensors: Sequence[TensorInfo]) -> Node:
+def _build(
+    part: str, positions: list[int], parent: Node, tensors: Sequence[TensorInfo], measure: Measure | None
+) -> Node:
     names = [tensors[position].fqn for position in positions]
     if len(names) == 1:
         label = names[0][len(parent.prefix) :]
@@ -89,16 +102,35 @@ def _build(part: str, positions: list[int], parent: Node, tensors: Sequence[Tens
     prefix = common[: common.rfind(".") + 1]
     if len(prefix) <= len(parent.prefix):  # a name that is also the start of another
         prefix = f"{parent.prefix}{part}."
-    return Node(prefix[len(parent.prefix) : -1], parent.section, prefix, positions)
+    return Node(prefix[len(parent.prefix) : -1], parent.section, prefix, positions, measure=measure)
 
 
-def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo]) -> list[Node]:
+def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
     alike: dict[object, list[Node]] = {}
     for number, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.label)
         key = (template, _make_content_key(node, tensors)) if len(numbers) == 1 else number
         alike.setdefault(key, []).append(node)
-    return [group[0] if len(group) == 1 else _join(group) for group in alike.values()]
+    groups = [part for group in alike.values() for part in _split_by_change(group, measure)]
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+
+
+def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[Node]]:
+    """Return the groups of equal nodes that changed about as much, in the order of their first nodes."""
+    if measure is None or len(nodes) == 1:
+        return [nodes]
+    groups: list[list[Node]] = []
+    before: float | None = None
+    changes = [(measure(node.positions), number) for number, node in enumerate(nodes)]
+    for change, number in sorted(changes, key=lambda item: (item[0] is not None, item[0] or 0.0, item[1])):
+        # Equal values, infinity and an unknown change are groups of their own.
+        if not groups or not (change == before or (before and change and change < before * MIN_CHANGE_RATIO)):
+            groups.append([])
+        groups[-1].append(nodes[number])
+        before = change
+    order = {id(node): number for number, node in enumerate(nodes)}
+    groups = [sorted(group, key=lambda node: order[id(node)]) for group in groups]
+    return sorted(groups, key=lambda group: order[id(group[0])])
 
 
 def _make_content_key(node: Node, tensors: Sequence[TensorInfo]) -> object:

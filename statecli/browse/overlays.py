@@ -76,7 +76,7 @@ class LayerView(ModalScreen[int | None]):
     def __init__(self, model: Model, tables: tuple[LayerTable, ...]) -> None:
         super().__init__()
         self._model, self._tables = model, tables
-        self._table, self._measure, self._first = 0, Measure.RMS, 0
+        self._table, self._measure, self._first = 0, tables[0].measures[0], 0
         self._unusual = [table.list_unusual(model.stats) for table in tables]
         self._show_table(next((number for number, cells in enumerate(self._unusual) if cells), 0))
 
@@ -103,7 +103,7 @@ class LayerView(ModalScreen[int | None]):
         elif event.key == "tab":
             self._show_table((self._table + 1) % len(self._tables))
         elif event.key == "m":
-            self._measure = Measure.MAX if self._measure is Measure.RMS else Measure.RMS
+            self._measure = self._next_measure()
         elif event.key == "enter":
             self.dismiss(self._tables[self._table].columns[self._column].positions[self._row])
             return
@@ -127,6 +127,10 @@ class LayerView(ModalScreen[int | None]):
         self._move(-3, 0)
         self._draw()
 
+    def _next_measure(self) -> Measure:
+        measures = self._tables[0].measures
+        return measures[(measures.index(self._measure) + 1) % len(measures)]
+
     def _show_table(self, number: int) -> None:
         self._table = number
         cells = self._unusual[number]
@@ -147,8 +151,7 @@ class LayerView(ModalScreen[int | None]):
         shown = layers.choose_columns(table, width, self._column)
         widths = layers.list_widths(table)
         text = Text(no_wrap=True, overflow="ellipsis")
-        title = f"{escape_name(table.title) or 'layers'}: {self._measure.value} of {len(table.layers):,} layers"
-        text.append(_fit(f"{title}; {table.describe(self._unusual[self._table])}", width), style="bold")
+        text.append(_fit(self._format_title(table), width), style="bold")
         titles = [table.columns[number].title for number in shown]
         self._append_row(text, "layer", titles, [widths[number] for number in shown], "bold underline")
         medians = list(layers.iter_medians(table, shown, self._measure, self._model.stats))
@@ -158,10 +161,20 @@ class LayerView(ModalScreen[int | None]):
         text.append("\n" * max(0, room - (len(table.layers) - self._first)))
         for line in self._describe_cell(table):
             text.append(_fit(line, width))
-        other = Measure.MAX if self._measure is Measure.RMS else Measure.RMS
+        other = self._next_measure()
+        measure = f"  m: {other.value}" if other is not self._measure else ""
         more = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
-        text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor  m: {other.value}{more}  esc: back", width).rstrip("\n"))
+        text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{more}  esc: back", width).rstrip("\n"))
         self.query_one("#layers", Static).update(text)
+
+    def _format_title(self, table: LayerTable) -> str:
+        """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; of two targets with their names."""
+        unusual = self._unusual[self._table]
+        text = f"{escape_name(table.title) or 'layers'}: {self._measure.value} of {len(table.layers):,} layers"
+        if self._model.difference is not None:
+            names = (self._model.state.target, self._model.difference.other)
+            text += f", {' → '.join(map(escape_name, names))}"
+        return f"{text}; {table.describe(unusual)}"
 
     def _append_row(self, text: Text, label: str, cells: list[str], widths: list[int], style: str) -> None:
         fitted = [
@@ -177,7 +190,7 @@ class LayerView(ModalScreen[int | None]):
         text.append(f"{sign}{'!' if row in unusual_rows else ' '}{table.layers[row]:<{LAYER_CELLS - 2}}")
         widths = layers.list_widths(table)
         for number in shown:
-            cell = layers.format_cell(table.columns[number], row, self._measure, self._model.stats)
+            cell = layers.format_cell(self._model, table.columns[number], row, self._measure)
             styles = ["reverse"] if is_current and number == self._column else []
             styles += ["red"] if cell.startswith("!") else []
             text.append(" ")

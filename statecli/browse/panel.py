@@ -81,6 +81,10 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
         yield Line(f"{marked:,} marked")
     for sentence in model.list_unusual_values(row.positions):
         yield Line(escape_sentence(sentence.text), "bad")
+    if model.difference is not None and model.difference.summary and row.depth == 0:
+        yield Line(f"difference with {escape_name(model.difference.other)}", "bold")
+        yield Line(escape_sentence(model.difference.summary))
+        yield Line("")
     yield from model.remember(row, lambda: tuple(_describe_contents(model, row)))
     if model.difference is not None and model.difference.only_after:
         yield Line("")
@@ -314,14 +318,17 @@ def _describe_difference(model: Model, position: int, *, is_reading: bool) -> It
             ("mean |Δ|", outcome.mean_abs),
             ("cosine", outcome.cosine),
         ]
+        share = difference.get_share_of_layer(position)
+        if share is not None:
+            numbers.insert(1, ("‖Δ‖/‖layer‖", share))
         for name, value in numbers:
             if value is not None:
-                yield Line(f"{name:<12}{format_number(value)}")
+                yield Line(f"{name:<13}{format_number(value)}")
         if outcome.nan_before or outcome.nan_after:
-            yield Line(f"{'nan':<12}{outcome.nan_before:,} → {outcome.nan_after:,}", "bad")
+            yield Line(f"{'nan':<13}{outcome.nan_before:,} → {outcome.nan_after:,}", "bad")
         if outcome.inf_before or outcome.inf_after:
-            yield Line(f"{'inf':<12}{outcome.inf_before:,} → {outcome.inf_after:,}", "bad")
+            yield Line(f"{'inf':<13}{outcome.inf_before:,} → {outcome.inf_after:,}", "bad")
         if outcome.first is not None:
-            yield Line(f"{'first at':<12}{list(outcome.first)}")
+            yield Line(f"{'first at':<13}{list(outcome.first)}")
         if outcome.reason is not None:
             yield Line(escape_sentence(outcome.reason), "dim")

@@ -366,6 +366,11 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
     return "; ".join([text, *describe_largest_layers(diff.changes), *change_totals.format_totals(diff)])
 
 
+def summarize_diff(diff: Diff) -> str:
+    """Return the line of a diff that was compared without options."""
+    return _format_verdict(diff, DiffView())
+
+
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
     """Return the pairs whose values were not compared, by reason."""
     reasons = (change.not_compared for change in diff.changes if change.not_compared is not None)

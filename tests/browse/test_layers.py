@@ -20,7 +20,7 @@ def read(tmp_path):
         for position, tensor in enumerate(model.tensors):
             model.add_stats(position, read_statistics(tensor, Versions({})))
         model.unusual.find_outliers()
-        return model, build_tables(model.tensors, model.stats, model.unusual.list_roles())
+        return model, build_tables(model.tensors, model.unusual.list_roles())
 
     return run
 
@@ -34,7 +34,7 @@ def test_cells_are_the_numbers_of_torch(read):
         for row, layer in enumerate(table.layers):
             tensor = tensors[f"h.{layer}.{column.name}"]
             rms, largest = tensor.pow(2).mean().sqrt().item(), tensor.abs().max().item()
-            cells = [format_cell(column, row, measure, model.stats) for measure in (Measure.RMS, Measure.MAX)]
+            cells = [format_cell(model, column, row, measure) for measure in (Measure.RMS, Measure.MAX)]
             assert [float(cell) for cell in cells] == pytest.approx([rms, largest], rel=0.01)
 
 
@@ -53,7 +53,7 @@ def test_a_layer_without_a_tensor_has_an_empty_cell(read):
     names = [f"h.{n}.q" for n in range(10)] + [f"h.{n}.expert" for n in range(0, 10, 2)]
     model, (table,) = read({name: torch.ones(2) for name in names})
     (column,) = (column for column in table.columns if column.title == "expert")
-    assert [format_cell(column, row, Measure.RMS, model.stats) for row in range(4)] == ["1", "", "1", ""]
+    assert [format_cell(model, column, row, Measure.RMS) for row in range(4)] == ["1", "", "1", ""]
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

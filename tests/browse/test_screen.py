@@ -312,7 +312,8 @@ def test_bytes_of_a_module_are_exact(tmp_path):
 
 def test_the_largest_difference_is_found(in_folder):
     """D compares all; the first order is by change."""
-    assert "14 compared: 2 changed" in drive("first.safetensors", "D", other="second.safetensors")
+    screen = drive("first.safetensors", "D", other="second.safetensors")
+    assert "14 compared: 2 of 14 parameters changed, 1 added, 1 removed; NaN 0 → 1" in screen
     screen = drive("first.safetensors", "D", settle, "o", size=(120, 40), other="second.safetensors")
     listed = [line.partition("│")[0].split() for line in screen.splitlines()[2:6]]
     assert [words[-1] for words in listed[:3]] == ["D", "nan/inf", "1"] or [words[-1] for words in listed[:3]] == [
@@ -320,6 +321,53 @@ def test_the_largest_difference_is_found(in_folder):
         "D",
         "1",
     ]
+
+
+@pytest.fixture
+def epochs(tmp_path, monkeypatch):
+    """Two epochs: blocks 3 and 8 changed most; the biases start near zero; the state of the optimizer is new."""
+    generator = torch.Generator().manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    before = {"w": {}, "b": {}}
+    for n in range(12):
+        before["w"][n] = torch.randn(8, 8, generator=generator)
+        before["b"][n] = torch.randn(8, generator=generator) * 1e-6
+    for name, factor in (("a.pt", 0), ("b.pt", 1)):
+        rates = {n: factor * (0.1 if n in (3, 8) else 0.0002) for n in range(12)}
+        model = {f"h.{n}.w": before["w"][n] * (1 + rates[n]) for n in range(12)}
+        model |= {f"h.{n}.b": before["b"][n] * (1 + 0.9 * factor) for n in range(12)}
+        state = {n: {"exp_avg": torch.full((3,), 1.0 + factor)} for n in range(3)}
+        torch.save({"model": model, "optimizer": {"state": state, "param_groups": []}}, name)
+    return "a.pt", "b.pt"
+
+
+def test_equal_layers_are_one_row_if_they_changed_as_much(epochs):
+    """After D, with the line of `statecli diff`; both targets are in the title."""
+    before, after = epochs
+    assert "{0..11}" in drive(before, look=rows_of, other=after)
+    rows, screen = drive(before, "D", other=after, size=(120, 40), look=lambda app: (rows_of(app), show(app)))
+    assert rows[:4] == ["model", "h", "{0..2,4..7,9..11}", "{3,8}"]
+    assert screen.startswith("a.pt → b.pt  27 tensors")
+    assert "24 of 24 parameters changed" in screen.splitlines()[-2]
+    assert re.search(r"; h\.[38].* times as much as the median of 12 layers", " ".join(screen.splitlines()[-2:]))
+
+
+def test_the_order_by_change_begins_with_the_layers_that_changed(epochs):
+    """Not with biases near zero, nor with the state of the optimizer; the line names the measure."""
+    before, after = epochs
+    rows, screen = drive(before, "D", settle, "o", other=after, look=lambda app: (rows_of(app), show(app)))
+    assert set(rows[:2]) == {"model.h.3.w", "model.h.8.w"}
+    assert all(row.startswith("optimizer.") for row in rows[-3:])
+    assert "by ‖Δ‖/‖layer‖, largest first" in screen
+
+
+def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
+    """With both names; the cursor is on a layer that changed most, and m has no other measure."""
+    before, after = epochs
+    lines = drive(before, "L", settle, other=after, size=(120, 24)).splitlines()
+    assert lines[0].startswith("h: change of 12 layers, a.pt → b.pt; 2 unusual: layer 3 w (outlier), layer 8 w")
+    assert re.fullmatch("›!3 +! 0.1 +0.9", lines[6])
+    assert "m: " not in lines[-1]
 
 
 def test_a_second_target_is_typed(in_folder):
