@@ -61,10 +61,13 @@ statecli sent the globs of {count} to the clipboard of the terminal:
 {text}
 
 If the text is not in the clipboard, select the text with the mouse (in some
-terminals with Shift). If you quit, statecli prints the text. Press any key
-to return."""
+terminals with Shift). If you quit, statecli prints the text. esc: back"""
 #: Follows the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
+#: The same without marks but with a filter.
+_ALL_LISTED = "to copy fewer, mark them with space\n"
+#: Keys that only close a text over the list.
+_CLOSING_KEYS = ("q", "escape", "enter", "question_mark")
 
 #: The action of each key on the list.
 _ACTIONS = {
@@ -605,9 +608,11 @@ class Browser(App[None]):
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the row, and go to the next."""
-        self.model.toggle_mark()
-        self.action_move(1)
+        """Mark the row, and go to the next; from an open module to the row after its last one."""
+        removed = self.model.toggle_mark()
+        self.action_move(self.model.find_next_row() - self.model.cursor)
+        if removed:
+            self._say(f"{plural(removed, 'mark')} removed")
 
     def action_mark_all(self) -> None:
         """Mark all listed tensors."""
@@ -627,15 +632,18 @@ class Browser(App[None]):
             self._say(
                 f"the globs would match {written.extra:,} other tensors too; mark more or fewer tensors"
                 if written.extra
-                else "found no globs that match only the marked tensors; mark other tensors"
+                else "found no globs that match only these tensors; mark other tensors"
             )
             return
         self.copied = written.text
         self.copy_to_clipboard(written.text)
-        count = len(self.model.marked) or len(self.model.current.positions if self.model.current else ())
+        count, is_marked = len(self.model.list_copied()), bool(self.model.marked)
         hidden = self.model.count_hidden_marks()
         marks = _HIDDEN_MARKS.format(shown=count - hidden, hidden=hidden) if hidden else ""
-        self.push_screen(Overlay(_COPIED.format(count=plural(count, "tensor"), marks=marks, text=written.text)))
+        if not is_marked and self.model.filter_text.strip():
+            marks = _ALL_LISTED
+        which = "marked tensor" if is_marked else "listed tensor" if marks else "tensor"
+        self._open_overlay(_COPIED.format(count=plural(count, which), marks=marks, text=written.text))
 
     def action_edit(self) -> None:
         """Open the source line of the tensor in the editor."""
@@ -666,7 +674,16 @@ class Browser(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Overlay(format_help()))
+        self._open_overlay(format_help())
+
+    def _open_overlay(self, text: str) -> None:
+        """Show a text. A key of the list closes the text and acts on the list."""
+
+        def act(key: str | None) -> None:
+            if key in _ACTIONS and key not in _CLOSING_KEYS:
+                self.call_later(self.run_action, _ACTIONS[key])
+
+        self.push_screen(Overlay(text), act)
 
     def action_escape(self) -> None:
         """Stop reading; else go back from the order; else remove the filter."""

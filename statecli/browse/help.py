@@ -16,7 +16,7 @@ KEYS = (
     ("L", "show a table of the layers: size or change of the values, outliers, NaN"),
     ("d D", "compare this tensor (d) or all listed tensors (D) with a second target"),
     ("space a", "mark this tensor or module; a: mark all listed tensors; u: clear marks"),
-    ("y", "copy -i options that select the marked tensors (or this row)"),
+    ("y", "copy -i options for the marked tensors, else all filtered, else this row"),
     ("e", "open the source line in $EDITOR (only for a model class)"),
     ("q", "quit"),
 )

@@ -334,12 +334,22 @@ class Model:
 
     # --- marks --------------------------------------------------------------------------------------------------
 
-    def toggle_mark(self, number: int | None = None) -> None:
-        """Mark the tensors of a row; remove the marks if all of them are marked."""
+    def toggle_mark(self, number: int | None = None) -> int:
+        """Mark the tensors of a row; remove the marks if all of them are marked, and return how many were removed."""
         if not self.count:
-            return
+            return 0
         positions = set(self.get_row(self.cursor if number is None else number).positions)
-        self.marked = self.marked - positions if positions <= self.marked else self.marked | positions
+        is_marked = positions <= self.marked
+        self.marked = self.marked - positions if is_marked else self.marked | positions
+        return len(positions) if is_marked else 0
+
+    def find_next_row(self) -> int:
+        """Return the next row that is not below the row at the cursor; the same row after the last."""
+        following = range(self.cursor + 1, self.count)
+        if not self.shows_tree:
+            return following[0] if following else self.cursor
+        depth = self._rows[self.cursor][0] if self._rows else 0
+        return next((number for number in following if self._rows[number][0] <= depth), self.cursor)
 
     def mark_found(self) -> None:
         """Mark all tensors that the list shows; remove their marks if all of them are marked."""
@@ -366,10 +376,15 @@ class Model:
         """Return how many of the tensors are marked."""
         return sum(position in self.marked for position in positions) if self.marked else 0
 
+    def list_copied(self) -> set[int]:
+        """Return the marked tensors; without marks all that the filter lists, without a filter the row's."""
+        if self.marked or self.filter_text.strip():
+            return self.marked or set(self._found)
+        return set(self.current.positions if self.current else ())
+
     def write_globs(self) -> GlobText:
-        """Return globs for the marked tensors, or for the row at the cursor without marks."""
-        row = self.current
-        return write_globs(self.state, self.marked or set(row.positions if row else ()), self._weights)
+        """Return globs for the tensors to copy."""
+        return write_globs(self.state, self.list_copied(), self._weights)
 
     # --- values -------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,11 @@ from statecli.browse.model import Model
 from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 
-class Overlay(ModalScreen[None]):
-    """A text over the screen; any key closes it. It has no frame at the sides, so that a mouse can select the text."""
+class Overlay(ModalScreen[str]):
+    """A text over the screen; any key closes it, and is returned.
+
+    The text has no frame at the sides, so that a mouse can select it.
+    """
 
     DEFAULT_CSS = """
     Overlay { align: center middle; background: transparent; }
@@ -34,11 +37,11 @@ class Overlay(ModalScreen[None]):
     def on_key(self, event: events.Key) -> None:
         """Close."""
         event.stop()
-        self.dismiss()
+        self.dismiss(event.key)
 
     def on_click(self) -> None:
         """Close."""
-        self.dismiss()
+        self.dismiss("")
 
 
 #: Rows and columns by which a key moves the cursor.

@@ -398,6 +398,10 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
         (["down", "space", "space", "y"], ["lm_head.*"]),
         ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], ["model.layers.{0..2}.*"]),
         ([*typed("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
+        ([*typed("/norm"), "enter", "y"], ["model.layers.*.norm.weight"]),
+        ([*typed("/norm"), "enter", "y", "space", "down", "space", "y"], ["model.layers.{0,2}.norm.weight"]),
+        ([*typed("/q_proj"), "enter", "y", "a", "y"], ["model.layers.*.attn.q_proj.weight"]),
+        ([*["down"] * 5, "right", "down", "right", *["space"] * 2, "y"], ["model.layers.{0,1}.*"]),
     ],
 )
 def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
@@ -406,7 +410,7 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
     words = shlex.split(app.copied)
     assert words[1::2] == globs
     model = app.model
-    marked = model.marked or set(model.current.positions)
+    marked = model.list_copied()
     selected = select(model.state, Selection(include=tuple(globs)), "x").tensors
     assert {tensor.fqn for tensor in selected} == {model.tensors[position].fqn for position in marked}
 
@@ -431,6 +435,10 @@ def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """Not every terminal takes OSC 52."""
     screen = drive("first.safetensors", "y")
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
+    listed = drive("first.safetensors", *typed("/norm"), "enter", "y")
+    assert re.search(r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed)
+    assert drive("first.safetensors", "y", "o", look=lambda app: app.model.sort) is Column.SIZE
+    assert drive("first.safetensors", "y", "q", look=lambda app: app.copied)  # q closes only the text
     assert "\n  -i 'lm_head.*'\n" in screen
     assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
     assert "first.safetensors" in drive("first.safetensors", "y", "x")
