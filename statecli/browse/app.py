@@ -261,15 +261,23 @@ class Browser(App[None]):
             parts.append(model.describe_marks())
         self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
         problem = "" if self._progress else escape_sentence(model.filter_problem)
-        message = problem or self._message
-        text = self._progress or message or _KEYS_LINE
-        wraps = text is message and self.size.height >= MIN_HEIGHT_WITH_LINES
-        lines = min(len(textwrap.wrap(text, max(self.size.width, 8))), MAX_MESSAGE_LINES) if wraps else 1
+        hints = self._message or _KEYS_LINE
+        wraps = self.size.height >= MIN_HEIGHT_WITH_LINES and not self._progress
+        width = max(self.size.width, 8)
+        text = Text(overflow="ellipsis", no_wrap=True)
+        if problem:
+            lines = textwrap.wrap(problem, width, max_lines=MAX_MESSAGE_LINES - 1, placeholder=" …")
+            text.append("\n".join(lines) if wraps else problem, style=_STYLES["bad"])
+            text.append(f"\n{hints}" if wraps else "")
+        elif wraps and self._message:
+            text.append("\n".join(textwrap.wrap(hints, width, max_lines=MAX_MESSAGE_LINES, placeholder=" …")))
+        else:
+            text.append(self._progress or hints)
         status = self.query_one("#status", Static)
-        if status.styles.height is None or status.styles.height.value != lines:
-            status.styles.height = lines
-        style = _STYLES["bad"] if problem else ""
-        status.update(Text(text, style=style, no_wrap=lines == 1, overflow="ellipsis"), layout=False)
+        height = text.plain.count("\n") + 1
+        if status.styles.height is None or status.styles.height.value != height:
+            status.styles.height = height
+        status.update(text, layout=False)
 
     def _show_panel(self) -> None:
         panel = self.query_one("#panel", VerticalScroll)
@@ -710,6 +718,7 @@ class Browser(App[None]):
         line = self._line
         line.placeholder = "file, folder or URL to compare with" if asks_for_target else "name, glob, dtype, size>1MB"
         line.value = "" if asks_for_target else self.model.filter_text
+        line.select_all()  # typing replaces the filter before
         line.display = True
         self.screen.set_focus(line)  # at once; `focus` would come after keys that are waiting
         self._say(
@@ -727,6 +736,8 @@ class Browser(App[None]):
         elif event.key in _LINE_ACTIONS:
             await self._line.run_action(_LINE_ACTIONS[event.key])
         elif event.is_printable and event.character is not None:
+            if not self._line.selection.is_empty:
+                self._line.delete_selection()
             self._line.insert_text_at_cursor(event.character)
 
     def on_input_changed(self, event: Input.Changed) -> None:

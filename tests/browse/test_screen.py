@@ -176,6 +176,22 @@ def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
     assert drive("first.safetensors", *typed("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
 
 
+def test_typing_replaces_the_filter_before(in_folder):
+    """The old text is selected: a letter replaces it, an arrow keeps it, and enter changes nothing."""
+    again = [*typed("/norm"), "enter", "slash"]
+    assert drive("first.safetensors", *again, *"embed", look=lambda app: app.model.filter_text) == "embed"
+    assert drive("first.safetensors", *again, "end", "x", look=lambda app: app.model.filter_text) == "normx"
+    assert drive("first.safetensors", *again, "backspace", look=lambda app: app.model.filter_text) == ""
+    assert drive("first.safetensors", *again, "enter", look=lambda app: app.model.filter_text) == "norm"
+
+
+def test_the_keys_are_shown_below_a_filter_without_a_match(in_folder):
+    """While it is typed, and in the list."""
+    typing = drive("first.safetensors", *typed("/zzz")).splitlines()
+    assert typing[-3:] == ["zzz", "zzz: no tensor matches", "enter: keep the filter   esc: remove it   ↓: list"]
+    assert drive("first.safetensors", *typed("/zzz"), "enter").splitlines()[-1].startswith("/ filter  space mark")
+
+
 def test_a_filter_without_a_match_says_so(in_folder):
     """And every key is harmless then."""
     screen = drive("first.safetensors", *typed("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape")
