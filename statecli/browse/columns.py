@@ -63,7 +63,7 @@ WIDTHS = {
     Column.DTYPE: 9,
     Column.SHAPE: 13,
     Column.ELEMENTS: 9,
-    Column.SIZE: 8,
+    Column.SIZE: 8,  # in the tree TREE_SIZE_CELLS
     Column.NAN: 7,
     Column.INF: 7,
     Column.ZEROS: 8,
@@ -73,6 +73,8 @@ WIDTHS = {
     Column.STD: 10,
     Column.CHANGE: 9,
 }
+#: Cells of a size in the tree, which may be `36 × 56.5 kB`.
+TREE_SIZE_CELLS = 12
 #: Columns whose texts begin at the left.
 LEFT = frozenset([Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE])
 #: Columns that are sorted from the largest value.
@@ -109,7 +111,18 @@ SORT_ORDER = (
 MIN_NAME_CELLS, MAX_NAME_SHARE = 14, 0.62
 
 
-def choose_columns(width: int, names: int, available: tuple[Column, ...], sort: Column | None) -> list[Column]:
+def list_widths(*, is_tree: bool) -> Mapping[Column, int]:
+    """Return the cells of each column, in the tree or in a list of tensors."""
+    return {**WIDTHS, Column.SIZE: TREE_SIZE_CELLS} if is_tree else WIDTHS
+
+
+def choose_columns(
+    width: int,
+    names: int,
+    available: tuple[Column, ...],
+    sort: Column | None,
+    widths: Mapping[Column, int] = WIDTHS,
+) -> list[Column]:
     """Return the columns that fit, in order; the sorted one and the change are always there.
 
     Args:
@@ -122,9 +135,9 @@ def choose_columns(width: int, names: int, available: tuple[Column, ...], sort: 
     for column in dict.fromkeys([*first, *_PRIORITY]):
         if column is None or column not in available or column is Column.NAME:
             continue
-        if WIDTHS[column] + 1 <= rest or column in first or not chosen:
+        if widths[column] + 1 <= rest or column in first or not chosen:
             chosen.append(column)
-            rest -= WIDTHS[column] + 1
+            rest -= widths[column] + 1
     return [column for column in available if column in chosen]
 
 

@@ -16,6 +16,7 @@ from statecli.browse.peek import Peek
 from statecli.browse.unusual import UnusualValues, describe_count
 from statecli.core import sizes
 from statecli.core.escaping import escape_name
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import glob_names
 from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
@@ -36,6 +37,8 @@ MAX_DESCRIBED_AGAIN = 200
 #: Characters of a name in a message, at least.
 _MIN_NAME = 12
 
+#: Numbers in a name; a longer one is cut, so that `int` takes it.
+_DIGITS = compile_on_use(r"([0-9]{1,18})")
 _Description = TypeVar("_Description")
 
 
@@ -94,6 +97,8 @@ class Model:
         self._positions: list[int] = []
         self._name_lengths = [len(tensor.fqn) for tensor in self.tensors]
         self._descriptions: dict[NodeKey, Any] = {}
+        self._sizes: dict[NodeKey, int] = {}
+        self._ranks: list[int] | None = None
         self.total_bytes = sizes.sum_bytes(self.tensors)
         self.name_cells = 0
         self._open_first_levels()
@@ -103,8 +108,8 @@ class Model:
 
     @property
     def shows_tree(self) -> bool:
-        """True for the tree: no filter, no order, and not switched off."""
-        return not (self.filter_text.strip() or self.sort or self.is_flat)
+        """True for the tree: no filter, no order but that by size, and not switched off."""
+        return not (self.filter_text.strip() or self.is_flat) and self.sort in (None, Column.SIZE)
 
     @property
     def count(self) -> int:
@@ -147,22 +152,22 @@ class Model:
 
     def set_filter(self, text: str) -> None:
         """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
-        with_current = self._remember()
+        current = self.current
         self.filter_text, self._before_sort = text, 0
         found = self._filter.find(text)
         self._found, self.filter_problem = found.positions, found.problem
         self._common_ends = None
-        self._update(with_current)
+        self._update(current)
 
     def sort_by(self, column: Column | None, *, descending: bool | None = None) -> None:
         """Sort by a column; None for the tree in the order of the target, with the row selected before."""
-        with_current = self._remember()
+        current = self.current
         is_back = column is None and self.sort is not None and self.cursor == 0  # the user did not move
         if self.sort is None:
             self._before_sort = self.cursor
         self.sort = column
         self.is_descending = column in DESCENDING if descending is None else descending
-        self._update(None if is_back else with_current)
+        self._update(None if is_back or column is not None else current)
         if column is not None:
             self.cursor = 0
         elif is_back:
@@ -193,30 +198,40 @@ class Model:
 
     def toggle_flat(self) -> None:
         """Switch between the tree and the list of whole names."""
-        with_current = self._remember()
+        current = self.current
         if self.shows_tree:
             self.is_flat = True
         else:
             self.is_flat, self.sort = False, None
-        self._update(with_current)
+        self._update(current)
 
     def regroup(self) -> None:
         """Join equal modules again, after values were compared: only those that changed about as much."""
         if self.difference is None:
             return
         self.difference.measure_layers()
-        row, is_tree = self.current, self.shows_tree
+        current = self.current
         self._descriptions.clear()
         self._roots = build_roots(self.tensors, range(len(self.tensors)), self.difference.measure_change)
-        self._update(None if is_tree else self._remember())
-        if row is not None and is_tree:
-            rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
-            self.cursor = next((n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions), 0)
+        self._update(current)
 
     def refresh_order(self) -> None:
         """Sort again, after values were read. The cursor stays, in a list on its tensor."""
         if not self.shows_tree:
-            self._update(self._remember())
+            self._update(self.current)
+
+    def get_node_bytes(self, node: Node) -> int:
+        """Return the bytes of a module, shared storage counted once; of joined equal modules those of a single one."""
+        if node.key not in self._sizes:
+            positions = node.members[0].positions if node.members else node.positions
+            self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
+        return self._sizes[node.key]
+
+    def _list_children(self, node: Node) -> list[Node]:
+        return self._sort_nodes(node.list_children(self.tensors))
+
+    def _sort_nodes(self, nodes: list[Node]) -> list[Node]:
+        return nodes if self.sort is None else sorted(nodes, key=self.get_node_bytes, reverse=self.is_descending)
 
     def remember(self, row: Row, describe: Callable[[], _Description]) -> _Description:
         """Return a description of a module's tensors, made once: the first module may have 100,000."""
@@ -306,31 +321,52 @@ class Model:
             level = below
 
     def _list_rows(self, nodes: Sequence[Node], depth: int) -> Iterator[tuple[int, Node]]:
-        stack = [(depth, node) for node in reversed(nodes)]
+        stack = [(depth, node) for node in reversed(self._sort_nodes(list(nodes)))]
         while stack:
             depth, node = stack.pop()
             yield depth, node
             if node.tensor is None and self.is_open(node):
-                stack.extend((depth + 1, child) for child in reversed(node.list_children(self.tensors)))
+                stack.extend((depth + 1, child) for child in reversed(self._list_children(node)))
 
-    def _remember(self) -> int | None:
-        row = self.current
-        return row.positions[0] if row is not None else None
+    def _select_row(self, row: Row) -> None:
+        """Move the cursor to a row of the tree, which may have another place, or to the joined modules around it."""
+        rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
+        same = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
+        around = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
+        self.cursor = next(same, None) or next(around, 0)
 
-    def _update(self, position: int | None = None) -> None:
+    def _update(self, current: Row | None = None) -> None:
+        """List the rows again; the cursor stays on the current row."""
         if self.shows_tree:
             self._rows = list(self._list_rows(self._roots, 0))
             self.name_cells = max((2 * depth + 2 + len(node.label) for depth, node in self._rows), default=0)
         else:
             self.name_cells = max((self._name_lengths[position] for position in self._found), default=0)
-            self._positions = list(self._found)
+            self._positions = sorted(self._found, key=self._rank_names().__getitem__)
             if self.sort is not None:
                 key = make_sort_key(self, self.sort, descending=self.is_descending)
                 is_text = self.sort in (Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE)
                 self._positions.sort(key=key, reverse=is_text and self.is_descending)  # type: ignore[arg-type]
-        if position is not None:
-            self.select_position(position)
+        if current is not None and self.shows_tree and current.node is not None:
+            self._select_row(current)
+        elif current is not None:
+            self.select_position(current.positions[0])
         self.cursor = max(0, min(self.cursor, self.count - 1))
+
+    def _rank_names(self) -> list[int]:
+        """Return the place of each tensor in lists: the order of the target, but numbers ascend (2 before 10)."""
+        if self._ranks is None:
+            ranks: dict[str, int] = {}
+            keys = []
+            for tensor in self.tensors:
+                parts: list[Any] = _DIGITS.split(f"{tensor.section}\0{tensor.fqn}")
+                parts[::2] = [ranks.setdefault(text, len(ranks)) for text in parts[::2]]
+                parts[1::2] = map(int, parts[1::2])
+                keys.append(parts)
+            self._ranks = [0] * len(keys)
+            for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+                self._ranks[position] = rank
+        return self._ranks
 
     # --- marks --------------------------------------------------------------------------------------------------
 

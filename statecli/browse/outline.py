@@ -112,7 +112,21 @@ def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measu
         key = (template, _make_content_key(node, tensors)) if len(numbers) == 1 else number
         alike.setdefault(key, []).append(node)
     groups = [part for group in alike.values() for part in _split_by_change(group, measure)]
-    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+    return _order_numbers([group[0] if len(group) == 1 else _join(group) for group in groups])
+
+
+def _order_numbers(nodes: list[Node]) -> list[Node]:
+    """Return the nodes with names that differ only in a number in the order of their numbers, others in place."""
+    numbered: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+    for place, node in enumerate(nodes):
+        template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)
+        if numbers:
+            numbered.setdefault(template, []).append((numbers, place))
+    ordered = list(nodes)
+    for entries in numbered.values():
+        for (_, place), (_, target) in zip(sorted(entries), entries, strict=True):
+            ordered[target] = nodes[place]
+    return ordered
 
 
 def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[Node]]:

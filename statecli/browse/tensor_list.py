@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
@@ -11,7 +13,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from statecli.browse.columns import LEFT, WIDTHS, Column, choose_columns, format_cell
+from statecli.browse.columns import LEFT, Column, choose_columns, format_cell, list_widths
 from statecli.browse.model import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
@@ -27,6 +29,8 @@ _BAD = Style(color="red")
 #: Cells before the names: the cursor and the mark.
 _GUTTER = 2
 _MAX_INDENT = 16
+#: Cells of the narrowest list with sizes such as `36 × 56.5 kB`.
+_MIN_WIDTH_OF_TREE_SIZES = 38
 
 
 class TensorList(ScrollView, can_focus=True):
@@ -50,7 +54,6 @@ class TensorList(ScrollView, can_focus=True):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._model = model
-        self._sizes: dict[object, int] = {}
         self._elements: dict[object, int] = {}
 
     def show_rows(self) -> None:
@@ -101,11 +104,11 @@ class TensorList(ScrollView, can_focus=True):
 
     def _find_column(self, x: int) -> Column | None:
         columns = self._choose_columns()
-        start = self._content_width() - sum(WIDTHS[column] + 1 for column in columns)
+        start = self._content_width() - sum(self._widths[column] + 1 for column in columns)
         if x < start:
             return Column.NAME
         for column in columns:
-            start += WIDTHS[column] + 1
+            start += self._widths[column] + 1
             if x < start:
                 return column
         return None
@@ -118,7 +121,12 @@ class TensorList(ScrollView, can_focus=True):
     def _choose_columns(self) -> list[Column]:
         model = self._model
         width = self._content_width() - _GUTTER
-        return choose_columns(width, model.name_cells, model.list_columns(), model.sort)
+        return choose_columns(width, model.name_cells, model.list_columns(), model.sort, self._widths)
+
+    @property
+    def _widths(self) -> Mapping[Column, int]:
+        is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES
+        return list_widths(is_tree=self._model.shows_tree and is_wide)
 
     def render_line(self, y: int) -> Strip:
         """Return a line of the widget."""
@@ -132,7 +140,7 @@ class TensorList(ScrollView, can_focus=True):
         is_current = number == self._model.cursor
         style = _CURSOR if is_current else _PLAIN
         cells = self._format_cells(row, columns)
-        name_width = width - _GUTTER - sum(WIDTHS[column] + 1 for column in columns)
+        name_width = width - _GUTTER - sum(self._widths[column] + 1 for column in columns)
         unusual = self._format_unusual(row, name_width)
         label_width = name_width - len(unusual)
         name, name_style = self._format_name(row, label_width)
@@ -147,14 +155,16 @@ class TensorList(ScrollView, can_focus=True):
             ]
         for column, text in zip(columns, cells, strict=True):
             segments.append(Segment(" ", style))
-            segments.append(Segment(_align(text, column), style + self._choose_style(row, column, text)))
+            segments.append(
+                Segment(_align(text, column, self._widths[column]), style + self._choose_style(row, column, text))
+            )
         return Strip(segments, width).adjust_cell_length(width, style)
 
     def _draw_heading(self, width: int, columns: list[Column]) -> Strip:
         name = self._format_heading(Column.NAME)
-        name_width = width - _GUTTER - sum(WIDTHS[column] + 1 for column in columns)
+        name_width = width - _GUTTER - sum(self._widths[column] + 1 for column in columns)
         texts = [" " * _GUTTER + name.ljust(name_width)]
-        texts += [" " + _align(self._format_heading(column), column) for column in columns]
+        texts += [" " + _align(self._format_heading(column), column, self._widths[column]) for column in columns]
         return Strip([Segment("".join(texts), _HEADING)], width).adjust_cell_length(width)
 
     def _format_heading(self, column: Column) -> str:
@@ -196,10 +206,9 @@ class TensorList(ScrollView, can_focus=True):
         if row.node is None:
             return ""
         if column is Column.SIZE:
-            key = row.node.key
-            if key not in self._sizes:
-                self._sizes[key] = sizes.sum_bytes(self._model.tensors[position] for position in row.positions)
-            return format_size(self._sizes[key])
+            size, times = self._model.get_node_bytes(row.node), max(len(row.node.members), 1)
+            text = f"{times} × {format_size(size)}" if times > 1 else format_size(size)
+            return text if len(text) <= self._widths[Column.SIZE] else format_size(times * size)
         if column is Column.SHAPE:
             return plural(len(row.positions), "tensor")
         if column is Column.CHANGE:
@@ -233,7 +242,6 @@ def _fit(text: str, width: int) -> str:
     return set_cell_size(text, max(width, 0))
 
 
-def _align(text: str, column: Column) -> str:
-    width = WIDTHS[column]
+def _align(text: str, column: Column, width: int) -> str:
     text = _fit(text, width) if cell_len(text) > width else text
     return text.ljust(width) if column in LEFT else text.rjust(width)

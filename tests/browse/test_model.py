@@ -159,12 +159,49 @@ def test_an_order_and_its_reverse_have_all_tensors(model, column):
         Column.KIND: lambda tensor: tensor.kind.value,
         Column.DTYPE: lambda tensor: tensor.dtype,
     }
+    model.toggle_flat()
     for descending in (False, True):
         model.sort_by(column, descending=descending)
         tensors = [model.tensors[model.get_row(number).tensor] for number in range(model.count)]
         values = [keys[column](tensor) for tensor in tensors]
         assert values == sorted(values, reverse=descending)
         assert len(set(map(id, tensors))) == len(model.tensors)
+
+
+def test_the_order_by_size_keeps_the_tree():
+    """Joined layers have the size of a single one, so that 12 small layers do not look like the largest module."""
+    sizes = {f"h.{n}.{name}": 8 for n in range(12) for name in "ab"} | {"h.12.a": 20, "h.12.b": 30, "ln": 4}
+    tensors = tuple(TensorInfo(name, "uint8", (size,), size, size) for name, size in sizes.items())
+    model = Model(ModelState("x", "safetensors", tensors), {})
+    model.sort_by(Column.SIZE)
+    assert labels(model) == ["h", "12", "b", "a", "{0..11}", "ln"]
+    model.sort_by(Column.SIZE, descending=False)
+    assert labels(model) == ["ln", "h", "{0..11}", "12", "a", "b"]
+    model.cursor = 2
+    model.sort_by(None)
+    assert (model.current.label, "0" in labels(model)) == ("{0..11}", False)
+    model.sort_by(Column.SIZE, descending=False)
+    model.toggle_flat()
+    assert labels(model)[0] == "ln"
+    assert labels(model)[-1] == "h.12.b"
+
+
+def test_numbers_ascend_in_lists_and_in_the_tree():
+    """2 comes before 10, whatever the order of the file; the order of the modules is that of the file."""
+    numbers = (0, 1, 10, 11, 2, 3)
+    state = build_state([f"z.{n}.{name}" for n in numbers for name in (f"w{n}", "b")] + ["a.w", "o[10]", "o[9]"])
+    model = Model(state, {})
+    model.cursor = 0
+    model.open_all()
+    model.open_all()
+    assert [label for label in labels(model) if label.isdigit()] == ["0", "1", "2", "3", "10", "11"]
+    model.set_filter("b")
+    assert labels(model) == [f"z.{n}.b" for n in sorted(numbers)]
+    model.set_filter("o[")
+    assert labels(model) == ["o[9]", "o[10]"]
+    model.set_filter("")
+    model.toggle_flat()
+    assert labels(model)[-3] == "a.w"
 
 
 def test_what_was_not_read_is_last_in_both_directions(model):

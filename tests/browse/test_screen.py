@@ -213,9 +213,11 @@ def test_modules_open_and_close(in_folder):
 
 
 def test_o_sorts_and_r_reverses(in_folder):
-    """By size first: the largest, then the smallest."""
-    assert drive("first.safetensors", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
-    assert "norm.weight" in drive("first.safetensors", "o", "r", look=rows_of)[0]
+    """By size first: the largest, then the smallest; in the tree, and in the list."""
+    assert drive("first.safetensors", "o", look=rows_of)[0] == "model"
+    assert re.search("{0..3} +4 × 288 B", drive("first.safetensors", "o"))
+    assert drive("first.safetensors", "t", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
+    assert "norm.weight" in drive("first.safetensors", "t", "o", "r", look=rows_of)[0]
     assert drive("first.safetensors", "o", "O", look=rows_of) == drive("first.safetensors", look=rows_of)
 
 
