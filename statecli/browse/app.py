@@ -338,7 +338,8 @@ class Browser(App[None]):
         if with_stats:
             stats = stats or peek.read_statistics(tensor, self._versions)
             histogram = peek.read_histogram(tensor, stats, self._versions)
-            found = replace(found, histogram=histogram)
+            unusual = peek.read_first_unusual(tensor, stats, self._versions)
+            found = replace(found, histogram=histogram, first_unusual=unusual)
         outcome = difference.compare(position) if compares and difference is not None else None
 
         def apply() -> None:

@@ -8,7 +8,7 @@ KEYS = (
     ("← → h l", "close or open a module (also Enter); *: all modules below the cursor"),
     ("[ ] v", "scroll the panel; v: show or hide the panel"),
     ("/", "filter by name, glob, dtype, kind, shape or size:"),
-    ("", "attn  layers.{0..2}.  dtype:bf16  size>1MB  768x*  nan>0  !bias"),
+    ("", "attn  layers.{0..2}.  dtype:bf16  size>1MB  nan>0; !bias or -bias excludes"),
     ("esc", "stop reading values; otherwise undo the sorting, then the filter"),
     ("o O r", "sort by the next column (o) or the previous (O); r: reverse the order"),
     ("t", "show the tree of modules, or a list of full names"),

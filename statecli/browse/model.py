@@ -95,7 +95,12 @@ class Model:
         self._open: set[NodeKey] = set()
         self._rows: list[tuple[int, Node]] = []
         self._positions: list[int] = []
-        self._name_lengths = [len(tensor.fqn) for tensor in self.tensors]
+        owners = [f" of {tensor.belongs_to}" if tensor.belongs_to else "" for tensor in self.tensors]
+        sections = [f"{tensor.section}." if self._by_section and tensor.section else "" for tensor in self.tensors]
+        self._name_lengths = [
+            len(section + tensor.fqn + owner)
+            for tensor, owner, section in zip(self.tensors, owners, sections, strict=True)
+        ]
         self._descriptions: dict[NodeKey, Any] = {}
         self._sizes: dict[NodeKey, int] = {}
         self._ranks: list[int] | None = None
@@ -339,7 +344,7 @@ class Model:
         """List the rows again; the cursor stays on the current row."""
         if self.shows_tree:
             self._rows = list(self._list_rows(self._roots, 0))
-            self.name_cells = max((2 * depth + 2 + len(node.label) for depth, node in self._rows), default=0)
+            self.name_cells = max((2 * depth + 2 + self._measure_label(node) for depth, node in self._rows), default=0)
         else:
             self.name_cells = max((self._name_lengths[position] for position in self._found), default=0)
             self._positions = sorted(self._found, key=self._rank_names().__getitem__)
@@ -367,6 +372,10 @@ class Model:
             for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
                 self._ranks[position] = rank
         return self._ranks
+
+    def _measure_label(self, node: Node) -> int:
+        owner = self.tensors[node.tensor].belongs_to if node.tensor is not None else None
+        return len(node.label) + (len(f" of {owner}") if owner else 0)
 
     # --- marks --------------------------------------------------------------------------------------------------
 

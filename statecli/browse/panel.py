@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Widths of a panel with 8 and with 16 bytes on a line.
 _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
 #: Fields of Stats, a tuple for each line.
-_STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",), ("nan", "inf"))
+_STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",))
 _BAR = "▏▎▍▌▋▊▉█"
 #: Smallest size that is rounded in other lines.
 _MIN_ROUNDED_BYTES = 1000
@@ -204,7 +204,7 @@ def _describe_values(model: Model, position: int, width: int, *, is_reading: boo
         return
     stats = model.stats.get(position)
     if stats is not None:
-        yield from _describe_stats(stats)
+        yield from _describe_stats(stats, peek.first_unusual if peek is not None else {})
         if position in model.unusual.outliers:
             yield Line(escape_sentence(model.unusual.outliers[position]), "bad")
         if peek is not None and peek.histogram is not None:
@@ -239,14 +239,18 @@ def explain_no_values(model: Model, tensor: TensorInfo) -> str:
     return "the values are not in the file"
 
 
-def _describe_stats(stats: Stats) -> Iterator[Line]:
+def _describe_stats(stats: Stats, first_unusual: Mapping[str, tuple[int, ...]]) -> Iterator[Line]:
     if stats.reason is not None:
         yield Line(f"statistics: {escape_sentence(stats.reason)}", "dim")
-    for names in _STATS_LINES:
-        values = [(name, getattr(stats, name)) for name in names if getattr(stats, name) is not None]
-        if values:
-            texts = [f"{name} {_format_statistic(value)}" for name, value in values]
-            is_bad = any(name in ("nan", "inf") and value > 0 for name, value in values)
+    # Only a count that is not zero is red, so both are on a line only if both are zero.
+    counts = (("nan",), ("inf",)) if stats.nan or stats.inf else (("nan", "inf"),)
+    for names in (*_STATS_LINES, *counts):
+        texts = [f"{name} {_format_statistic(value)}" for name in names if (value := getattr(stats, name)) is not None]
+        is_bad = len(names) == 1 and names != ("zeros",) and bool(getattr(stats, names[0]))
+        if is_bad and names[0] in first_unusual:
+            word = "NaN" if names[0] == "nan" else "Inf"
+            texts.append(f"first {word} at {list(first_unusual[names[0]])}")
+        if texts:
             yield Line("".join(f"{text:<18}" for text in texts).rstrip(), "bad" if is_bad else "")
 
 

@@ -33,12 +33,14 @@ class Peek(msgspec.Struct, frozen=True):
         raw: The first stored bytes.
         error: Why values or bytes could not be read; None without an error.
         histogram: How the values are spread; None before the statistics are read.
+        first_unusual: Index of the first value that is `nan`, and that is `inf`, if the statistics count any.
     """
 
     values: tuple[int | float | complex, ...] | None = None
     raw: bytes | None = None
     error: str | None = None
     histogram: ValueHistogram | None = None
+    first_unusual: Mapping[str, tuple[int, ...]] = {}
 
 
 class Versions:
@@ -120,3 +122,16 @@ def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> Valu
         return compute_value_histogram(tensor.data, tensor.fqn, stats.min, stats.max)
     except StateError:
         return None  # the statistics have reported the error
+
+
+def read_first_unusual(tensor: TensorInfo, stats: Stats, versions: Versions) -> Mapping[str, tuple[int, ...]]:
+    """Return the index of the first NaN and of the first infinity; empty if there are none or they cannot be read."""
+    if tensor.data is None or not (stats.nan or stats.inf):
+        return {}
+    from statecli.values.preview import find_first_unusual
+
+    try:
+        versions.check(tensor)
+        return find_first_unusual(tensor.data, tensor.fqn)
+    except StateError:
+        return {}  # the statistics have reported the error

@@ -18,7 +18,7 @@ from statecli.browse.model import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
 from statecli.core.short_names import CommonEnds, shorten_name
-from statecli.core.units import format_count, format_size, plural
+from statecli.core.units import format_count, format_fqn, format_size, plural
 
 _CURSOR = Style(reverse=True)
 _PLAIN = Style()
@@ -29,6 +29,8 @@ _BAD = Style(color="red")
 #: Cells before the names: the cursor and the mark.
 _GUTTER = 2
 _MAX_INDENT = 16
+#: Cells for the parameter of an optimizer's tensor, at least.
+_MIN_OWNER_CELLS = 14
 #: Cells of the narrowest list with sizes such as `36 × 56.5 kB`.
 _MIN_WIDTH_OF_TREE_SIZES = 38
 
@@ -146,12 +148,14 @@ class TensorList(ScrollView, can_focus=True):
         name, name_style = self._format_name(row, label_width)
         gutter = ("›" if is_current else " ") + self._format_mark(row)
         segments = [Segment(gutter, style), Segment(name, style + name_style)]
-        if unusual:
+        owner = self._format_owner(row, label_width - cell_len(name.rstrip()))
+        if unusual or owner:
             name = name.rstrip()
             segments[1:] = [
                 Segment(name, style + name_style),
                 Segment(unusual, style + _BAD),
-                Segment(" " * (label_width - cell_len(name)), style),
+                Segment(owner, style + _DIM),
+                Segment(" " * (label_width - cell_len(name) - cell_len(owner)), style),
             ]
         for column, text in zip(columns, cells, strict=True):
             segments.append(Segment(" ", style))
@@ -185,6 +189,13 @@ class TensorList(ScrollView, can_focus=True):
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
         label = shorten_name(label, CommonEnds(), width - len(start))
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
+
+    def _format_owner(self, row: Row, room: int) -> str:
+        """Return ` of h.3.mlp.weight` behind a tensor of an optimizer; "" without a known parameter or room."""
+        owner = self._model.tensors[row.tensor].belongs_to if row.tensor is not None else None
+        if owner is None or room < _MIN_OWNER_CELLS:
+            return ""
+        return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
     def _format_unusual(self, row: Row, width: int) -> str:
         """Return ` ! NaN` behind the name of a tensor or a closed module; ` !` if there is no room."""

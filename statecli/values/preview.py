@@ -42,6 +42,30 @@ def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
     return []
 
 
+@with_denormals
+def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]]:
+    """Return the index of the first NaN and of the first infinity, as far as there are such values.
+
+    Raises `UnreadableError` if the elements are not numbers.
+    """
+    data = to_readable(data)
+    _check_numeric(data)
+    first: dict[str, tuple[int, ...]] = {}
+    position = 0
+    with prefetch(data), open_view(data, name) as view:
+        for chunk in read_values(view):
+            for word, test in (("nan", np.isnan), ("inf", np.isinf)):
+                places = np.flatnonzero(test(chunk))
+                if word not in first and places.size:
+                    # A scalar has the index ().
+                    index = np.unravel_index(position + int(places[0]), data.shape or (1,))
+                    first[word] = tuple(int(number) for number in index[: len(data.shape)])
+            position += chunk.size
+            if len(first) == 2:
+                break
+    return first
+
+
 def _narrow(data: TensorData, count: int) -> TensorData:
     """Return the start of a tensor with at least `count` elements, or all of it; quantized tensors stay whole."""
     if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:

@@ -28,6 +28,7 @@ from statecli.browse import editor, run
 from statecli.browse.app import Browser
 from statecli.browse.columns import Column, format_cell
 from statecli.browse.model import Model
+from statecli.browse.panel import _describe_stats
 from statecli.browse.peek import Versions
 
 from .conftest import open_model
@@ -312,6 +313,32 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
     assert f"! {largest:.3g}" in drive(path, "L", settle, "m")
     assert "RMS of" not in drive(path, "L", settle, "escape")
     assert all(len(line) <= 20 for line in drive(path, "L", settle, size=(20, 5)).splitlines())
+
+
+def test_the_panel_has_the_index_of_the_first_nan(tmp_path):
+    """And of the first infinity; only a count that is not zero is marked."""
+    tensor = torch.zeros(3, 4)
+    tensor[1, 2] = tensor[2, 0] = float("nan")
+    for name, value in (("nan", 0.0), ("both", float("-inf"))):
+        tensor[2, 3] = value
+        save_file({"a": tensor.clone()}, tmp_path / f"{name}.safetensors")
+    screen = drive(tmp_path / "nan.safetensors", size=(120, 40))
+    assert re.search(r"nan 2 +first NaN at \[1, 2\]", screen)
+    assert re.search(r"inf 0\n", screen)
+    assert re.search(r"inf 1 +first Inf at \[2, 3\]", drive(tmp_path / "both.safetensors", size=(120, 40)))
+    lines = list(_describe_stats(Stats(nan=2, inf=0, zeros=0), {}))
+    assert [(line.text, line.style) for line in lines] == [("zeros 0", ""), ("nan 2", "bad"), ("inf 0", "")]
+
+
+def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
+    """If the optimizer was built from named parameters."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(net.named_parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    screen = drive(tmp_path / "t.pt", *typed("/exp_avg_sq"), "enter", size=(140, 30))
+    assert "state[0]['exp_avg_sq'] of 0.weight" in screen
 
 
 def test_a_target_without_layers_says_so(in_folder):
