@@ -28,6 +28,7 @@ from statecli.browse.overlays import LayerView, Overlay
 from statecli.browse.panel import Line, describe_row, explain_no_values
 from statecli.browse.peek import Versions
 from statecli.browse.reader import Apply, Reader
+from statecli.browse.scroll_track import TrackRender
 from statecli.browse.tensor_list import TensorList
 from statecli.core import sizes
 from statecli.core.errors import StateError
@@ -50,6 +51,8 @@ MIN_WIDTH_WITH_PANEL = 72
 #: Lines of the lowest screen with messages of several lines, and lines of the longest message.
 MIN_HEIGHT_WITH_LINES, MAX_MESSAGE_LINES = 16, 3
 MIN_PANEL_CELLS, MAX_PANEL_CELLS, PANEL_SHARE = 38, 90, 0.45
+#: With columns of statistics, the list needs more room.
+MAX_PANEL_CELLS_WITH_STATS = 60
 
 _STYLES = {"bold": "bold", "dim": "dim", "bad": "red", "good": "green", "": ""}
 _KEYS_LINE = "/ filter  space mark  y copy  d diff  S stats  L layers  o sort  ? help  q quit"
@@ -192,6 +195,8 @@ class Browser(App[None]):
     def on_mount(self) -> None:
         """Show the first screen; begin to read the second target."""
         self.theme = "ansi-dark"
+        for widget in (self._list, self.query_one("#panel", VerticalScroll)):
+            widget.vertical_scrollbar.renderer = TrackRender  # type: ignore[misc] # of this bar only
         self._rest = self.set_timer(REST_S, self._read_current)
         self._line.display = False
         self._list.focus()
@@ -229,8 +234,8 @@ class Browser(App[None]):
         width = self.size.width
         panel = self.query_one("#panel")
         panel.display = self._has_panel()
-        cells = int(width * PANEL_SHARE)
-        panel.styles.width = min(max(cells, MIN_PANEL_CELLS), MAX_PANEL_CELLS) if panel.display else 0
+        cells = min(int(width * PANEL_SHARE), MAX_PANEL_CELLS_WITH_STATS if self.model.shows_stats else MAX_PANEL_CELLS)
+        panel.styles.width = max(cells, MIN_PANEL_CELLS) if panel.display else 0
         self._show()
         self.call_after_refresh(self._show_panel)
 
@@ -482,10 +487,11 @@ class Browser(App[None]):
         model = self.model
         self._read_stats([n for n in model.found if n not in model.listed], self._describe_stats)
         model.shows_stats = True
-        self._list.show_rows()
+        self._lay_out()
 
     def _describe_stats(self) -> str:
-        return self.model.describe_stats(self.size.width)
+        lines = MAX_MESSAGE_LINES - 1 if self.size.height >= MIN_HEIGHT_WITH_LINES else 1
+        return self.model.describe_stats(lines * self.size.width)
 
     def _read_stats(self, positions: Sequence[int], end: Callable[[], str]) -> None:
         model = self.model

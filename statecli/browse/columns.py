@@ -86,14 +86,14 @@ _PRIORITY = (
     Column.DTYPE,
     Column.CHANGE,
     Column.NAN,
-    Column.KIND,
-    Column.ELEMENTS,
     Column.MIN,
     Column.MAX,
     Column.MEAN,
     Column.STD,
     Column.INF,
     Column.ZEROS,
+    Column.KIND,
+    Column.ELEMENTS,
 )
 #: The order in which columns are offered for sorting.
 SORT_ORDER = (

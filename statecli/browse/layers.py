@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -10,12 +11,14 @@ import msgspec
 from statecli.browse.columns import Contents
 from statecli.core.escaping import escape_name
 from statecli.core.model_state import Stats, TensorInfo
-from statecli.core.units import format_number
+from statecli.core.units import format_number, plural
 from statecli.report import fold
 from statecli.report.layer_roles import Role
 
 #: Cells of the narrowest and the widest column, and of the column with the numbers of the layers.
 MIN_CELLS, MAX_CELLS, LAYER_CELLS = 9, 18, 8
+#: Cells of ` ›`, the sign of hidden columns.
+MORE_CELLS = 2
 
 
 class Measure(str, enum.Enum):
@@ -76,12 +79,16 @@ class LayerTable(msgspec.Struct, frozen=True):
         return sorted((cell for cell in cells if cell.kind), key=lambda cell: cell.kind != "outlier")
 
     def describe(self, cells: Sequence[UnusualCell]) -> str:
-        """Return `2 unusual: layer 17 v_proj (outlier), layer 9 up (inf)`."""
+        """Return `1 outlier, 1 inf: layer 17 v_proj, layer 9 up`: the counts first, which a narrow line keeps."""
         if not cells:
             return "no outlier, NaN or Inf"
-        names = [f"layer {self.layers[cell.row]} {self.columns[cell.column].title} ({cell.kind})" for cell in cells[:3]]
+        counts = Counter(cell.kind for cell in cells)
+        numbers = ", ".join(
+            plural(count, kind) if kind == "outlier" else f"{count:,} {kind}" for kind, count in counts.items()
+        )
+        names = [f"layer {self.layers[cell.row]} {self.columns[cell.column].title}" for cell in cells[:3]]
         more = f" and {len(cells) - 3:,} more" if len(cells) > 3 else ""
-        return f"{len(cells):,} unusual: {', '.join(names)}{more}"
+        return f"{numbers}: {', '.join(names)}{more}"
 
 
 def build_tables(
@@ -148,7 +155,8 @@ def list_widths(table: LayerTable) -> list[int]:
 
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
-    """Return the columns that fit, with that of the cursor."""
+    """Return the columns that fit, with that of the cursor, and the sign of hidden ones at the right."""
+    width -= MORE_CELLS
     widths = list_widths(table)
     first = 0
     while sum(widths[first : cursor + 1]) > width - LAYER_CELLS and first < cursor:

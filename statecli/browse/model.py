@@ -103,6 +103,7 @@ class Model:
         ]
         self._descriptions: dict[NodeKey, Any] = {}
         self._sizes: dict[NodeKey, int] = {}
+        self._dtypes: dict[NodeKey, str] = {}
         self._ranks: list[int] | None = None
         self.total_bytes = sizes.sum_bytes(self.tensors)
         self.name_cells = 0
@@ -231,6 +232,13 @@ class Model:
             positions = node.members[0].positions if node.members else node.positions
             self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
         return self._sizes[node.key]
+
+    def remember_dtype(self, node: Node) -> str:
+        """Return the dtype of all tensors of a module, or `2 dtypes`."""
+        if node.key not in self._dtypes:
+            dtypes = {self.tensors[position].dtype for position in node.positions}
+            self._dtypes[node.key] = f"{len(dtypes)} dtypes" if len(dtypes) > 1 else dtypes.pop()
+        return self._dtypes[node.key]
 
     def _list_children(self, node: Node) -> list[Node]:
         return self._sort_nodes(node.list_children(self.tensors))

@@ -156,7 +156,9 @@ class LayerView(ModalScreen[int | None]):
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(_fit(self._format_title(table), width), style="bold")
         titles = [table.columns[number].title for number in shown]
-        self._append_row(text, "layer", titles, [widths[number] for number in shown], "bold underline")
+        more = " ›" if shown.stop < len(table.columns) else ""
+        label = "layer ‹" if shown.start else "layer"
+        self._append_row(text, label, titles, [widths[number] for number in shown], "bold underline", more)
         medians = list(layers.iter_medians(table, shown, self._measure, self._model.stats))
         self._append_row(text, "median", medians, [widths[number] for number in shown], "dim")
         for row in range(self._first, min(self._first + room, len(table.layers))):
@@ -166,8 +168,8 @@ class LayerView(ModalScreen[int | None]):
             text.append(_fit(line, width))
         other = self._next_measure()
         measure = f"  m: {other.value}" if other is not self._measure else ""
-        more = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
-        text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{more}  esc: back", width).rstrip("\n"))
+        tables = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
+        text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{tables}  esc: back", width).rstrip("\n"))
         self.query_one("#layers", Static).update(text)
 
     def _format_title(self, table: LayerTable) -> str:
@@ -179,12 +181,14 @@ class LayerView(ModalScreen[int | None]):
             text += f", {' → '.join(map(escape_name, names))}"
         return f"{text}; {table.describe(unusual)}"
 
-    def _append_row(self, text: Text, label: str, cells: list[str], widths: list[int], style: str) -> None:
+    def _append_row(
+        self, text: Text, label: str, cells: list[str], widths: list[int], style: str, end: str = ""
+    ) -> None:
         fitted = [
             f" {truncate_middle(escape_name(cell), own - 1):>{own - 1}}"
             for cell, own in zip(cells, widths, strict=True)
         ]
-        text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted)}\n", style=style)
+        text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted)}{end}\n", style=style)
 
     def _append_layer(self, text: Text, table: LayerTable, row: int, shown: range) -> None:
         is_current = row == self._row

@@ -14,6 +14,7 @@ from statecli.browse.peek import find_data, reads_automatically
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, Stats, TensorInfo
 from statecli.core.units import (
     format_count,
@@ -30,6 +31,8 @@ from statecli.core.units import (
 if TYPE_CHECKING:
     from statecli.values.preview import ValueHistogram
 
+#: The number of a line behind the name of a file.
+_LINE_NUMBER = compile_on_use(r":\d+\Z")
 #: Widths of a panel with 8 and with 16 bytes on a line.
 _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
 #: Fields of Stats, a tuple for each line.
@@ -62,9 +65,24 @@ def _wrap(line: Line, width: int) -> Iterator[Line]:
         yield line
         return
     indent = "  " if line.style != "bold" else ""
-    wrapped = textwrap.wrap(line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False)
+    wrapped = textwrap.wrap(
+        line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     for text in wrapped:
-        yield Line(text, line.style)
+        for part in _break_word(text, max(width, 8), indent):
+            yield Line(part, line.style)
+
+
+def _break_word(text: str, width: int, indent: str) -> Iterator[str]:
+    """Yield a line with a long word in pieces: broken behind `/`, and never in the number at the end."""
+    while len(text) > width:
+        end = text.rfind("/", 0, width) + 1
+        if end <= len(indent) + 1:
+            tail = _LINE_NUMBER.search(text)
+            end = min(width, tail.start()) if tail is not None and tail.start() > len(indent) else width
+        yield text[:end]
+        text = indent + text[end:]
+    yield text
 
 
 def _describe_module(model: Model, row: Row) -> Iterator[Line]:

@@ -29,6 +29,8 @@ _BAD = Style(color="red")
 #: Cells before the names: the cursor and the mark.
 _GUTTER = 2
 _MAX_INDENT = 16
+#: Cells of ` ! outlier` behind a name, and of the narrowest list that keeps them free.
+_SIGN_CELLS, _MIN_WIDTH_WITH_SIGNS = 10, 80
 #: Cells for the parameter of an optimizer's tensor, at least.
 _MIN_OWNER_CELLS = 14
 #: Cells of the narrowest list with sizes such as `36 × 56.5 kB`.
@@ -123,7 +125,8 @@ class TensorList(ScrollView, can_focus=True):
     def _choose_columns(self) -> list[Column]:
         model = self._model
         width = self._content_width() - _GUTTER
-        return choose_columns(width, model.name_cells, model.list_columns(), model.sort, self._widths)
+        sign = _SIGN_CELLS if model.shows_stats and width >= _MIN_WIDTH_WITH_SIGNS else 0
+        return choose_columns(width, model.name_cells + sign, model.list_columns(), model.sort, self._widths)
 
     @property
     def _widths(self) -> Mapping[Column, int]:
@@ -187,6 +190,8 @@ class TensorList(ScrollView, can_focus=True):
             return _fit(shorten_name(label, ends, width), width), _PLAIN
         sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
+        if row.node.members:
+            label = shorten_numbers(label, width - len(start))
         label = shorten_name(label, CommonEnds(), width - len(start))
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
@@ -198,13 +203,13 @@ class TensorList(ScrollView, can_focus=True):
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"
 
     def _format_unusual(self, row: Row, width: int) -> str:
-        """Return ` ! NaN` behind the name of a tensor or a closed module; ` !` if there is no room."""
+        """Return ` ! NaN` behind the name of a tensor or a module; ` !` if there is no room or the module is open."""
         if row.node is None:
             sign = self._model.unusual.sign(None, row.positions)
             return f" {sign}" if sign and 2 * len(sign) < width else " !" if sign else ""
-        if row.tensor is None and self._model.is_open(row.node):
-            return ""
         sign = self._model.unusual.sign(row.node.key, row.positions)
+        if sign and row.tensor is None and self._model.is_open(row.node):
+            return " !"
         label = min(2 * row.depth, _MAX_INDENT) + 2 + cell_len(escape_name(row.label))
         return "" if not sign else f" {sign}" if label + 1 + len(sign) <= width else " !"
 
@@ -222,6 +227,8 @@ class TensorList(ScrollView, can_focus=True):
             return text if len(text) <= self._widths[Column.SIZE] else format_size(times * size)
         if column is Column.SHAPE:
             return plural(len(row.positions), "tensor")
+        if column is Column.DTYPE:
+            return self._model.remember_dtype(row.node)
         if column is Column.CHANGE:
             difference = self._model.difference
             return difference.format_changes(row.positions) if difference is not None else ""
@@ -242,6 +249,19 @@ class TensorList(ScrollView, can_focus=True):
             return _DIM
         is_bad = column in (Column.NAN, Column.INF) and text not in ("", "0", "-")
         return _BAD if is_bad or self._model.tensors[row.tensor].damage is not None else _PLAIN
+
+
+def shorten_numbers(label: str, width: int) -> str:
+    """Return the label of joined modules with fewer numbers, `{0..2,… 37}`, so that the end of the name stays."""
+    start, brace, rest = label.partition("{")
+    numbers, _, end = rest.partition("}")
+    if len(label) <= width or not brace:
+        return label
+    listed = numbers.split(",")
+    count = listed.pop().removesuffix(" in all") if numbers.endswith(" in all") else "…"
+    while len(listed) > 1 and len(f"{start}{{{','.join(listed)},{count}}}{end}") > width:
+        listed.pop()
+    return f"{start}{{{','.join(listed)},{count}}}{end}"
 
 
 def _fit(text: str, width: int) -> str:

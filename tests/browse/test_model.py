@@ -15,12 +15,17 @@ from hypothesis import strategies as st
 from statecli.browse.columns import Column, choose_columns
 from statecli.browse.globs import write_globs
 from statecli.browse.model import Model
+from statecli.browse.panel import Line, _wrap
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
 from statecli.core.errors import FilteredOut
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import Selection, select
 
 from .conftest import open_model
+
+pytest.importorskip("textual")
+
+from statecli.browse.tensor_list import shorten_numbers
 
 
 def labels(model):
@@ -392,3 +397,24 @@ def test_statistics_filter_once_they_are_read():
     assert find_names(model, "nan>0") == ["layers.3.q.bias"]
     assert find_names(model, "nan:1") == ["layers.3.q.bias"]
     assert find_names(model, "std>22") == ["layers.11.q.bias"]
+
+
+def test_a_line_number_is_never_broken():
+    """A long path is broken behind a slash, or before the colon."""
+    text = "assigned at transformers/models/gpt2/modeling_utils_with_a_long_name.py:2615 (e: open in vi)"
+    for width in range(16, 100):
+        lines = [line.text for line in _wrap(Line(text), width)]
+        assert all(len(line) <= width for line in lines)
+        assert any(":2615" in line for line in lines)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_joined_names_differ_and_keep_their_end():
+    """Fewer numbers are listed instead of cutting the name."""
+    numbers = ("1..3,7..9,13..15,… 37 in all", "4,10,16,22,28,34,… 12 in all", "5,11,17,23,29,35,… 12 in all")
+    labels = [f"state[{{{own}}}]['{name}']" for own in numbers for name in ("exp_avg", "exp_avg_sq")]
+    for width in range(33, 60):
+        short = [shorten_numbers(label, width) for label in labels]
+        assert len(set(short)) == len(short)
+        assert all(len(label) <= width and label.endswith("']") for label in short)
+    assert shorten_numbers(labels[0], 36) == "state[{1..3,7..9,… 37}]['exp_avg']"

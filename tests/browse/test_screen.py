@@ -216,7 +216,7 @@ def test_modules_open_and_close(in_folder):
 def test_o_sorts_and_r_reverses(in_folder):
     """By size first: the largest, then the smallest; in the tree, and in the list."""
     assert drive("first.safetensors", "o", look=rows_of)[0] == "model"
-    assert re.search("{0..3} +4 × 288 B", drive("first.safetensors", "o"))
+    assert re.search("{0..3} .* 4 × 288 B", drive("first.safetensors", "o"))
     assert drive("first.safetensors", "t", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
     assert "norm.weight" in drive("first.safetensors", "t", "o", "r", look=rows_of)[0]
     assert drive("first.safetensors", "o", "O", look=rows_of) == drive("first.safetensors", look=rows_of)
@@ -237,7 +237,8 @@ def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
         "statistics of 39 read: 1 NaN in model.h.2.norm.weight; 1 Inf in model.h.4.attn.q.weight; "
         "1 outlier in model.h.7.attn.v.weight"
     )
-    narrow = drive(path, "S", size=(90, 24)).splitlines()[-1]
+    assert " ".join(drive(path, "S", size=(90, 24)).splitlines()[-2:]) == wide
+    narrow = drive(path, "S", size=(90, 12)).splitlines()[-1]
     assert re.fullmatch(r"statistics of 39 read: 1 NaN in …2\..*; 1 Inf in …4\..*; 1 outlier in …7\..*", narrow)
     assert drive("first.safetensors", "S").splitlines()[-1] == "statistics of 15 read: no NaN, Inf or outlier"
 
@@ -250,7 +251,7 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
     screen = drive(tmp_path / "tied.pt", size=(160, 40))
     assert "2 tensors, 3.2 kB" in screen
     assert "(shared storage is counted once)" in screen
-    assert re.search(r"a +2 tensors +800 +3.2 kB", screen)
+    assert re.search(r"a +float32 +2 tensors +800 +3.2 kB", screen)
 
 
 def test_o_says_what_it_orders_by_and_goes_back(in_folder):
@@ -273,7 +274,7 @@ def test_closed_modules_show_what_stands_out_in_them(in_folder):
     assert "1 tensor holds NaN:" in screen
     assert "▸ {0..3} ! " in drive("second.safetensors", "S")
     opened = drive("second.safetensors", "S", *["down"] * 3, "right", size=(120, 40))
-    assert "▾ {0..3}  " in opened
+    assert "▾ {0..3} !  " in opened
     assert "▸ 3 ! NaN" in opened
     assert "model.layers.3.norm.weight ! NaN" in drive("second.safetensors", "S", "t", "end", size=(120, 40))
 
@@ -298,7 +299,7 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
     """A row for each layer; enter goes to the tensor, m shows the largest value, esc goes back."""
     path = save_layers(tmp_path)
     lines = drive(path, "L", settle, size=(80, 24)).splitlines()
-    assert lines[0].startswith("h: RMS of 12 layers; 3 unusual: layer 7 v (outlier), layer 2 norm (nan), lay")
+    assert lines[0].startswith("h: RMS of 12 layers; 1 outlier, 1 nan, 1 inf: layer 7 v, layer 2 norm, layer")
     assert lines[1].split() == ["layer", "q", "v", "norm"]
     assert lines[3].split()[0] == "0"
     assert lines[10].startswith("›!7 ")
@@ -410,7 +411,7 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
     """With both names; the cursor is on a layer that changed most, and m has no other measure."""
     before, after = epochs
     lines = drive(before, "L", settle, other=after, size=(120, 24)).splitlines()
-    assert lines[0].startswith("h: change of 12 layers, a.pt → b.pt; 2 unusual: layer 3 w (outlier), layer 8 w")
+    assert lines[0].startswith("h: change of 12 layers, a.pt → b.pt; 2 outliers: layer 3 w, layer 8 w")
     assert re.fullmatch("›!3 +! 0.1 +0.9", lines[6])
     assert "m: " not in lines[-1]
 
@@ -684,6 +685,29 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     screen = asyncio.run(run_keys())
     assert "changed" in screen.partition("difference with")[2]
     assert "0 changed, 1 not compared" in screen
+
+
+def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
+    """At the right, and at the left after the cursor moved."""
+    save_file(
+        {f"h.{n}.projection_{name}": torch.ones(2) for n in range(5) for name in range(20)}, tmp_path / "x.safetensors"
+    )
+    heading = drive(tmp_path / "x.safetensors", "L", settle).splitlines()[1]
+    assert (heading.startswith("layer   "), heading.endswith(" ›"), len(heading) <= 80) == (True, True, True)
+    heading = drive(tmp_path / "x.safetensors", "L", settle, *["right"] * 19).splitlines()[1]
+    assert (heading.startswith("layer ‹ "), heading.endswith("›")) == (True, False)
+
+
+def test_statistics_leave_room_for_names(tmp_path):
+    """On 200 columns: whole names, and max, mean and std; modules have their dtype, the scroll bar a track."""
+    path = save_layers(tmp_path)
+    screen = drive(path, "S", *typed("/attn"), "enter", size=(200, 20))
+    heading, row = screen.splitlines()[1:3]
+    assert {"max", "mean", "std"} <= set(heading.partition("│")[0][:-1].split())
+    assert "model.h.0.attn.q.weight " in row
+    assert "model.h.7.attn.v.weight ! outlier " in screen
+    assert {"█", "┊"} == {line.partition("│")[0][-1] for line in screen.splitlines()[2:-1]}
+    assert re.search(r"optimizer +float32 ", drive(path, size=(200, 20)))
 
 
 # --- the options ---
