@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from statecli.core.filter_language import LANGUAGE, MAX_VALUES_OF_ANSWER
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
+from statecli.core.model_state import Kind, Stats, TensorInfo
 from statecli.core.name_pattern import compile_name_pattern, has_braces
 from statecli.core.selection import Selection, glob_names, matches_any, split_sizes
 from statecli.core.units import join_names
@@ -75,12 +75,11 @@ class Marks(Protocol):
 class Filter:
     """Filter of the tensors of one state; the texts of the names are kept for the next key."""
 
-    def __init__(self, state: ModelState, marks: Marks) -> None:
-        self._tensors = state.tensors
+    def __init__(self, tensors: Sequence[TensorInfo], marks: Marks, *, by_section: bool, is_class: bool) -> None:
+        self._tensors = tensors
         self._marks = marks
-        self._by_section = len(state.sections) > 1
-        self._is_class = state.traits.is_class
-        self._oddities = state.oddities
+        self._by_section = by_section
+        self._is_class = is_class
         self._names: list[str] | None = None
         self._dtypes: tuple[TensorInfo, ...] | None = None
 
@@ -191,14 +190,16 @@ class Filter:
         def matches(position: int) -> bool:
             tensor = tensors[position]
             texts = glob_names(tensor.fqn, tensor.section, by_section=by_section)
-            return matches_any(texts, (word,)) or lower in names[position]
+            return matches_any((*texts, *tensor.aliases), (word,)) or lower in names[position]
 
         return matches
 
     def _list_names(self) -> list[str]:
         if self._names is None:
             self._names = [
-                glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1].lower()
+                "\n".join(
+                    (glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1], *tensor.aliases)
+                ).lower()
                 for tensor in self._tensors
             ]
         return self._names
@@ -270,8 +271,7 @@ class Filter:
                 field=field,
                 values=join_names(list(self._list_values(field)), MAX_VALUES_OF_ANSWER),
             )
-        about = next((odd for odd in self._oddities if odd.fqn is not None and bare in odd.fqn.lower()), None)
-        return f"{word}: {about.message}" if about is not None else _answer("word", word=word)
+        return _answer("word", word=word)
 
     def _list_values(self, field: str) -> Iterator[str]:
         yield from sorted({self._get_text(field, position) for position in range(len(self._tensors))})

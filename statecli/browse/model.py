@@ -88,7 +88,7 @@ class Model:
         self._before_sort = 0
         self._weights = weights
         self._by_section = len(state.sections) > 1
-        self._filter = Filter(state, self)
+        self._filter = Filter(self.tensors, self, by_section=self._by_section, is_class=state.traits.is_class)
         self._found: Sequence[int] = list(range(len(self.tensors)))
         self._common_ends: CommonEnds | None = None
         self._roots: list[Node] = []

@@ -130,7 +130,9 @@ class TensorList(ScrollView, can_focus=True):
 
     @property
     def _widths(self) -> Mapping[Column, int]:
-        is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES
+        # A second target adds a column.
+        other = 12 if self._model.difference is not None else 0
+        is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES + other
         return list_widths(is_tree=self._model.shows_tree and is_wide)
 
     def render_line(self, y: int) -> Strip:
@@ -261,7 +263,12 @@ def shorten_numbers(label: str, width: int) -> str:
     count = listed.pop().removesuffix(" in all") if numbers.endswith(" in all") else "…"
     while len(listed) > 1 and len(f"{start}{{{','.join(listed)},{count}}}{end}") > width:
         listed.pop()
-    return f"{start}{{{','.join(listed)},{count}}}{end}"
+    text = f"{start}{{{','.join(listed)},{count}}}{end}"
+    if len(text) <= width:
+        return text
+    first = f"…{{{listed[0]},…}}"  # with a part of the end, which differs between neighbours
+    room = width - len(first)
+    return first + (end if len(end) <= room else f"…{end[len(end) - max(room - 1, 0) :]}")
 
 
 def _fit(text: str, width: int) -> str:

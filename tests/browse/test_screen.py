@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -27,6 +28,7 @@ from textual import events
 from statecli.browse import editor, run
 from statecli.browse.app import Browser
 from statecli.browse.columns import Column, format_cell
+from statecli.browse.help import format_help
 from statecli.browse.model import Model
 from statecli.browse.panel import _describe_stats
 from statecli.browse.peek import Versions
@@ -494,6 +496,8 @@ def test_help_fits_on_80_columns_and_24_lines(in_folder):
     """Every key of the screen is in it."""
     screen = drive("first.safetensors", "question_mark")
     assert "quit" in screen
+    assert all(len(line) <= 78 for line in format_help().splitlines())
+    assert len(format_help().splitlines()) <= 22
     assert "move to another row" in screen
 
 
@@ -728,14 +732,17 @@ class Net(nn.Module):
 
 
 def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
-    """With --model, as inspect; the filter answers a tied name with the reason for its absence."""
+    """With --model, as inspect; the filter finds a tensor by its tied name."""
     Path("net.py").write_text(TIED)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
     model = Model(run._read("tied.safetensors", options).state, {})
     assert [format_cell(model, n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
-    model.set_filter("lm_head")
-    assert model.filter_problem.startswith("lm_head: model does not have lm_head.weight, which is tied to wte.weight")
+    tied = msgspec.structs.replace(model.tensors[1], aliases=("lm_head.weight",))
+    model = Model(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
+    for text in ("lm_head", "*_head.w*", "lm_{head,x}"):
+        model.set_filter(text)
+        assert model.found == [1]
     with_class = BrowseOptions(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
     assert [run._read(target, with_class).state.tensors[0].kind.value for target in ("net.py:Net", "tied.safetensors")]
     with pytest.raises(UsageError, match="--model: needs a checkpoint"):
