@@ -8,11 +8,11 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from textual.scrollbar import ScrollBarRender
 
-_THUMB, _TRACK = "█", "┊"
+_THUMB, _TRACK = "┃", "┊"
 
 
 class TrackRender(ScrollBarRender):
-    """Draws `█` for the visible part, and `┊` for the rest. The mouse acts as on the scroll bars of textual."""
+    """Draws `┃` for the visible part, and `┊` for the rest. The mouse acts as on the scroll bars of textual."""
 
     VERTICAL_BARS = [" "]  # noqa: RUF012 - as in the base class: whole characters only
 

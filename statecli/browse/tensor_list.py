@@ -194,7 +194,9 @@ class TensorList(ScrollView, can_focus=True):
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
         if row.node.members:
             label = shorten_numbers(label, width - len(start))
-        label = shorten_name(label, CommonEnds(), width - len(start))
+        short = shorten_name(label, CommonEnds(), width - len(start))
+        # A name of one or two long parts would be cut to `…`; its middle is cut instead.
+        label = short if 2 * len(short) >= min(len(label), width - len(start)) else label
         return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: Row, room: int) -> str:

@@ -691,6 +691,15 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     assert "0 changed, 1 not compared" in screen
 
 
+def test_a_long_part_of_a_name_is_cut_in_its_middle(tmp_path):
+    """Not to `…` alone."""
+    names = [f"model.norms.{name}_layernorm_of_the_whole_block.weight" for name in ("input", "output")]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "x.safetensors")
+    cells = [line.split()[0] for line in drive(tmp_path / "x.safetensors").splitlines() if line.startswith("    ")]
+    assert len(set(cells[:2])) == 2
+    assert all(cell.endswith("e_block.weight") for cell in cells[:2])
+
+
 def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
     """At the right, and at the left after the cursor moved."""
     save_file(
@@ -710,7 +719,7 @@ def test_statistics_leave_room_for_names(tmp_path):
     assert {"max", "mean", "std"} <= set(heading.partition("│")[0][:-1].split())
     assert "model.h.0.attn.q.weight " in row
     assert "model.h.7.attn.v.weight ! outlier " in screen
-    assert {"█", "┊"} == {line.partition("│")[0][-1] for line in screen.splitlines()[2:-1]}
+    assert {"┃", "┊"} == {line.partition("│")[0][-1] for line in screen.splitlines()[2:-1]}
     assert re.search(r"optimizer +float32 ", drive(path, size=(200, 20)))
 
 
