@@ -18,6 +18,7 @@ from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Tensor
 from statecli.core.name_pairs import match_names
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.rule import Rule
+from statecli.core.unstored_ties import mark_unstored_ties
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 
 
@@ -54,7 +55,11 @@ def classify_by_model(
                 registration = replace(registration, shape=None)
             tensors[n], entry_findings = _compare_entry(tensors[n], registration, state, model)
             findings.extend(entry_findings)
-        notes += _note_ties_left_out(present, registered, section) if not _records_devices(tensors) else ()
+        ties = _list_ties_left_out(present, registered) if not _records_devices(tensors) else []
+        notes += [_note_tie_left_out(name, kept, section) for name, kept in ties]
+        for n in section_rows:
+            if own := [name for name, kept in ties if kept in names_by_row[n]]:
+                tensors[n] = mark_unstored_ties(tensors[n], own)
         dropped = {odd.fqn for odd in notes}
         missing = {fqn: tensor for fqn, tensor in registered.items() if fqn not in present and fqn not in dropped}
         findings.extend(_report_missing(missing, present, state, model, section))
@@ -167,18 +172,21 @@ def _is_in_state_dict(tensor: TensorInfo) -> bool:
     return tensor.persistent is not False and tensor.saved is not False
 
 
-def _note_ties_left_out(present: set[str], registered: dict[str, TensorInfo], section: str) -> list[Oddity]:
-    """Return a note for each tied name left out on purpose by safetensors' save_model and save_pretrained."""
-    notes = []
+def _list_ties_left_out(present: set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
+    """Return each tied name left out on purpose by safetensors' save_model and save_pretrained, and the kept name."""
+    ties = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present), None)
         if fqn not in present and _is_in_state_dict(tensor) and kept_name:
-            message = (
-                f"{section} does not have {fqn}, which is tied to {kept_name}; a strict load_state_dict reports a "
-                "missing key"
-            )
-            notes.append(Oddity("tied-entry-left-out", message, fqn))
-    return notes
+            ties.append((fqn, kept_name))
+    return ties
+
+
+def _note_tie_left_out(fqn: str, kept_name: str, section: str) -> Oddity:
+    message = (
+        f"{section} does not have {fqn}, which is tied to {kept_name}; a strict load_state_dict reports a missing key"
+    )
+    return Oddity("tied-entry-left-out", message, fqn)
 
 
 def _format_section(state: ModelState, section: str) -> str:

@@ -51,6 +51,7 @@ const Filters = (() => {
     const sectionOf = (row) => data.sections.values[data.sections.indices[row]];
     const wholeNames = data.names.map((name, row) => (hasSections && sectionOf(row) !== "(top level)" ? `${sectionOf(row)}.${name}` : name));
     const lowerNames = wholeNames.map((name) => name.toLowerCase());
+    const aliases = new Map((data.aliases || []).map(([row, names]) => [row, names])); // tied names without a row
     const plain = (value) => value.replace(/\?$/, ""); // an assumed kind
 
     // Checks each value of a column once, not each tensor.
@@ -81,10 +82,11 @@ const Filters = (() => {
       const lower = word.toLowerCase();
       if (!isGlob(word)) {
         const search = hasBraces(word) ? compile(lower, false) : null;
-        return (row) => lowerNames[row].includes(lower) || Boolean(search && search.test(lowerNames[row]));
+        const test = (name) => name.includes(lower) || Boolean(search && search.test(name));
+        return (row) => test(lowerNames[row]) || (aliases.get(row) || []).some((name) => test(name.toLowerCase()));
       }
       const match = matchGlob(word);
-      return (row) => match(data.names[row]) || match(wholeNames[row]) || lowerNames[row].includes(lower);
+      return (row) => match(data.names[row]) || match(wholeNames[row]) || lowerNames[row].includes(lower) || (aliases.get(row) || []).some(match);
     };
     const matchAny = (word) => {
       const lower = word.toLowerCase();

@@ -40,7 +40,7 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OtherNames(msgspec.Struct, frozen=True, array_like=True):
-    """Names by which `-i` also selects a row: those of a quantized weight and of its tensors."""
+    """Further names of a row, such as those of a quantized weight and of its tensors, by which `-i` selects it too."""
 
     row: int
     names: tuple[str, ...]
@@ -73,6 +73,8 @@ class TensorList(msgspec.Struct, frozen=True):
     stats: dict[str, tuple[float | int | str | None, ...]] = {}
     distributions: tuple[Distribution | None, ...] = ()
     other_names: tuple[OtherNames, ...] = ()
+    #: Tied names that have no row; a filter finds the row by them.
+    aliases: tuple[OtherNames, ...] = ()
     spectra: tuple[Spectrum | None, ...] = ()
     problem_words: tuple[str, ...] = PROBLEM_WORDS
     language: FilterLanguage = LANGUAGE
@@ -116,6 +118,7 @@ def build_tensor_list(
             for row, t in enumerate(tensors)
             if (t.section, t.fqn) in other_names
         ),
+        aliases=tuple(OtherNames(row, tuple(map(escape, t.aliases))) for row, t in enumerate(tensors) if t.aliases),
         spectra=tuple(spectra.get((t.section, t.fqn)) for t in tensors) if spectra else (),
     )
 

@@ -8,9 +8,11 @@ import subprocess
 from importlib import resources
 
 import pytest
+from msgspec.structs import replace
 
 from statecli.commands.inspect.run import Inspection
 from statecli.core.json_text import encode_json
+from statecli.core.unstored_ties import mark_unstored_ties
 from statecli.report import RowView
 from statecli.report.inspect import build_inspect_report
 from tests.filter_cases import CASES, PROBLEMS, SECTION_CASES, build_sections, build_state
@@ -54,3 +56,18 @@ def test_values_that_were_not_read_are_no_answer():
     """The message says which option reads them."""
     for found in find(build_state(with_stats=False), ["nan>0", "problem"]):
         assert "the report has no statistics; run statecli report --stats" in found["problem"]
+
+
+def test_a_tied_name_that_is_not_stored_finds_the_stored_tensor():
+    """By a part of the name and by a glob; other names still find nothing."""
+    state = mark_state(build_state())
+    texts = ["lm_head", "LM_head.weight", "lm_head.*", "{lm_head,typo}.weight", "tied_head"]
+    assert [[state.tensors[row].fqn for row in found["rows"]] for found in find(state, texts)] == [
+        *[["embed.weight"]] * 4,
+        [],
+    ]
+
+
+def mark_state(state):
+    tensors = (mark_unstored_ties(t, ["lm_head.weight"]) if t.fqn == "embed.weight" else t for t in state.tensors)
+    return replace(state, tensors=tuple(tensors))

@@ -22,6 +22,7 @@ from statecli.core.progress import Progress
 from statecli.core.result_views import ResultViews
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
+from statecli.core.unstored_ties import add_unstored_ties
 from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
 from statecli.live.spec import ModelSpec
@@ -199,6 +200,8 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in MODEL_KINDS]
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
+    else:
+        state = add_unstored_ties(state)
     full_state = state
     weights = list_weights(full_state)
     state = select(state, request.selection, request.target, list_rows_by_part(weights) if request.selection else {})
