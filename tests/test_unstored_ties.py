@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from statecli.core.unstored_ties import TIED_NAMES
 
@@ -56,11 +57,10 @@ def test_a_tie_that_is_not_recorded_is_not_reported(statecli, folder, tmp_path, 
 
 def test_a_stored_head_is_not_an_alias(statecli, tmp_path, folder):
     """A checkpoint with both names holds two tensors."""
-    safetensors = pytest.importorskip("safetensors.torch")
     target = change_config(folder, tmp_path / "both")
-    state = safetensors.load_file(target / "model.safetensors")
+    state = load_file(target / "model.safetensors")
     state["lm_head.weight"] = torch.ones(16, 8)
-    safetensors.save_file(state, target / "model.safetensors")
+    save_file(state, target / "model.safetensors")
     assert all("aliases" not in row for row in list_rows(statecli, target).values())
 
 

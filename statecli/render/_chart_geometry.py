@@ -38,8 +38,9 @@ _LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 class Mark(msgspec.Struct, frozen=True):
     """One bar.
 
-    `mood` is "" for a value, "most" and "least" for several values in one bar, "zero", "odd" (not finite) or
-    "boundless" (no measure); bars of the last three are not to scale.
+    `mood` is "" for a value, "unusual" for one that stands out, "most" and "least" for several values in one bar,
+    "zero", "odd" (not finite) or "boundless" (no measure); bars of the last three are not to scale. `tensor` is the
+    section and name of the tensor that the bar leads to.
     """
 
     x: float
@@ -48,6 +49,7 @@ class Mark(msgspec.Struct, frozen=True):
     height: float
     title: str
     mood: str = ""
+    tensor: tuple[str, str] | None = None
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -77,15 +79,17 @@ class Box(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """A point of a line. `left` and `width` are the strip in which the mouse shows the title.
 
-    `mood` is "" or "odd" (a value that is not finite, an alarm): a strip from the bottom to the top.
+    `mood` is "" or "odd": an alarm, as a red point, or as a strip from the bottom to the top if the value is not known.
+    `tensor` is the section and name of the tensor that the point leads to.
     """
 
     x: float
-    y: float
+    y: float | None
     left: float
     width: float
     title: str
     mood: str = ""
+    tensor: tuple[str, str] | None = None
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +125,13 @@ def build_picture(chart: Bars | Spread) -> Picture:
 
 
 class _Bar(NamedTuple):
-    """A value with its name; `word` replaces an infinite value."""
+    """A value with its name; `word` replaces an infinite value, and is a remark on any other."""
 
     label: str
     value: float
     word: str
+    tensor: tuple[str, str] | None
+    is_unusual: bool
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -193,8 +199,10 @@ def _format_scaled(mantissa: float, exponent: int) -> str:
 
 def _build_bar_chart(chart: Bars) -> Picture:
     """Lay out a bar for each value, or for neighbours together if there are too many values."""
-    words = chart.words or ("infinite",) * len(chart.values)
-    bars = [_Bar(*entry) for entry in zip(chart.labels, chart.values, words, strict=True)]
+    count = len(chart.values)
+    words = chart.words or tuple("infinite" if math.isinf(value) else "" for value in chart.values)
+    tensors, unusual = chart.tensors or (None,) * count, chart.unusual or (False,) * count
+    bars = [_Bar(*entry) for entry in zip(chart.labels, chart.values, words, tensors, unusual, strict=True)]
     size = max(1, math.ceil(len(bars) / MAX_BARS))
     plot = Box(58.0, 30.0, 1094.0, 300.0)
     scale = _choose_scale([value for value in chart.values if math.isfinite(value)])
@@ -244,26 +252,32 @@ def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plo
     width = min(slot * 0.8, MAX_BAR_WIDTH) if slot > 3 else slot
     for n, values in enumerate(bins):
         x = plot.left + slot * n + (slot - width) / 2
-        title = _describe_bars(values)
+        title, largest = _describe_bars(values), max(values, key=_rank_bar)
         sizes = sorted((bar.value for bar in values if math.isfinite(bar.value)), key=abs)
         if any(math.isnan(bar.value) for bar in values):
-            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd")
+            yield Mark(x, plot.top, width, plot.bottom - plot.top, title, "odd", largest.tensor)
             continue
         if len(sizes) < len(values):
-            yield Mark(x, plot.top, width, BOUNDLESS_HEIGHT, title, "boundless")
+            yield Mark(x, plot.top, width, BOUNDLESS_HEIGHT, title, "boundless", largest.tensor)
         if sizes and sizes[-1] == 0:
-            yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero")
+            yield Mark(x, ground - ZERO_HEIGHT, width, ZERO_HEIGHT, title, "zero", largest.tensor)
         elif sizes:
-            moods = ["most", "least"] if len(values) > 1 else [""]
+            moods = ["most", "least"] if len(values) > 1 else ["unusual" if largest.is_unusual else ""]
             for size, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
                 height = max(abs(ground - _compute_y(scale, size, plot)), MIN_HEIGHT) if size else 0.0
-                yield Mark(x, ground if size < 0 else ground - height, width, height, title, mood)
+                yield Mark(x, ground if size < 0 else ground - height, width, height, title, mood, largest.tensor)
+
+
+def _rank_bar(bar: _Bar) -> tuple[bool, float]:
+    """Return a sort key: NaN last, then the largest size."""
+    return math.isnan(bar.value), abs(bar.value)
 
 
 def _describe_bars(bars: list[_Bar]) -> str:
     """Describe a bar: its name and value, or the first and last name and the largest value."""
     if len(bars) == 1:
-        return f"{bars[0].label}: {_describe_unmeasured(bars[0]) or format_number(bars[0].value)}"
+        remark = f" ({bars[0].word})" if bars[0].word and math.isfinite(bars[0].value) else ""
+        return f"{bars[0].label}: {_describe_unmeasured(bars[0]) or format_number(bars[0].value)}{remark}"
     finite = [bar for bar in bars if math.isfinite(bar.value)]
     parts = [f"{bars[0].label} … {bars[-1].label}"]
     if finite:
@@ -284,12 +298,15 @@ def _describe_unmeasured(bar: _Bar) -> str:
 def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
     """Return how to read the chart: the number of values, merged bars, zeros, missing measures."""
     values = [bar.value for bar in bars]
+    unusual = sum(bar.is_unusual for bar in bars)
     zero, not_finite = sum(value == 0 for value in values), sum(map(math.isnan, values))
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
         parts.append(
             f"each bar shows {size:,} values: strong colour up to the smallest, faint colour up to the largest"
         )
+    if unusual:
+        parts.append(f"{unusual:,} changed at least 10 times as much as the median of the layers (orange)")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     boundless = Counter(bar.word for bar in bars if math.isinf(bar.value))

@@ -15,7 +15,7 @@ from statecli.report import Curve
 MAX_POINTS = 500
 #: Ratio of the largest and the smallest value from which on the scale is logarithmic.
 MIN_LOG_RATIO = 20.0
-#: Width of the strip of an alarm.
+#: Width of the strip of an alarm whose value is not known.
 ALARM_WIDTH = 3.0
 
 
@@ -49,7 +49,7 @@ def _choose_scale(values: Sequence[float]) -> Scale | None:
     """Return a logarithmic scale for values of several magnitudes, else a linear one around them; None without any."""
     positive = [value for value in values if value > 0]
     if not positive:
-        return build_linear_scale(min(values), max(values)) if values else None
+        return build_linear_scale(min(values), max(values) or float(not any(values))) if values else None
     low, high = min(positive), max(positive)
     if min(values) >= 0 and high / MIN_LOG_RATIO > low:
         return build_log_scale(low, high)
@@ -78,15 +78,16 @@ def _build_lines(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[st
 
 def _build_points(chart: Curve, xs: Sequence[float], ys: Sequence[float | None], plot: Box) -> Iterator[Point]:
     borders = [plot.left, *((before + after) / 2 for before, after in pairwise(xs)), plot.right]
-    entries = zip(xs, ys, chart.labels, chart.values, chart.alarms, strict=True)
-    for n, (x, y, label, value, alarm) in enumerate(entries):
+    tensors = chart.tensors or (None,) * len(xs)
+    entries = zip(xs, ys, chart.labels, chart.values, chart.alarms, tensors, strict=True)
+    for n, (x, y, label, value, alarm, tensor) in enumerate(entries):
         width = max(0.0, borders[n + 1] - borders[n])
         number = format_number(value) if math.isfinite(value) else "not known"
         title = "; ".join(filter(None, (f"{label}: {number}", alarm)))
-        if alarm:
-            yield Point(x, plot.top, x - ALARM_WIDTH / 2, ALARM_WIDTH, title, "odd")
-        elif y is not None and len(xs) <= MAX_POINTS:
-            yield Point(x, y, borders[n], width, title)
+        if alarm and y is None:
+            yield Point(x, None, x - ALARM_WIDTH / 2, ALARM_WIDTH, title, "odd", tensor)
+        elif y is not None and (alarm or len(xs) <= MAX_POINTS):
+            yield Point(x, y, borders[n], width, title, "odd" if alarm else "", tensor)
 
 
 def _describe_curve(chart: Curve) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from statecli.core import escaping
 from statecli.core.json_text import encode_json
+from statecli.core.units import format_fqn, format_number
 from statecli.core.version import __version__
 from statecli.render import _chart_geometry, _curve_geometry
-from statecli.report import Bars, Curve, Report, Spread
+from statecli.report import Bars, Curve, Line, Page, Report, Spread
 from statecli.report.source_lines import read_lines_around
 from statecli.report.tensor_list import TensorList
 
@@ -67,15 +70,22 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
     """Return the page in pieces. `fragment`: the prefix of ids in a part of another page; "" for a whole page."""
     page = report.page()
     has_list = report.tensor_list is not None and not (quiet or fragment)
-    tensor_list = _encode_tensor_list(report.tensor_list()) if report.tensor_list is not None and has_list else ""
+    tensor_list = report.tensor_list() if report.tensor_list is not None and has_list else None
+    charts = () if quiet or fragment else report.charts()
+    flat = [chart for chart in charts if isinstance(chart, Curve) and _is_flat(chart)]
+    links = _Links(page, charts, tensor_list)
     return _load_template().stream(
         report=report,
         page=page,
         fragment=fragment,
         quiet=quiet,
-        charts=[] if quiet or fragment else [_build_picture(chart) for chart in report.charts()],
+        charts=[_build_picture(chart) for chart in charts if chart not in flat],
+        flat_curves=flat,
+        find_row=links.find_row,
+        find_row_id=links.find_row_id,
+        has_links=links.has_links,
         remarks=any(line.remark for group in page.groups for line in group.lines),
-        tensor_list=tensor_list,
+        tensor_list=_encode_tensor_list(tensor_list) if tensor_list is not None else "",
         max_lines=MAX_LINES_WITHOUT_SCRIPT if has_list else None,
         settings=report.settings() if has_list else (),
         max_settings=MAX_SETTINGS,
@@ -84,6 +94,44 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         scripts=[_read_resource(name) for name in ("page.js", *(LIST_SCRIPTS if has_list else ()))],
         version=__version__,
     )
+
+
+class _Links:
+    """Addresses on a page of the tensors that its charts show."""
+
+    def __init__(self, page: Page, charts: Iterable[Bars | Curve | Spread], tensor_list: TensorList | None) -> None:
+        drawn = {tensor for chart in charts if not isinstance(chart, Spread) for tensor in chart.tensors}
+        self._by_section = tensor_list is not None and len(tensor_list.sections.values) > 1
+        self._has_list = tensor_list is not None
+        self._row_ids: dict[int, str] = {}
+        self._targets: dict[tuple[str, str], str] = {}
+        for line in (line for group in page.groups for line in group.lines) if drawn and not self._has_list else ():
+            own = drawn.intersection(line.tensors)
+            if own:
+                self._row_ids[id(line)] = f"row-{len(self._row_ids) + 1}"
+                self._targets |= dict.fromkeys(own, self._row_ids[id(line)])
+
+    def find_row_id(self, line: Line) -> str:
+        """Return the id of a row that a chart leads to, or ""."""
+        return self._row_ids.get(id(line), "")
+
+    def find_row(self, tensor: tuple[str, str] | None) -> str:
+        """Return the address of a tensor without `#`; "" if the page has no row of the tensor."""
+        if tensor is None or not self._has_list:
+            return "" if tensor is None else self._targets.get(tensor, "")
+        section, fqn = tensor
+        name = escaping.escape(format_fqn(fqn))
+        label = f"{escaping.escape(section or '(top level)')}: {name}" if self._by_section else name
+        return f"tensor={quote(label, safe='')}"
+
+    def has_links(self, picture: _chart_geometry.Picture) -> bool:
+        tensors = [*(mark.tensor for mark in picture.marks), *(point.tensor for point in picture.points)]
+        return any(map(self.find_row, tensors))
+
+
+def _is_flat(curve: Curve) -> bool:
+    """Return whether a small curve has the same value everywhere, and no alarm."""
+    return curve.small and not any(curve.alarms) and len(set(curve.values)) == 1
 
 
 def _encode_tensor_list(tensor_list: TensorList) -> str:
@@ -117,6 +165,7 @@ def _load_template() -> jinja2.Template:
     environment.filters["name"] = partial(_truncate, escaping.MAX_NAME_CHARACTERS)
     environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
     environment.filters["lines_around"] = read_lines_around
+    environment.filters["number"] = format_number
     environment.filters["csp_hash"] = _compute_csp_hash
     environment.filters["visible"] = escaping.escape
     environment.filters["px"] = _format_length

@@ -77,13 +77,14 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """Row for people: cells, a remark, and a mood for the colour.
 
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong". A page sorts the lines of a group by `sort_key`;
-    other outputs keep their order.
+    other outputs keep their order. `tensors` are the section and name of each tensor of the row, for links to the row.
     """
 
     cells: tuple[str, ...]
     remark: str = ""
     mood: str = ""
     sort_key: tuple[float, ...] = ()
+    tensors: tuple[tuple[str, str], ...] = ()
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -265,8 +266,12 @@ class Bars(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
     #: The meaning of a value: "relative L2 change".
     unit: str = ""
-    #: A text for each value, or empty: then the text of infinity is "infinite".
+    #: A text for each value, or empty: then the text of infinity is "infinite". A text for a finite value is a remark.
     words: tuple[str, ...] = ()
+    #: Section and name of the tensor that each bar leads to, or empty.
+    tensors: tuple[tuple[str, str], ...] = ()
+    #: Whether each value stands out, or empty.
+    unusual: tuple[bool, ...] = ()
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -287,6 +292,8 @@ class Curve(msgspec.Struct, frozen=True):
     small: bool = False
     #: The alarms in a few words, as "1 NaN, 2 outliers"; "" for their number.
     alarms_in_words: str = ""
+    #: Section and name of the tensor that each point leads to, or empty.
+    tensors: tuple[tuple[str, str], ...] = ()
 
 
 class Spread(msgspec.Struct, frozen=True):

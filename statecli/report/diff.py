@@ -61,7 +61,7 @@ from statecli.report.change_text import (
 from statecli.report.documents.diff import build_diff_document, count_changes
 from statecli.report.documents.shared import Counts
 from statecli.report.explain import build_problem_of_diff
-from statecli.report.layer_changes import describe_largest_layers
+from statecli.report.layer_changes import describe_largest_layers, list_module_changes, split_module
 from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
 from statecli.report.tie_changes import describe_ties, is_tie_only
@@ -363,7 +363,9 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
         text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
-    return "; ".join([text, *describe_largest_layers(diff.changes), *change_totals.format_totals(diff)])
+    return "; ".join(
+        [text, *describe_largest_layers(list_module_changes(diff.changes)), *change_totals.format_totals(diff)]
+    )
 
 
 def summarize_diff(diff: Diff) -> str:
@@ -540,7 +542,13 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
     ]
     separate = [(line, [n]) for n, line in enumerate(unfolded)]
     folded = _fold_without_outliers(unfolded, rows) if _is_folded(view) else separate
-    built = [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+    built = [
+        replace(
+            _build_line(line, [rows[n] for n in positions], measured, view),
+            tensors=tuple((rows[n].section, rows[n].fqn) for n in positions),
+        )
+        for line, positions in folded
+    ]
     if not measured or view.hides_rows or view.sort is not None:
         return built
     keys = [min(order_change(rows[n]) for n in positions) for _, positions in folded]
@@ -770,17 +778,66 @@ def _build_charts(diff: Diff) -> tuple[Bars | Spread, ...]:
     ]
     if not any(change.values is not None for change in diff.changes if change.kind is Kind.PARAMETER):
         return tuple(spreads)
-    bars = [
-        (format_name(item.fqn, item.section, has_sections), *measured) for item, measured in _measure_parameters(diff)
-    ]
-    names, values, words = zip(*bars, strict=True)
+    measures = _measure_parameters(diff)
+    modules = {(item.section, *split_module(item.fqn)) for item, _ in measures}
+    layers = Counter((section, stack) for section, stack, _ in modules if stack)
+    return (_draw_modules(diff, measures) if max(layers.values(), default=0) > 1 else _draw(diff, measures), *spreads)
+
+
+#: A tensor with its measure and the text in place of a measure.
+_Measured = tuple[Change | TensorInfo, tuple[float, str]]
+
+
+def _draw(diff: Diff, measures: Sequence[_Measured]) -> Bars:
+    """Return a bar for each parameter."""
+    names = tuple(format_name(item.fqn, item.section, _has_sections(diff)) for item, _ in measures)
+    values, words = zip(*(measure for _, measure in measures), strict=True)
     title = "change over depth: one bar per parameter, zero for equal values"
-    return (Bars(title, names, values, "relative L2 change", words), *spreads)
+    tensors = tuple((item.section, item.fqn) for item, _ in measures)
+    return Bars(title, names, values, "relative L2 change", words, tensors)
 
 
-def _measure_parameters(diff: Diff) -> list[tuple[Change | TensorInfo, tuple[float, str]]]:
+def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
+    """Return a bar for each layer and for each module outside of the layers, with all parameters together.
+
+    A bar leads to the parameter with the largest difference.
+    """
+    has_sections = _has_sections(diff)
+    changes = {(module.section, module.name): module for module in list_module_changes(diff.changes)}
+    groups: dict[tuple[str, str], list[_Measured]] = {}
+    for item, measure in measures:
+        groups.setdefault((item.section, split_module(item.fqn)[1]), []).append((item, measure))
+    bars: list[tuple[str, float, str, tuple[str, str], bool]] = []
+    for (section, name), rows in groups.items():
+        change = changes.get((section, name))
+        value, word = _combine_measures([measure for _, measure in rows], change.relative_l2 if change else None)
+        largest = max((item for item, _ in rows), key=_measure_difference)
+        is_unusual = change is not None and change.times_median is not None
+        label = format_name(name, section, has_sections)
+        bars.append((label, value, word, (largest.section, largest.fqn), is_unusual))
+    labels, values, words, tensors, unusual = zip(*bars, strict=True)
+    title = "change over depth: one bar per layer, with all its parameters; zero for equal values"
+    return Bars(title, labels, values, "relative L2 change", words, tensors, unusual)
+
+
+def _combine_measures(measures: Sequence[tuple[float, str]], combined: float | None) -> tuple[float, str]:
+    """Return the measure of a module: NaN if a parameter has NaN, and the parameters without a measure in words."""
+    if any(math.isnan(value) for value, _ in measures):
+        return math.nan, ""
+    without = Counter(word for _, word in measures if word)
+    if len(measures) == without.total():
+        return math.inf, measures[0][1]
+    return combined or 0.0, ", ".join(f"{count:,} {word}" for word, count in without.items())
+
+
+def _measure_difference(item: Change | TensorInfo) -> float:
+    delta = item.values if isinstance(item, Change) else None
+    return (delta.l2 or 0.0) if delta is not None else 0.0
+
+
+def _measure_parameters(diff: Diff) -> list[_Measured]:
     """Return each parameter on both sides with its measure, in order."""
-    measures: list[tuple[Change | TensorInfo, tuple[float, str]]] = [
+    measures: list[_Measured] = [
         (change, _measure_change(change))
         for change in diff.changes
         if change.before is not None and change.after is not None

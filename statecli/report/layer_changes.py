@@ -1,47 +1,112 @@
-"""The layer of a stack that changed many times more than its siblings: the news of a diff in a line."""
+"""Change of each layer of a stack, and of the modules outside; those that changed many times more than the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.result import Change
 from statecli.core.model_state import Kind
-from statecli.core.units import format_fqn, plural
+from statecli.core.units import format_fqn
 from statecli.report.change_text import combine_relative_change
 
 #: Layers of a stack that are enough to say what is usual, and how many times more than their median is news.
 MIN_LAYERS = 4
 MIN_RATIO = 10.0
+#: Modules that a headline names.
+MAX_NAMES = 8
 
 
-def describe_largest_layers(changes: Iterable[Change]) -> list[str]:
-    """Return `layers.7 changed 101 times more than the median of 40 layers` for each stack with such a layer."""
-    return [text for stack, layers in _group_layers(changes).items() if (text := _describe_stack(stack, layers))]
+class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Change of the parameters of a layer, or of a module outside the layers.
+
+    Attributes:
+        name: `blocks.3`, or `out` for `out.weight` and `out.bias`.
+        section: Section of the parameters.
+        relative_l2: L2 norm of all Δ over the L2 norm before; null if it is not known.
+        times_median: How many times the median of the layers, if the module stands out; else left out.
+        layers: Number of these layers.
+    """
+
+    name: str
+    section: str
+    relative_l2: float | None
+    times_median: float | None = None
+    layers: int | None = None
 
 
-def _group_layers(changes: Iterable[Change]) -> dict[str, dict[str, list[Change]]]:
-    """Return the changed parameters by the name before the first number, and by this number."""
-    stacks: dict[str, dict[str, list[Change]]] = {}
+def split_module(fqn: str) -> tuple[str, str]:
+    """Return the stack and the layer of a parameter: `("blocks", "blocks.3")`; `("", "out")` outside of a stack."""
+    parts = fqn.split(".")
+    at = next((n for n, part in enumerate(parts[:-1]) if part.isascii() and part.isdecimal()), None)
+    if at is None:
+        return "", ".".join(parts[:-1]) or fqn
+    return ".".join(parts[:at]) or "(layers)", ".".join(parts[: at + 1])
+
+
+def list_module_changes(changes: Sequence[Change]) -> tuple[ModuleChange, ...]:
+    """Return the modules with a changed parameter, in the order of the changes."""
+    modules: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:
-        if change.kind is not Kind.PARAMETER or change.values is None:
-            continue
-        parts = change.fqn.split(".")
-        at = next((n for n, part in enumerate(parts[:-1]) if part.isascii() and part.isdecimal()), None)
-        if at is not None:
-            stacks.setdefault(".".join(parts[:at]), {}).setdefault(parts[at], []).append(change)
-    return stacks
+        if change.kind is Kind.PARAMETER and change.values is not None:
+            modules.setdefault((change.section, *split_module(change.fqn)), []).append(change)
+    sizes = {key: combine_relative_change(rows) for key, rows in modules.items()}
+    near_zero = find_near_zero(changes)
+    unusual: dict[tuple[str, str], tuple[float, int]] = {}
+    for section in dict.fromkeys(section for section, _, _ in sizes):
+        own = {
+            (stack, name): size
+            for (of, stack, name), size in sizes.items()
+            if of == section
+            and size is not None
+            and (stack or not near_zero.issuperset(map(id, modules[of, stack, name])))
+        }
+        unusual |= {(section, name): ratio for name, ratio in _find_unusual(own).items()}
+    return tuple(
+        ModuleChange(name, section, size, *unusual.get((section, name), ()))
+        for (section, _, name), size in sizes.items()
+    )
 
 
-def _describe_stack(stack: str, layers: Mapping[str, Sequence[Change]]) -> str:
-    sizes = {number: size for number, rows in layers.items() if (size := combine_relative_change(rows)) is not None}
-    ordered = sorted(sizes.values())
-    median = ordered[(len(ordered) - 1) // 2] if ordered else 0.0
-    if len(sizes) < MIN_LAYERS or not median:
-        return ""
-    unusual = sorted((n for n in sizes if sizes[n] >= MIN_RATIO * median), key=lambda n: -sizes[n])
-    if not unusual or len(unusual) > len(sizes) // MIN_LAYERS:
-        return ""
-    name = format_fqn(".".join(filter(None, (stack, unusual[0]))))
-    ratio = f"{sizes[unusual[0]] / median:,.0f}"
-    more = f", and {plural(len(unusual) - 1, 'other layer')} at least {MIN_RATIO:.0f} times" if len(unusual) > 1 else ""
-    return f"{name} changed {ratio} times as much as the median of {len(sizes):,} layers{more}"
+def describe_largest_layers(modules: Sequence[ModuleChange]) -> list[str]:
+    """Return `layers.7 changed 101 times as much as the median of 40 layers, out 30 times` for each stack."""
+    groups: dict[tuple[str, int], list[ModuleChange]] = {}
+    for module in sorted(modules, key=lambda module: -(module.times_median or 0.0)):
+        if module.layers is not None:
+            groups.setdefault((module.section, module.layers), []).append(module)
+    return [_describe_unusual(group, layers) for (_, layers), group in groups.items()]
+
+
+def _describe_unusual(modules: Sequence[ModuleChange], layers: int) -> str:
+    names = [format_fqn(module.name) for module in modules[:MAX_NAMES]]
+    times = [f"{module.times_median:,.0f} times" for module in modules[:MAX_NAMES]]
+    parts = [f"{names[0]} changed {times[0]} as much as the median of {layers:,} layers"]
+    parts += [f"{name} {ratio}" for name, ratio in zip(names[1:], times[1:], strict=True)]
+    if len(modules) > MAX_NAMES:
+        parts.append(f"{len(modules) - MAX_NAMES:,} more at least {MIN_RATIO:.0f} times")
+    return ", ".join(parts)
+
+
+def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[float, int]]:
+    """Return how many times the median each unusual module of a section changed, and the number of layers.
+
+    A layer is compared with its stack, a module outside with the largest stack. `sizes` has the stack and the name.
+    """
+    stacks: dict[str, dict[str, float]] = {}
+    for (stack, name), size in sizes.items():
+        stacks.setdefault(stack, {})[name] = size
+    outside = stacks.pop("", {})
+    stacks = {stack: own for stack, own in stacks.items() if len(own) >= MIN_LAYERS}
+    unusual: dict[str, tuple[float, int]] = {}
+    for own in stacks.values():
+        ratios = _list_ratios(own, own)
+        unusual |= ratios if len(ratios) <= len(own) // MIN_LAYERS else {}
+    return unusual | (_list_ratios(outside, max(stacks.values(), key=len)) if stacks else {})
+
+
+def _list_ratios(sizes: Mapping[str, float], layers: Mapping[str, float]) -> dict[str, tuple[float, int]]:
+    ordered = sorted(layers.values())
+    median = ordered[(len(ordered) - 1) // 2]
+    return {name: (size / median, len(layers)) for name, size in sizes.items() if 0 < MIN_RATIO * median <= size}

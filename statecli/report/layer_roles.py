@@ -102,7 +102,7 @@ def _measure_distance(value: float, usual: float) -> float:
 
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
-    """Return a chart for each role, at most MAX_CHARTS: those with NaN, infinity or outliers first."""
+    """Return a chart for each role, at most MAX_CHARTS: first those with NaN, Inf or outliers, last equal values."""
     nonfinite: dict[tuple[str, str], list[str]] = {}
     for tensor in tensors:
         stats = tensor.stats
@@ -110,7 +110,11 @@ def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
             counts = (("NaN", stats.nan), ("Inf", stats.inf))
             nonfinite[tensor.section, tensor.fqn] = [f"{count:,} {word}" for word, count in counts if count]
     curves = [_build_curve(role, nonfinite) for role in list_roles(tensors)]
-    return tuple(sorted(curves, key=lambda curve: not any(curve.alarms))[:MAX_CHARTS])
+    return tuple(sorted(curves, key=_order_curve)[:MAX_CHARTS])
+
+
+def _order_curve(curve: Curve) -> tuple[bool, bool]:
+    return not any(curve.alarms), len(set(curve.values)) == 1
 
 
 def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]]) -> Curve:
@@ -131,6 +135,7 @@ def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]])
         "layer",
         small=True,
         alarms_in_words=", ".join(words),
+        tensors=tuple(keys),
     )
 
 

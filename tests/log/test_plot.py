@@ -53,11 +53,14 @@ def test_changes_of_several_magnitudes_have_a_logarithmic_scale():
     assert first[1] - second[1] == pytest.approx(second[1] - third[1], abs=0.2)
 
 
-def test_an_alarm_is_a_line_from_the_bottom_to_the_top():
-    """Its title has the text."""
+def test_an_alarm_is_a_red_point():
+    """On the line; a line from the bottom to the top if the value is not known. Its title has the text."""
     picture = draw([1.0, 2.0], alarms=("", "NaN in w"))
     (alarm,) = [point for point in picture.points if point.mood == "odd"]
     assert alarm.title == "1: 2; NaN in w"
+    assert alarm.y == pytest.approx(list_corners(picture)[0][1][1], abs=0.1)
+    (gap,) = [point for point in draw([1.0, math.nan], alarms=("", "NaN in w")).points if point.mood == "odd"]
+    assert (gap.y, gap.width) == (None, 3.0)
     assert "1 alarm (red)" in picture.note
 
 
@@ -73,7 +76,7 @@ def test_the_page_has_both_curves(statecli, saved_runs):
     page = statecli("log", saved_runs("trainer"), "-f", "html").out
     assert page.count("<polyline") == 2
     assert "step 1,000: 25." in page
-    assert page.count('class="bar odd"') == 2
+    assert page.count('class="point odd"') == 2
     assert not re.search(r'(?:src|href)="?https?:', page)
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import hypothesis.strategies as st
 import pytest
@@ -154,15 +155,78 @@ def test_a_rename_shows_both_names():
         ([0.01 * 4**n for n in range(12)], None),
         (
             [0.5, 7.0, *[0.05] * 10],
-            "model.layers.1 changed 140 times as much as the median of 12 layers, and 1 other layer at least 10 times",
+            "model.layers.1 changed 140 times as much as the median of 12 layers, model.layers.0 10 times",
         ),
     ],
 )
 def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
     """Than the median of its siblings: one or few, not a trend over all layers."""
     changes = [nudged(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")]
-    parts = verdict(*changes, nudged("head", 900.0)).split("; ")
+    parts = verdict(*changes, nudged("head", 0.01)).split("; ")
     assert [part for part in parts if "times as much" in part] == ([text] if text else [])
+
+
+def weigh(change, relative, before, elements=100):
+    """The change with norms: `before` is the root mean square of the old values."""
+    norm = before * math.sqrt(elements)
+    values = replace(change.values, relative_l2=relative, l2=relative * norm, elements=elements)
+    return replace(change, values=values)
+
+
+def list_layers(unusual=(3, 8)):
+    """Twelve layers whose bias starts near zero, a first and a last module."""
+    changes = [weigh(nudged("inp.weight"), 2e-4, 0.1)]
+    for n in range(12):
+        changes.append(weigh(nudged(f"blocks.{n}.norm.bias"), 0.9, 1e-5))
+        changes.append(weigh(nudged(f"blocks.{n}.up.weight"), 0.08 if n in unusual else 3e-4, 0.1))
+    return [*changes, weigh(nudged("out.weight"), 0.09, 0.1), weigh(nudged("scale"), 0.9, 1e-6)]
+
+
+def test_the_headline_names_each_unusual_module():
+    """Layers and the modules outside, but no tensor that starts near zero; the same numbers are in the JSON."""
+    found = diff(*list_layers())
+    text = "out changed 287 times as much as the median of 12 layers, blocks.3 255 times, blocks.8 255 times"
+    assert text in verdict(*list_layers())
+    modules = json.loads(written(found, "json"))["summary"]["modules"]
+    assert [m["name"] for m in modules if "times_median" in m] == ["blocks.3", "blocks.8", "out"]
+    assert modules[0] == {"name": "inp", "section": "model", "relative_l2": 2e-4}
+    many = [weigh(nudged(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
+    assert verdict(*list_layers(()), *many).count(" times") == 9
+    assert "13 more at least 10 times" in verdict(*list_layers(()), *many)
+
+
+def test_a_layer_is_one_bar():
+    """In its place, with a mark if it is unusual; small values before do not hide the others."""
+    (bars,) = build_diff_report(diff(*list_layers()), DiffView()).charts()
+    assert bars.labels == ("inp", *(f"blocks.{n}" for n in range(12)), "out", "scale")
+    assert [label for label, unusual in zip(bars.labels, bars.unusual, strict=True) if unusual] == [
+        "blocks.3",
+        "blocks.8",
+        "out",
+    ]
+    assert bars.values[1:5] == pytest.approx([3e-4, 3e-4, 3e-4, 0.08], rel=0.1)
+    assert bars.tensors[4] == ("model", "blocks.3.up.weight")
+
+
+def test_a_bar_of_a_layer_says_what_it_leaves_out():
+    """A parameter without a measure among others is a remark; NaN is NaN; a whole layer without a measure has none."""
+    reshaped = [
+        recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
+    ]
+    found = diff(nudged("h.0.a", 0.5), *reshaped, nudged("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a"))
+    (bars,) = build_diff_report(found, DiffView()).charts()
+    assert bars.labels == ("h.0", "h.1", "h.2", "h.3")
+    assert (bars.values[0], bars.values[1], bars.values[3]) == (0.5, math.inf, 0.0)
+    assert math.isnan(bars.values[2])
+    assert bars.words == ("1 of another shape", "of another shape", "", "")
+
+
+def test_a_bar_leads_to_its_row():
+    """Equal layers share the row."""
+    text = written(diff(*list_layers()), "html")
+    ids = re.findall(r'<tr id="(row-\d+)"[^>]*>\s*<td class="name">([^<]*)', text)
+    row_of = {name: row for row, name in ids}
+    assert text.count(f'<a href="#{row_of["M blocks.{3,8}.up.weight"]}"') == 2
 
 
 def test_a_page_sorts_its_rows_by_the_change():

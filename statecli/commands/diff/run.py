@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 
 import msgspec
@@ -14,6 +14,7 @@ from statecli import formats, live
 from statecli.commands.diff import changed_fields, expectations, load_check, pairing, renames, suggest_map
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.module_versions import compare_versions
+from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.optimizer_names import (
     OptimizerPair,
     pair_optimizer_states,
@@ -669,8 +670,8 @@ class _Comparison:
         spread = (
             c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
         )
-        # Parameters come first, because counters and moments change most.
-        most = sorted(spread, key=lambda c: (c.kind is Kind.PARAMETER, _size_of_change(c)), reverse=True)
+        # Parameters come first, because counters and moments change most; those that start near zero come last of them.
+        most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)
         most = most[: self.request.histograms]
         pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
         spreads = compute_histograms(pairs, [c.values for c in most if c.values])
@@ -775,13 +776,14 @@ def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
     return Status.CHANGED if fields else Status.IDENTICAL
 
 
-def _size_of_change(change: Change) -> tuple[float, float]:
+def _order_change(near_zero: frozenset[int], change: Change) -> tuple[bool, bool, float, float]:
     """Return a sort key.
 
     Tensors that were zero before, as most biases, come last: their relative change is undefined.
     """
     delta = change.values or Delta()
-    return delta.relative_l2 or 0.0, delta.max_abs or 0.0
+    is_parameter = change.kind is Kind.PARAMETER
+    return is_parameter, id(change) not in near_zero, delta.relative_l2 or 0.0, delta.max_abs or 0.0
 
 
 #: Oddities about tensors that a reader left out.

@@ -16,6 +16,7 @@ from statecli.core.version import __version__
 from statecli.report import Rows
 from statecli.report.change_totals import ChangeTotals, sum_changes
 from statecli.report.documents.shared import Counts
+from statecli.report.layer_changes import ModuleChange, list_module_changes
 from statecli.values.delta import CompareOptions, Delta
 
 
@@ -24,6 +25,7 @@ class DiffSummary(Counts, frozen=True):
 
     `not_compared` counts pairs whose values could not be compared, `broken` pairs whose file could not be read, and
     `metadata` the differing settings next to the tensors. `values` are totals of the values that changed.
+    `modules` has the change of each layer, and of each module outside of the layers, whose parameters changed.
     """
 
     not_compared: int = 0
@@ -31,6 +33,7 @@ class DiffSummary(Counts, frozen=True):
     metadata: int = 0
     by_kind: dict[str, Counts] = {}  # noqa: RUF012  # msgspec copies it
     values: ChangeTotals = ChangeTotals()
+    modules: tuple[ModuleChange, ...] = ()
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
@@ -138,6 +141,7 @@ def count_changes(diff: Diff) -> DiffSummary:
         metadata=len(diff.scalars),
         by_kind={kind: Counts(**counts) for kind, counts in kinds.items() if counts},
         values=sum_changes(diff),
+        modules=list_module_changes(diff.changes),
     )
 
 
