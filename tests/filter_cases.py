@@ -108,7 +108,10 @@ PROBLEMS = [
     ("dtype:float8", 0, "dtype:float8: no tensor has this dtype; the tensors have bfloat16, float32, int64"),
     ("head kind:opt", 0, "kind:opt: no tensor has this kind; the tensors have buffer, parameter"),
     ("typo", 0, "typo: no tensor matches"),
-    ("head norm", 0, "no tensor matches all words"),
+    ("3|7|11", 0, "3|7|11: no tensor matches; for alternatives write {3,7,11}"),
+    ("layers.3,layers.7", 0, "layers.3,layers.7: no tensor matches; for alternatives write {3,7,11}"),
+    ("layers.[3-5]0.", 0, "layers.[3-5]0.: no tensor matches; for alternatives write {3,7,11}"),
+    ("head norm", 0, "no tensor matches all words; for alternatives write {3,7,11}"),
 ]
 
 #: With two sections: the text, and the section and name of each tensor.

@@ -26,6 +26,8 @@ from statecli.report.tensor_remarks import PROBLEM_WORDS, describe_list_remark, 
 Test = Callable[[int], bool]
 
 _FIELD = compile_on_use(r"(?P<field>[A-Za-z_]+)(?P<sign><=|>=|<|>|=|:(?:<=|>=|<|>|=)?)(?P<value>.*)", re.DOTALL)
+#: Signs of alternatives in other languages.
+_ALTERNATIVES = compile_on_use(r"[|,]|\[[0-9]+-[0-9]+\]")
 _NUMBER = compile_on_use(
     r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?P<unit>[a-z]*)", re.IGNORECASE | re.ASCII
 )
@@ -271,7 +273,7 @@ class Filter:
                 field=field,
                 values=join_names(list(self._list_values(field)), MAX_VALUES_OF_ANSWER),
             )
-        return _answer("word", word=word)
+        return _answer("alternatives" if _ALTERNATIVES.search(bare) else "word", word=word)
 
     def _list_values(self, field: str) -> Iterator[str]:
         yield from sorted({self._get_text(field, position) for position in range(len(self._tensors))})

@@ -24,7 +24,7 @@ class FilterLanguage(msgspec.Struct, frozen=True):
         field_spellings: Other spellings of fields.
         dtype_spellings: Other spellings of dtypes.
         units: Factors by the unit behind a number, in lower case.
-        answers: Texts about a word that is wrong or matches nothing, with names in braces.
+        answers: Texts about a word that is wrong or matches nothing, with names in braces; "all" has no names.
     """
 
     texts: tuple[str, ...]
@@ -61,7 +61,8 @@ LANGUAGE = FilterLanguage(
         "text": "{word}: {field} is not a number; write {field}:VALUE",
         "choice": "{word}: no tensor has this {field}; the tensors have {values}",
         "word": "{word}: no tensor matches",
-        "all": "no tensor matches all words",
+        "alternatives": "{word}: no tensor matches; for alternatives write {{3,7,11}}",
+        "all": "no tensor matches all words; for alternatives write {3,7,11}",
     },
 )
 

@@ -43,15 +43,15 @@ const Filters = (() => {
   // Fields of a page: its columns, and numbers of which null is not known.
   const create = (data) => {
     const { language } = data;
-    const answer = (key, values) => language.answers[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+    const answer = (key, values) => language.answers[key].replace(/\{\{|\}\}|\{(\w+)\}/g, (token, name) => (name ? values[name] : token[0]));
     const spectrum = (pick) => data.spectra?.map((own) => (own && !own.reason ? pick(own) ?? null : null)) || [];
     const numbers = { size: data.row_bytes, elements: data.row_elements, ...data.stats, rank: spectrum((s) => s.rank), stable_rank: spectrum((s) => s.stable_rank), sigma: spectrum((s) => s.values[0]) };
     const columns = { dtype: data.dtypes, kind: data.kinds, shape: data.shapes, section: data.sections, device: data.devices, remark: data.remarks };
     const hasSections = data.sections.values.length > 1;
     const sectionOf = (row) => data.sections.values[data.sections.indices[row]];
     const wholeNames = data.names.map((name, row) => (hasSections && sectionOf(row) !== "(top level)" ? `${sectionOf(row)}.${name}` : name));
-    const lowerNames = wholeNames.map((name) => name.toLowerCase());
     const aliases = new Map((data.aliases || []).map(([row, names]) => [row, names])); // tied names without a row
+    const lowerNames = wholeNames.map((name, row) => [name, ...(aliases.get(row) || [])].join("\n").toLowerCase());
     const plain = (value) => value.replace(/\?$/, ""); // an assumed kind
 
     // Checks each value of a column once, not each tensor.
@@ -82,8 +82,7 @@ const Filters = (() => {
       const lower = word.toLowerCase();
       if (!isGlob(word)) {
         const search = hasBraces(word) ? compile(lower, false) : null;
-        const test = (name) => name.includes(lower) || Boolean(search && search.test(name));
-        return (row) => test(lowerNames[row]) || (aliases.get(row) || []).some((name) => test(name.toLowerCase()));
+        return (row) => lowerNames[row].includes(lower) || Boolean(search && search.test(lowerNames[row]));
       }
       const match = matchGlob(word);
       return (row) => match(data.names[row]) || match(wholeNames[row]) || lowerNames[row].includes(lower) || (aliases.get(row) || []).some(match);
@@ -149,7 +148,7 @@ const Filters = (() => {
         const rest = values.length - MAX_VALUES;
         return answer("choice", { word, field, values: values.slice(0, MAX_VALUES).join(", ") + (rest > 0 ? ` and ${rest.toLocaleString("en")} more` : "") });
       }
-      return answer("word", { word });
+      return answer(/[|,]|\[\d+-\d+\]/.test(bare) ? "alternatives" : "word", { word });
     };
 
     const every = data.names.map((_, row) => row);

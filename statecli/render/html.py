@@ -81,6 +81,7 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         quiet=quiet,
         charts=[_build_picture(chart) for chart in charts if chart not in flat],
         flat_curves=flat,
+        values_command=tensor_list.values_command if tensor_list is not None else "",
         find_row=links.find_row,
         find_row_id=links.find_row_id,
         has_links=links.has_links,

@@ -92,6 +92,17 @@ const sumOf = (node) => {
   return node.sums;
 };
 
+// Of several equal layers: the sums of one.
+const sumOfOne = (node) => {
+  if (!node.members) return sumOf(node);
+  if (!node.one) {
+    node.one = new Sum();
+    for (const row of node.members[0].rows) node.one.add(row);
+  }
+  return node.one;
+};
+const times = (node, text) => (node.members ? `${node.members.length.toLocaleString("en")} × ${text}` : text);
+
 const groupBy = (items, key) => {
   const groups = new Map();
   for (const item of items) {
@@ -184,9 +195,9 @@ const columns = [
   { name: "name", key: (row) => data.names[row], moduleKey: (node) => node.name },
   ...(varies(data.kinds) ? [textColumn("kind", data.kinds)] : []),
   ...(varies(data.dtypes) ? [textColumn("dtype", data.dtypes)] : []),
-  { name: "shape", text: (row) => text(data.shapes, row), module: (node) => (sumOf(node).count < 10000 ? plural(sumOf(node).count, "tensor") : `${formatCount(sumOf(node).count)} tensors`), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOf(node).count },
-  ...("min" in data.stats ? [] : [{ name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => formatCount(sumOf(node).elements), key: (row) => data.row_elements[row], moduleKey: (node) => sumOf(node).elements }]),
-  { name: "bytes", right: true, text: (row) => formatSize(data.row_bytes[row]), module: (node) => formatSize(sumOf(node).bytes), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
+  { name: "shape", text: (row) => text(data.shapes, row), module: (node) => times(node, sumOfOne(node).count < 10000 ? plural(sumOfOne(node).count, "tensor") : `${formatCount(sumOfOne(node).count)} tensors`), key: (row) => text(data.shapes, row), moduleKey: (node) => sumOfOne(node).count },
+  ...("min" in data.stats ? [] : [{ name: "elements", right: true, text: (row) => formatCount(data.row_elements[row]), module: (node) => times(node, formatCount(sumOfOne(node).elements)), key: (row) => data.row_elements[row], moduleKey: (node) => sumOfOne(node).elements }]),
+  { name: "bytes", right: true, text: (row) => formatSize(data.row_bytes[row]), module: (node) => times(node, formatSize(sumOfOne(node).bytes)), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOfOne(node).bytes },
   ...["min", "max", "mean", "std"].filter((name) => name in data.stats).map((name) => ({ name, right: true, text: (row) => formatNumber(data.stats[name][row]), module: () => "", key: (row) => data.stats[name][row], moduleKey: (node) => summarize(name, node) })),
   { name: "share", right: true, bar: true, text: (row) => formatShare(data.row_bytes[row] / (data.bytes || 1)), module: (node) => formatShare(sumOf(node).bytes / (data.bytes || 1)), key: (row) => data.row_bytes[row], moduleKey: (node) => sumOf(node).bytes },
 ];
@@ -344,8 +355,7 @@ const drawRow = (entry, at) => {
   name.append(create("span", entry.node ? "twist" : "twist none"));
   name.title = entry.node ? "" : nameOf(entry.row);
   if (entry.node) {
-    const layers = entry.node.members ? `${entry.node.members.length} equal` : "";
-    if (layers) name.append(create("span", "remark", layers));
+    if (entry.node.members) name.title = `${entry.node.members.length.toLocaleString("en")} modules with the same names, dtypes and shapes; sorted by the size of one`;
     const problems = countProblems(entry.node.inner).text;
     if (problems) name.append(create("span", "problems", problems));
   } else {
@@ -539,6 +549,7 @@ const showDetail = (row) => {
   for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]));
   const spectrum = data.spectra?.[row];
   addRanks(spectrum, add);
+  if (data.values_command) add("values", `not read; to read them: ${data.values_command}`, true);
   if (data.distributions) addDistribution(data.distributions[row], add);
   drawSpectrum(spectrum);
   const twins = twinsOf(row);

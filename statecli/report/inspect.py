@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from statecli.commands.inspect.quantized import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
+from statecli.core.escaping import escape
 from statecli.core.finding import Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
@@ -65,6 +67,7 @@ from statecli.report.problems import (
     select_fixes,
 )
 from statecli.report.row_order import (
+    arrange_naturally,
     arrange_tensors,
     format_hidden_count,
     limit_by_group,
@@ -150,8 +153,8 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     def list_row_problems(tensor: TensorInfo) -> tuple[str, ...]:
         return list_problem_words(tensor, is_outlier=(tensor.section, tensor.fqn) in outliers)
 
-    rows = arrange_tensors(state.tensors, view)
-    return build_tensor_list(
+    rows = arrange_naturally(state.tensors) if view.sort is None else arrange_tensors(state.tensors, view)
+    tensor_list = build_tensor_list(
         rows,
         describe_row,
         list_row_problems,
@@ -160,6 +163,13 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         _list_other_names(inspection),
         inspection.spectra,
     )
+    # The values of a class are initial values.
+    return tensor_list if live or tensor_list.stats else replace(tensor_list, values_command=_format_command(state))
+
+
+def _format_command(state: ModelState) -> str:
+    """Return the command that reads the values of a checkpoint."""
+    return f"statecli report {escape(shlex.quote(state.target))} --stats -o report.html"
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.natural_order import make_natural_key
 from statecli.core.output import TensorOrder
@@ -15,6 +16,11 @@ from statecli.report import Group, Line, RowView
 
 if TYPE_CHECKING:
     from statecli.commands.diff.result import Change
+
+#: Parts of a name, with the index of a list: `state`, `[3]`, `['exp_avg']`.
+_PART = compile_on_use(r"[^.\[]+|\[[^\]]*\]|[.\[]")
+#: Numbers with more digits are not layers.
+MAX_DIGITS = 10
 
 _Row = TypeVar("_Row", TensorInfo, "Change")
 
@@ -25,6 +31,25 @@ def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[Te
     if order is not None:
         tensors = sorted(tensors, key=order_by_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)
     return tensors[: view.top]
+
+
+def arrange_naturally(tensors: Sequence[TensorInfo]) -> Sequence[TensorInfo]:
+    """Return the tensors in their order, but with modules together and repeated layers in the order of their numbers.
+
+    A file may have `h.10` before `h.2`; other names keep the order of their first tensor.
+    """
+    ranks: dict[tuple[str, ...], int] = {}
+    keys: dict[int, list[tuple[int, int]]] = {}
+    for tensor in tensors:
+        path: tuple[str, ...] = (tensor.section,)
+        key = [(ranks.setdefault(path, len(ranks)), 0)]
+        for part in _PART.findall(tensor.fqn):
+            number = part.strip("[]")
+            is_number = number.isdecimal() and number.isascii() and len(number) < MAX_DIGITS
+            path = (*path, "#" if is_number else part)
+            key.append((ranks.setdefault(path, len(ranks)), int(number) if is_number else 0))
+        keys[id(tensor)] = key
+    return sorted(tensors, key=lambda tensor: keys[id(tensor)])
 
 
 def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:

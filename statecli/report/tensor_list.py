@@ -76,6 +76,8 @@ class TensorList(msgspec.Struct, frozen=True):
     #: Tied names that have no row; a filter finds the row by them.
     aliases: tuple[OtherNames, ...] = ()
     spectra: tuple[Spectrum | None, ...] = ()
+    #: The command that reads the values, if they were not read and are worth reading.
+    values_command: str = ""
     problem_words: tuple[str, ...] = PROBLEM_WORDS
     language: FilterLanguage = LANGUAGE
 

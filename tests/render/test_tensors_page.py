@@ -98,10 +98,10 @@ def filtered(browser, text):
 
 
 def test_equal_layers_share_a_row_that_opens(shown):
-    """Twelve equal layers are one row with their sums; a click shows each of them."""
+    """Twelve equal layers are one row with the sums of a layer; a click shows each of them."""
     rows = shown.run(ROWS)
     assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
-    assert rows[2][1:] == ["parameter?", "2 dtypes", "24 tensors", "2.59 K", "9.79 kB", "76 %"]
+    assert rows[2][1:] == ["parameter?", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
     opened = shown.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
     assert [row[0] for row in opened[3:15]] == [f"{layer}.attn" for layer in range(12)]
 
@@ -280,7 +280,7 @@ def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
     )
     browser.wait("setTimeout(done, 300)")
     browser.wait("document.getElementById('tensors-grid').scrollTop = 1e9; setTimeout(done, 100)")
-    assert browser.run(ROWS)[-1][0].endswith(".proj99999.weight")
+    assert browser.run(ROWS)[-1][0].startswith("model.part2998.")
     assert browser.list_errors() == []
 
 
@@ -465,3 +465,47 @@ def test_a_wide_table_keeps_its_remarks_legible(browser, tmp_path):
     left = "return [...document.querySelectorAll('td.name')].map((e) => e.getBoundingClientRect().left)"
     assert min(browser.run("document.querySelector('.scroll').scrollLeft = 200;" + left)) >= 0
     assert browser.run("return [...document.querySelectorAll('pre')].every((e) => e.scrollWidth <= e.clientWidth)")
+
+
+SORT = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === arguments[0]).click();"
+
+
+def test_equal_layers_sort_by_the_size_of_a_layer(browser, tmp_path):
+    """Their sum does not outrank a larger layer; their share does, because it is of the sum."""
+    state = {f"h.{n}.w": torch.ones(10) for n in range(36)} | {"h.36.w": torch.ones(20), "wte": torch.ones(40)}
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
+    browser.run(SORT, "bytes")
+    rows = [row for row in browser.run(ROWS) if row[0] != "h"]
+    assert [(row[0], row[3]) for row in rows] == [("36.w", "80 B"), ("{0..35}.w", "36 × 40 B"), ("wte", "160 B")]
+    browser.run(SORT, "share")
+    assert [row[0] for row in browser.run(ROWS) if row[0] != "h"] == ["{0..35}.w", "36.w", "wte"]
+
+
+def test_numbers_are_in_natural_order(browser, tmp_path):
+    """In an open group and in the list, whatever the order of the file; other names keep their order."""
+    names = [*sorted(f"h.{n}.{part}" for n in range(12) for part in ("b", "a")), "z", "f.x", "h.w"]
+    torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
+    browser.run("document.getElementById('tensors-open').click()")
+    labels = [row[0] for row in browser.run(ROWS)]
+    assert labels[:2] == ["h", "{0..11}"]
+    assert [label for label in labels if label.isdecimal()] == [str(n) for n in range(10)]  # in view
+    flat = [row[0] for row in filtered(browser, "")]
+    assert flat == [*(f"h.{n}.{part}" for n in range(12) for part in "ab"), "h.w", "z", "f.x"]
+
+
+def test_a_page_without_values_says_so(browser, tmp_path):
+    """In its head and for each tensor, with the command that reads them; not after --stats."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "a net.pt")
+    command = f"statecli report '{tmp_path / 'a net.pt'}' --stats -o report.html"
+    browser.show(save_page(tmp_path / "a net.pt", tmp_path / "net.html"))
+    browser.run("document.querySelector('#tensors-body .row').click()")
+    texts = "return ['header', '#tensors-facts'].map((part) => document.querySelector(part).textContent)"
+    header, facts = browser.run(texts)
+    assert f"The values were not read. To read them: {command}" in header
+    assert f"not read; to read them: {command}" in facts
+    browser.show(save_page(tmp_path / "a net.pt", tmp_path / "net.html", "--stats"))
+    browser.run("document.querySelector('#tensors-body .row').click()")
+    assert "not read" not in "".join(browser.run(texts))
+    assert browser.list_errors() == []
