@@ -12,6 +12,7 @@ from torch import nn
 from statecli import formats
 from statecli.core import parameter_or_buffer
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.targets.load import read_checkpoint
 
 
 class Net(nn.Module):
@@ -485,3 +486,31 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
 def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
     """`model`, `state_dict` of Lightning, or what is no average; where that does not tell, all of them."""
     assert parameter_or_buffer.select_loaded_sections(sections) == meant
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_unnamed_optimizer_tensor_has_its_parameter(tmp_path, groups):
+    """By order and shape; torch assigns them in the same way."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+    parameters = list(model.named_parameters())
+    matrices = [p for _, p in parameters if p.dim() > 1]
+    others = [p for _, p in parameters if p.dim() < 2]
+    optimizer = torch.optim.Adam([{"params": matrices}, {"params": others}] if groups == 2 else model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    owners = parameter_or_buffer.match_optimizer_entries(read_checkpoint(str(tmp_path / "a.pt")))
+    names = {id(p): name for name, p in parameters}
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {key: name for (_, key), name in owners.items() if "exp_avg'" in key} == {
+        f"state[{n}]['exp_avg']": names[id(p)] for n, p in enumerate(order)
+    }
+
+
+def test_an_optimizer_of_which_nothing_is_known_names_no_parameter(tmp_path):
+    """One of two parameters with the same shape; a safetensors file, which sorts its tensors, has no device."""
+    state = {"a": torch.ones(2), "b": torch.ones(2)}
+    moments = {0: {"exp_avg": torch.ones(2)}}
+    optimizer = {"state": moments, "param_groups": [{"params": [0]}]}
+    torch.save({"model": state, "optimizer": optimizer}, tmp_path / "a.pt")
+    assert parameter_or_buffer.match_optimizer_entries(read_checkpoint(str(tmp_path / "a.pt"))) == {}

@@ -387,3 +387,35 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
             if owner:
                 tensors[row] = replace(tensor, belongs_to=owner)
     return replace(state, tensors=tuple(tensors))
+
+
+def match_optimizer_entries(state: ModelState) -> dict[tuple[str, str], str]:
+    """Return the parameter of each unnamed optimizer tensor, by section and name, if order and shapes decide.
+
+    An optimizer's ids follow the order of `parameters()`, as torch itself assumes when it loads them. Empty for formats
+    that sort their tensors, and for several models or optimizers.
+    """
+    rows = [row for row, tensor in enumerate(state.tensors) if tensor.kind is Kind.PARAMETER]
+    sections = select_loaded_sections(list(dict.fromkeys(state.tensors[row].section for row in rows)))
+    if len(sections) != 1 or len(state.optimizers) != 1 or any(state.tensors[row].device is None for row in rows):
+        return {}
+    (optimizer,) = state.optimizers
+    rows, _ = _split_tied_rows([row for row in rows if state.tensors[row].section == sections[0]], state.tensors)
+    shapes = [state.tensors[row].shape for row in rows]
+    owners: dict[str, str] = {}
+    for group in optimizer.groups:
+        placement = _find_placements(group, shapes)
+        if placement is None:
+            return {}
+        for param, left, right in zip(group.params, *placement, strict=True):
+            if left == right:
+                owners[str(param)] = state.tensors[rows[left]].fqn
+    if len(set(owners.values())) < len(owners):
+        return {}
+    entries = (
+        (tensor, match["id"])
+        for tensor in state.tensors
+        if tensor.section == optimizer.section and not tensor.belongs_to
+        if (match := _OPTIMIZER_ENTRY.match(tensor.fqn))
+    )
+    return {(tensor.section, tensor.fqn): owners[number] for tensor, number in entries if number in owners}

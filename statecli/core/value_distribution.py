@@ -18,6 +18,8 @@ class Distribution(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         counts: Numbers of values in bins of equal width; empty if all values are equal or none is finite.
         quantiles: The values at the levels 0.01, 0.05, 0.25, 0.5, 0.75, 0.95 and 0.99, within 0.4 %.
         reason: Why the values cannot be read as numbers.
+        first_nan: Index of the first NaN in the order of the elements; left out without NaN.
+        first_inf: Index of the first infinity.
     """
 
     first: tuple[float | None, ...] = ()
@@ -26,3 +28,5 @@ class Distribution(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     counts: tuple[int, ...] = ()
     quantiles: tuple[float, ...] = ()
     reason: str | None = None
+    first_nan: tuple[int, ...] | None = None
+    first_inf: tuple[int, ...] | None = None

@@ -478,6 +478,7 @@ const listCurrent = () => (view[active]?.node ? view[active].node.rows : view[ac
 const LEVELS = ["1 %", "5 %", "25 %", "50 %", "75 %", "95 %", "99 %"];
 const addDistribution = (distribution, add) => {
   if (!distribution) return;
+  for (const [name, index] of [["first NaN at", distribution.first_nan], ["first Inf at", distribution.first_inf]]) if (index) add(name, `[${index}]`);
   if (distribution.reason) return add("values", distribution.reason);
   if (distribution.quantiles) add("quantiles", distribution.quantiles.map((value, at) => `${LEVELS[at]}: ${formatNumber(value)}`).join("   "), true);
   if (distribution.first) add("first values", distribution.first.map((value) => (value === null ? "NaN or Inf" : formatNumber(value))).join(", "), true);

@@ -22,6 +22,7 @@ from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
+from statecli.core.parameter_or_buffer import match_optimizer_entries
 from statecli.core.units import (
     KIND_NOUNS,
     MOMENT_FIELDS,
@@ -145,10 +146,15 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}
     live = state.traits.is_class
+    owners = match_optimizer_entries(state)
 
     def describe_row(tensor: TensorInfo) -> str:
-        outlier = outliers.get((tensor.section, tensor.fqn), "")
-        return describe_list_remark(tensor, outlier, view, live=live, is_reported=tensor.fqn in reported)
+        key = (tensor.section, tensor.fqn)
+        remark = describe_list_remark(
+            tensor, outliers.get(key, ""), view, live=live, is_reported=tensor.fqn in reported
+        )
+        owner = f"of {format_fqn(owners[key])}, by order and shape" if key in owners else ""
+        return ", ".join(filter(None, (owner, remark)))
 
     def list_row_problems(tensor: TensorInfo) -> tuple[str, ...]:
         return list_problem_words(tensor, is_outlier=(tensor.section, tensor.fqn) in outliers)

@@ -56,14 +56,16 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
         return Distribution(reason=reason)
     try:
         first = _read_first(data, tensor.fqn)
+        first_nan = _find_first(data, tensor, np.isnan) if stats.nan else None
+        first_inf = _find_first(data, tensor, np.isinf) if stats.inf else None
         if stats.min is None or stats.max is None:
-            return Distribution(first)
+            return Distribution(first, first_nan=first_nan, first_inf=first_inf)
         quantiles, counts = _count(data, tensor, stats.min, stats.max)
     except UnreadableError as error:
         if type(error) is not UnreadableError:  # MalformedError: the file changed while it was read
             raise
         return Distribution(reason=str(error))
-    return Distribution(first, stats.min, stats.max, counts, quantiles)
+    return Distribution(first, stats.min, stats.max, counts, quantiles, None, first_nan, first_inf)
 
 
 def _read_first(data: TensorData, name: str) -> tuple[float | None, ...]:
@@ -76,6 +78,20 @@ def _read_first(data: TensorData, name: str) -> tuple[float | None, ...]:
         values = tuple(value if np.isfinite(value) else None for value in first.tolist())
         del view
     return values
+
+
+def _find_first(data: TensorData, tensor: TensorInfo, test: Callable[[Array], Array]) -> tuple[int, ...] | None:
+    """Return the index of the first element that passes the test."""
+    place, start = None, 0
+    with open_view(data, tensor.fqn) as view:
+        for block in read_values(view, Decoder()):
+            passed = test(block.reshape(-1))
+            if passed.any():
+                place = start + int(passed.argmax())
+                break
+            start += passed.size
+        del view
+    return None if place is None else tuple(map(int, np.unravel_index(place, tensor.shape or ())))
 
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:

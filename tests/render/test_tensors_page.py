@@ -509,3 +509,24 @@ def test_a_page_without_values_says_so(browser, tmp_path):
     browser.run("document.querySelector('#tensors-body .row').click()")
     assert "not read" not in "".join(browser.run(texts))
     assert browser.list_errors() == []
+
+
+FACTS = """const done = arguments[arguments.length - 1]; location.hash = `tensor=${encodeURIComponent(arguments[0])}`;
+  setTimeout(() => done(document.getElementById('tensors-facts').textContent), 50)"""
+
+
+def test_the_first_nan_and_the_parameter_of_a_moment_are_shown(browser, tmp_path):
+    """The index of the first NaN and Inf, and the parameter next to `state[1]`."""
+    model = {"a": torch.tensor([[1.0, 2.0], [float("nan"), float("inf")]]), "b": torch.ones(3)}
+    moments = {n: {"exp_avg": torch.ones_like(tensor)} for n, tensor in enumerate(model.values())}
+    optimizer = {"state": moments, "param_groups": [{"params": [0, 1]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "net.pt")
+    command = [sys.executable, "-m", "statecli", "report", tmp_path / "net.pt", "--stats", "-o", tmp_path / "net.html"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    browser.show(tmp_path / "net.html")
+    facts = browser.post("/execute/async", script=FACTS, args=["model: a"])
+    assert "first NaN at[1,0]" in facts
+    assert "first Inf at[1,1]" in facts
+    facts = browser.post("/execute/async", script=FACTS, args=["optimizer: state[1]['exp_avg']"])
+    assert "of b, by order and shape" in facts
+    assert browser.list_errors() == []

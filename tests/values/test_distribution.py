@@ -98,3 +98,15 @@ def test_large_tensors_have_the_quantiles_of_numpy(compute):
     values = torch.randn(300, 301, generator=torch.Generator().manual_seed(2))
     expected = np.quantile(values.double().numpy(), QUANTILE_LEVELS, method="lower")
     assert np.allclose(compute(values).quantiles, expected, rtol=0.004)
+
+
+def test_the_first_nan_and_infinity_have_an_index(compute):
+    """In the order of the elements of a transposed view, beyond the first block, and of a scalar; none without."""
+    tensor = torch.zeros(7, 400_000)
+    tensor[3, 399_999] = tensor[4, 7] = float("nan")
+    tensor[6, 5] = -float("inf")
+    found = compute(tensor)
+    assert (found.first_nan, found.first_inf) == ((3, 399_999), (6, 5))
+    assert compute(tensor[:, :10].t()).first_nan == (7, 4)
+    assert compute(torch.tensor(float("inf"))).first_inf == ()
+    assert (compute(torch.ones(3)).first_nan, compute(torch.ones(3)).first_inf) == (None, None)
