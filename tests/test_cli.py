@@ -576,6 +576,11 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
         ),
         ("inspect a.pt b.pt", "unexpected argument b.pt: inspect takes only TARGET; to check several checkpoints, "),
         ("diff a.pt b.pt c.pt", "unexpected argument c.pt: diff takes only BEFORE and AFTER; see statecli diff --help"),
+        (
+            "report a.pt b.pt",
+            "unexpected argument b.pt: report takes only TARGET; "
+            "to compare two checkpoints, run: statecli diff a.pt b.pt -f html -o diff.html",
+        ),
         ("git setup x", "unexpected argument x: git setup takes no arguments; see statecli git setup --help"),
         ("inspect a.pt --rtol 1", "inspect has no option --rtol, but diff has; see statecli diff --help"),
         (

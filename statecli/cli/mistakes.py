@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from enum import Enum
@@ -171,14 +172,21 @@ def _find_parameter(mistake: Any, name: str) -> Parameter:
     return next(each for each in parameters_of(COMMANDS[name]) if each.field == mistake.param.name)
 
 
-def _describe_extra_words(mistake: Any, name: str, _: Sequence[str]) -> str:
+def _describe_extra_words(mistake: Any, name: str, words: Sequence[str]) -> str:
     start, _, rest = mistake.message.partition("(s) (")
     if start != "Got unexpected extra argument":
         return ""
     targets = [parameter.metavar or "" for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
     takes = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
-    advice = "to check several checkpoints, run: statecli audit TARGET..." if name == "inspect" else _see_help(name)
-    return f"unexpected argument {rest.rstrip(').')}: {name} {takes}; {advice}"
+    extra = rest.rstrip(").")
+    advice = _see_help(name)
+    if name == "inspect":
+        advice = "to check several checkpoints, run: statecli audit TARGET..."
+    elif name == "report" and extra in words:
+        is_first = words[0] == name and not words[1].startswith("-")
+        pair = shlex.join([words[1] if is_first else "TARGET", extra])
+        advice = f"to compare two checkpoints, run: statecli diff {pair} -f html -o diff.html"
+    return f"unexpected argument {extra}: {name} {takes}; {advice}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[Any, str, Sequence[str]], str]] = {
