@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import msgspec
 
 from statecli.core import escaping
 from statecli.core.json_text import encode_json
 from statecli.core.units import format_fqn, format_number
 from statecli.core.version import __version__
 from statecli.render import _chart_geometry, _curve_geometry
-from statecli.report import Bars, Curve, Line, Page, Report, Spread
+from statecli.report import Bars, Column, Curve, Line, Page, Report, Spread
 from statecli.report.source_lines import read_lines_around
 from statecli.report.tensor_list import TensorList
 
@@ -81,6 +84,7 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         quiet=quiet,
         charts=[_build_picture(chart) for chart in charts if chart not in flat],
         flat_curves=flat,
+        bar_scale=_BarScale.build(page),
         values_command=tensor_list.values_command if tensor_list is not None else "",
         find_row=links.find_row,
         find_row_id=links.find_row_id,
@@ -91,7 +95,9 @@ def _stream(report: Report, *, fragment: str, quiet: bool) -> jinja2.environment
         settings=report.settings() if has_list else (),
         max_settings=MAX_SETTINGS,
         max_open_settings=MAX_OPEN_SETTINGS,
-        style=_read_resource("page.css") + (_read_resource("tensors.css") if has_list else ""),
+        style=_read_resource("page.css")
+        + _label_cells(page.columns)
+        + (_read_resource("tensors.css") if has_list else ""),
         scripts=[_read_resource(name) for name in ("page.js", *(LIST_SCRIPTS if has_list else ()))],
         version=__version__,
     )
@@ -128,6 +134,46 @@ class _Links:
     def has_links(self, picture: _chart_geometry.Picture) -> bool:
         tensors = [*(mark.tensor for mark in picture.marks), *(point.tensor for point in picture.points)]
         return any(map(self.find_row, tensors))
+
+
+class _BarScale(msgspec.Struct, frozen=True):
+    """Whole decades around the measures of all rows."""
+
+    low: int
+    high: int
+
+    @staticmethod
+    def build(page: Page) -> _BarScale | None:
+        """Return the scale of the bars; None without bars."""
+        if not any(column.has_bars for column in page.columns):
+            return None
+        measures = [
+            math.log10(line.measure) for group in page.groups for line in group.lines if 0 < line.measure < math.inf
+        ]
+        low = math.floor(min(measures, default=0.0))
+        return _BarScale(low, max(low + 1, math.ceil(max(measures, default=0.0))))
+
+    @property
+    def text(self) -> str:
+        return " to ".join(format_number(10.0**exponent) for exponent in (self.low, self.high))
+
+    def measure_width(self, measure: float) -> float:
+        """Return the width of a bar in percent; a bar at the lower end is visible."""
+        return max(2.0, min(100.0, 100 * (math.log10(measure) - self.low) / (self.high - self.low)))
+
+
+def _label_cells(columns: Sequence[Column]) -> str:
+    """Return style that puts the name of its column before a cell on a phone, where a row is a few lines."""
+    rules = (
+        f".facts td:nth-child({n}):not(:empty)::before {{ content: {_quote_css(column.name + ' ')}; }}"
+        for n, column in enumerate(columns, 1)
+        if n > 1 and column.name and not column.has_bars
+    )
+    return "@media (max-width: 46rem) {\n" + "\n".join(rules) + "\n}\n"
+
+
+def _quote_css(text: str) -> str:
+    return '"' + "".join(c if c.isalnum() or c in " .|" else f"\\{ord(c):x} " for c in text) + '"'
 
 
 def _is_flat(curve: Curve) -> bool:

@@ -13,6 +13,7 @@ const MAX_COPIED = 100000; // characters: Linux limits an argument to 131,072
 const MIN_LABEL = 16; // characters of a name, however narrow the list
 const NO_ENDS = { start: 0, end: 0 };
 const MAX_PRINTED_ROWS = 2000;
+const WIDTHS = { kind: 6.4, dtype: 6, shape: 6.9, elements: 6.4, bytes: 6.4, share: 6.6 }; // rem; of others 5
 const ROWS_OUTSIDE = 8; // drawn above and below the view, so that a slow scroll shows no gap
 
 const create = (tag, className = "", text = "") => {
@@ -175,6 +176,7 @@ const joinMembers = (members, parent) => {
 
 // Columns: the text of a tensor, the text of a module, and what a column is sorted by.
 const problemsOf = (row) => (text(data.problems, row) ? text(data.problems, row).split(", ") : []);
+const countProblem = (row, word) => (word === "NaN" || word === "Inf" ? `${data.stats[word.toLowerCase()][row].toLocaleString("en")} ${word}` : word);
 // "1 NaN, 8 outliers", the words of the verdict, with the sum of the numbers.
 const countProblems = (rows) => {
   const counts = new Map(data.problem_words.map((word) => [word, 0]));
@@ -189,7 +191,8 @@ const describeModule = (node, name, column) => {
   }
   return node.texts[name];
 };
-const textColumn = (name, column) => ({ name, text: (row) => text(column, row), module: (node) => describeModule(node, name, column), key: (row) => text(column, row), moduleKey: (node) => describeModule(node, name, column) });
+const plainKind = (kind) => kind.replace(/\?$/, ""); // the question mark of an assumed kind
+const textColumn = (name, column) => ({ name, text: (row) => plainKind(text(column, row)), module: (node) => plainKind(describeModule(node, name, column)), key: (row) => text(column, row), moduleKey: (node) => describeModule(node, name, column) });
 const varies = (column) => column.values.length > 1;
 const columns = [
   { name: "name", key: (row) => data.names[row], moduleKey: (node) => node.name },
@@ -279,12 +282,12 @@ const applyFilter = () => {
   refresh(true);
   const sum = new Sum();
   if (entered) for (const row of matches) sum.add(row);
-  const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => `all ${column.values[0].replace(/\?$/, " (assumed)")}`);
+  const same = [data.kinds, data.dtypes].filter((column) => !varies(column)).map((column) => (/\?$/.test(column.values[0]) ? `kind assumed: ${plainKind(column.values[0])}` : `all ${column.values[0]}`));
   const problems = countProblems(matches);
   status.className = found.problem ? "status bad" : "status";
   status.textContent = found.problem || (entered
     ? `${matches.length.toLocaleString("en")} of ${plural(count, "tensor")}, ${formatSize(sum.bytes)} of ${formatSize(data.bytes)}`
-    : [plural(count, "tensor"), `${formatCount(data.elements)} elements`, formatSize(data.bytes), ...same, ...(problems.total ? [`${plural(problems.total, "problem")}: ${problems.text}`] : [])].join(", "));
+    : [plural(count, "tensor"), ...same, ...(problems.total ? [`${plural(problems.total, "problem")}: ${problems.text}`] : [])].join(", "));
 };
 
 const refresh = (isNew) => {
@@ -301,8 +304,7 @@ const refresh = (isNew) => {
   grid.setAttribute("aria-rowcount", String(view.length + 1));
   element("more").textContent = view.length > MAX_ROWS ? `The first ${MAX_ROWS.toLocaleString("en")} rows are shown. Filter to see others.` : "";
   if (view.length > MAX_ROWS) view.length = MAX_ROWS;
-  body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
-  element("none").hidden = view.length > 0;
+  body.style.height = `${view.length * rowHeight}px`;
   if (isNew) followDetail();
   draw();
   uncover();
@@ -359,8 +361,8 @@ const drawRow = (entry, at) => {
     const problems = countProblems(entry.node.inner).text;
     if (problems) name.append(create("span", "problems", problems));
   } else {
-    const problems = text(data.problems, entry.row);
-    if (problems) name.append(create("span", "problems", problems));
+    const problems = problemsOf(entry.row);
+    if (problems.length) name.append(create("span", "problems", problems.map((word) => countProblem(entry.row, word)).join(", ")));
     const [twin, ...others] = twinsOf(entry.row);
     if (twin !== undefined) {
       const link = create("button", "link", `= ${data.names[twin]}`);
@@ -371,7 +373,9 @@ const drawRow = (entry, at) => {
       name.append(link);
       if (others.length) name.append(create("span", "remark", `+ ${others.length}`));
     }
-    const remark = [varies(data.devices) ? text(data.devices, entry.row) : "", text(data.remarks, entry.row)].filter(Boolean).join(", ");
+    // What the problem says already is left out of the remark.
+    const facts = text(data.remarks, entry.row).replace(/^outlier: /, "").split(", ").filter((fact) => !/^[\d,]+ (nan|inf)$/.test(fact));
+    const remark = [varies(data.devices) ? text(data.devices, entry.row) : "", ...facts].filter(Boolean).join(", ");
     if (remark) name.append(create("span", "remark", remark));
   }
   // The label has the room that texts without a cut leave.
@@ -530,16 +534,17 @@ const showDetail = (row) => {
   const facts = element("facts");
   facts.replaceChildren();
   element("figures").replaceChildren();
-  const add = (name, value, isWide = false) => {
+  const add = (name, value, isWide = false, isFirst = false) => {
     if (value === "" || value === "-" || value === null) return;
-    const [pair, shown] = [create("div", isWide ? "wide" : ""), create("dd")];
+    const [pair, shown] = [create("div", isWide ? "wide" : isFirst ? "first" : ""), create("dd")];
     shown.append(value);
     pair.append(create("dt", "", name), shown);
     facts.append(pair);
   };
   element("title").textContent = data.names[row];
   if (data.sections.values.length > 1) add("section", text(data.sections, row));
-  add("kind", text(data.kinds, row));
+  const kind = text(data.kinds, row);
+  add("kind", kind === plainKind(kind) ? kind : `${plainKind(kind)}, assumed`);
   add("dtype", text(data.dtypes, row));
   add("shape", text(data.shapes, row));
   add("elements", data.row_elements[row].toLocaleString("en"));
@@ -547,7 +552,7 @@ const showDetail = (row) => {
   add("device", text(data.devices, row));
   add("assigned at", text(data.origins, row));
   add("remark", text(data.remarks, row), true);
-  for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]));
+  for (const [name, values] of Object.entries(data.stats)) add(name, typeof values[row] === "string" ? values[row] : formatNumber(values[row]), name === "reason", name === "min");
   const spectrum = data.spectra?.[row];
   addRanks(spectrum, add);
   if (data.values_command) add("values", `not read; to read them: ${data.values_command}`, true);
@@ -608,6 +613,7 @@ for (const column of columns) {
 }
 grid.setAttribute("aria-colcount", String(columns.length));
 grid.dataset.columns = columns.length > 7 ? "many" : "few";
+grid.style.setProperty("--columns", columns.slice(1).map((column) => `${WIDTHS[column.name] || 5}rem`).join(" "));
 
 const setView = (asTree) => {
   isTree = asTree;
@@ -652,7 +658,7 @@ const measureRows = () => {
 };
 const measure = () => {
   measureRows();
-  body.style.height = `${Math.max(1, view.length) * rowHeight}px`;
+  body.style.height = `${view.length * rowHeight}px`;
   draw();
 };
 addEventListener("resize", measure);

@@ -33,7 +33,7 @@ class Column(msgspec.Struct, frozen=True):
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
     `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
     these values. `detail` marks a column of the flat table for programs only, `optional` a column left out of a narrow
-    table if all names then have room.
+    table if all names then have room. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Column(msgspec.Struct, frozen=True):
     ordinary_values: frozenset[str] = frozenset()
     detail: bool = False
     optional: bool = False
+    has_bars: bool = False
 
 
 #: A fact in the flat table, or None. Numbers stay numbers, because each output formats them in its own way.
@@ -76,6 +77,8 @@ class Table(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, frozen=True, gc=False):
     """Row for people: cells, a remark, and a mood for the colour.
 
+    `measure` is a positive number that a page draws as a bar in the column of bars, on a logarithmic scale of all rows.
+
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong". A page sorts the lines of a group by `sort_key`;
     other outputs keep their order. `tensors` are the section and name of each tensor of the row, for links to the row.
     """
@@ -85,6 +88,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     mood: str = ""
     sort_key: tuple[float, ...] = ()
     tensors: tuple[tuple[str, str], ...] = ()
+    measure: float = 0.0
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -251,6 +255,8 @@ class Page(msgspec.Struct, frozen=True):
     outcomes: Group | None = None
     #: Sentences about tensors that stand out. `totals` has the same sentences.
     unusual: tuple[NamedTensors, ...] = ()
+    #: What the signs in the rows mean, for outputs with room.
+    legend: tuple[str, ...] = ()
     #: Name of the column by which `Line.sort_key` sorts the lines; "" without such keys.
     sorted_by: str = ""
 

@@ -234,7 +234,7 @@ def _describe_statistics(delta: Delta) -> list[str]:
 
 
 #: Column of `draw_bar`; its heading is the scale.
-BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log", optional=True)
+BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log", optional=True, has_bars=True)
 
 # Sums by module.
 
@@ -277,7 +277,7 @@ def _build_lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -
             lines.append(_build_leaf_line(indent, name, own))
         if any(map(_is_different, below)):
             cells = (indent + name, _summarize_kinds(below), *_format_combined_change(below))
-            lines.append(Line(cells, mood="strong"))
+            lines.append(Line(cells, mood="strong", measure=combine_relative_change(below) or 0.0))
             lines.extend(_build_lines(children, depth + 1, unfold))
     return lines
 
@@ -287,7 +287,8 @@ def _build_leaf_line(indent: str, name: str, own: Sequence[Change]) -> Line:
     remarks = (describe_change(own[0]), *describe_remarks(own), f"was {join_names(before)}" if before else "")
     heading = f"{indent}{STATUS_LETTERS[own[0].status]} {name}"
     cells = (heading, _format_values(own), *_format_combined_change(own))
-    return Line(cells, ", ".join(filter(None, remarks)), choose_mood(own[0]))
+    measure = combine_relative_change(own) or 0.0
+    return Line(cells, ", ".join(filter(None, remarks)), choose_mood(own[0]), measure=measure)
 
 
 def _format_combined_change(changes: Sequence[Change]) -> tuple[str, str]:

@@ -265,8 +265,25 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
         _build_page_without_rows(diff, view, report),
         columns=columns,
         groups=tuple(limit_lines(group, view) for group in groups),
+        legend=_build_legend(groups, columns),
         sorted_by="rel. change" if any(line.sort_key for group in groups for line in group.lines) else "",
     )
+
+
+#: The letters before the names, in words.
+_LETTERS = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
+
+
+def _build_legend(groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
+    """Return what the signs of the rows mean, as far as the rows have them."""
+    lines = [line for group in groups for line in group.lines]
+    letters = {line.cells[0].strip()[:2].strip() for line in lines}
+    texts = [", ".join(f"{letter} {word}" for letter, word in _LETTERS.items() if letter in letters)]
+    if BAR_COLUMN in columns:
+        texts.append("rel. change: ‖Δ‖/‖w‖, the L2 norm of the difference Δ = after − before over the norm before")
+    if any("rank of Δ" in line.remark for line in lines):
+        texts.append("rank of Δ: the number of independent directions in the change of a matrix")
+    return tuple(filter(None, texts))
 
 
 def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page:
@@ -603,7 +620,8 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
     measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
-    return Line((name, format_changed_count(rows), format_largest_change(rows), *measures), remark, line.mood)
+    cells = (name, format_changed_count(rows), format_largest_change(rows), *measures)
+    return Line(cells, remark, line.mood, measure=max(values, default=0.0))
 
 
 def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:

@@ -445,7 +445,8 @@ def _format_totals(state: ModelState, hidden: int) -> tuple[str, ...]:
     lines = []
     for kind, total in summary.items():
         if total.tensors:
-            assumed_text = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
+            of_some = f" of {assumed:,}" if assumed < total.tensors else ""
+            assumed_text = f" (kind{of_some} assumed)" if kind == Kind.PARAMETER.value and assumed else ""
             tensors = plural(total.tensors, "tensor")
             if hidden and kind == Kind.PARAMETER.value:
                 tensors = f"{plural(total.tensors, 'weight')} in {plural(total.tensors + hidden, 'tensor')}"

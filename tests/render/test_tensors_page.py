@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 
-from statecli.core.units import format_count, format_size
 from tests.render.browser import CHROMEDRIVER, CHROMIUM, Browser
 
 pytestmark = [
@@ -101,7 +100,7 @@ def test_equal_layers_share_a_row_that_opens(shown):
     """Twelve equal layers are one row with the sums of a layer; a click shows each of them."""
     rows = shown.run(ROWS)
     assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
-    assert rows[2][1:] == ["parameter?", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
+    assert rows[2][1:] == ["parameter", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
     opened = shown.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
     assert [row[0] for row in opened[3:15]] == [f"{layer}.attn" for layer in range(12)]
 
@@ -110,7 +109,10 @@ def test_shared_storage_counts_once_and_is_a_link(shown, state):
     """The sums of the page are those of the checkpoint, and the link of a tied tensor leads to the other one."""
     distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
     elements, size = (sum(measure(tensor) for tensor in distinct) for measure in (torch.numel, lambda t: t.nbytes))
-    assert shown.run(STATUS) == f"28 tensors, {format_count(elements)} elements, {format_size(size)}"
+    totals = """const data = JSON.parse(document.getElementById('tensor-data').textContent);
+      return [data.elements, data.bytes]"""
+    assert shown.run(totals) == [elements, size]
+    assert shown.run(STATUS) == "28 tensors"
     went = shown.run(
         "document.querySelector('#tensors-body .link').click();"
         "return [document.getElementById('tensors-title').textContent,"
@@ -331,7 +333,7 @@ def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
     assert browser.run(STATUS).endswith(", 6 problems: 5 NaN, 1 outlier")
     browser.run("document.getElementById('tensors-flat').click()")
     badges = browser.run("return [...document.querySelectorAll('.row .problems')].map((e) => e.textContent)")
-    assert badges == ["outlier", *["NaN"] * 5]
+    assert badges == ["outlier", *["1 NaN"] * 5]
     browser.run(click, "2 more")
     browser.wait("setTimeout(done, 50)")
     assert browser.run(STATUS).startswith("5 of 14 tensors")
@@ -462,8 +464,7 @@ def test_a_wide_table_keeps_its_remarks_legible(browser, tmp_path):
     assert min(browser.run(widths)) > 200
     browser.show(tmp_path / "net.html", width=390, height=844)
     assert browser.run("return document.documentElement.scrollWidth") == 390
-    left = "return [...document.querySelectorAll('td.name')].map((e) => e.getBoundingClientRect().left)"
-    assert min(browser.run("document.querySelector('.scroll').scrollLeft = 200;" + left)) >= 0
+    assert browser.run("const t = document.querySelector('.scroll'); return t.scrollWidth - t.clientWidth") == 0
     assert browser.run("return [...document.querySelectorAll('pre')].every((e) => e.scrollWidth <= e.clientWidth)")
 
 
@@ -530,3 +531,79 @@ def test_the_first_nan_and_the_parameter_of_a_moment_are_shown(browser, tmp_path
     facts = browser.post("/execute/async", script=FACTS, args=["optimizer: state[1]['exp_avg']"])
     assert "of b, by order and shape" in facts
     assert browser.list_errors() == []
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    """The page of a diff with a layer that changed more than the others."""
+    folder = tmp_path_factory.mktemp("changes")
+    before = {f"h.{n}.{name}": torch.ones(8, 8) for n in range(12) for name in ("up.weight", "down.weight")}
+    after = {name: tensor * (1.5 if name.startswith("h.3.") else 1.001) for name, tensor in before.items()}
+    torch.save(before, folder / "a.pt")
+    torch.save(after, folder / "b.pt")
+    command = [sys.executable, "-m", "statecli", "diff", "a.pt", "b.pt", "-f", "html", "-o", "diff.html"]
+    assert subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == 1
+    return folder / "diff.html"
+
+
+def test_a_bar_of_the_chart_leads_to_its_row(browser, changes):
+    """The unusual layer has a colour of its own; a click on its bar marks its row."""
+    browser.show(changes)
+    fills = "return [...document.querySelectorAll('.charts .wide a .bar')].map((e) => getComputedStyle(e).fill)"
+    colours = browser.run(fills)
+    assert [n for n, colour in enumerate(colours) if colour != colours[0]] == [3]
+    click = "document.querySelectorAll('.charts .wide a')[3].dispatchEvent(new MouseEvent('click', {bubbles: true}));"
+    browser.run(click)
+    browser.wait("setTimeout(done, 50)")
+    assert browser.run("return document.querySelector(':target td').textContent").startswith("M h.3.")
+    assert browser.run("return document.querySelector('.charts .wide svg').getAttribute('role')") == "group"
+    assert browser.list_errors() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_diff_on_a_phone_is_a_list(browser, changes, scheme):
+    """Each row is a few lines with the names of its columns; nothing scrolls sideways but the chart."""
+    browser.show(changes, width=390, height=844, scheme=scheme)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+    assert browser.run("const t = document.querySelector('.facts'); return t.scrollWidth <= t.clientWidth")
+    labels = """return [...document.querySelector('.facts tbody tr:nth-child(2)').cells].map((e) =>
+      getComputedStyle(e, '::before').content)"""
+    assert browser.run(labels)[1:4] == ['"values "', '"max |Δ| "', '"rel. change "']
+    poor, _ = browser.run(CONTRASTS)
+    assert poor == []
+
+
+def test_the_bars_of_a_diff_are_to_scale(browser, changes):
+    """Between the decades of the page, in the colour of the charts; the legend explains the signs that occur."""
+    browser.show(changes)
+    widths = browser.run("return [...document.querySelectorAll('td.meter rect')].map((e) => +e.getAttribute('width'))")
+    assert max(widths) == pytest.approx(100 * (3 - 0.301) / 3, abs=0.1)
+    assert browser.run("return document.querySelector('th.meter').textContent") == "0.001 to 1"
+    legend = browser.run("return document.querySelector('.legend').textContent")
+    assert legend.startswith("M changed; rel. change: ‖Δ‖/‖w‖, ")
+    assert "bars: logarithmic, from 0.001 to 1" in legend
+    assert browser.run("return document.querySelectorAll('th.meter button').length") == 0
+
+
+def test_no_match_is_said_once(shown):
+    """The status says why; no empty row, and the bar of the copy has a small button."""
+    filtered(shown, "typo")
+    texts = shown.run("return document.getElementById('tensors-section').innerText")
+    assert texts.count("no tensor matches") == 1
+    assert shown.run("return document.getElementById('tensors-body').offsetHeight") == 0
+    shown.run("document.getElementById('tensors-copy').click()")
+    shown.wait("setTimeout(done, 50)")
+    assert shown.run(GLOBS)[0] == "No tensor is listed."
+    assert shown.run("return document.getElementById('tensors-forget').offsetWidth") < 100
+
+
+def test_a_row_says_its_problem_once(browser, tmp_path):
+    """The remark leaves out the words of the problem."""
+    state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
+    state["n"] = torch.tensor([0.0, float("nan"), float("nan"), 1.0])
+    torch.save(state, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
+    filtered(browser, "problem")
+    names = browser.run("return [...document.querySelectorAll('.row .cell.name')].map((e) => e.textContent)")
+    assert names[0].startswith("h.4.woutlierRMS 40, ")
+    assert names[1] == "n2 NaN1 zeros"

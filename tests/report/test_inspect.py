@@ -118,7 +118,7 @@ def test_plain_ends_as_the_page_does(folder, statecli):
     """Totals are the same, whether or not rows were made for a page."""
     path = folder()
     plain, table = (statecli("inspect", path, "-f", output).out for output in ("plain", "table"))
-    assert "parameter    1 tensor (1 of them assumed), 4 elements, 16 bytes" in plain
+    assert "parameter    1 tensor (kind assumed), 4 elements, 16 bytes" in plain
     assert "w " in table
     assert "w" in statecli("inspect", path, "--tree", "-f", "plain").out
 
