@@ -401,12 +401,15 @@ const draw = (first = null, last = null) => {
 
 const moveTo = (at) => {
   active = Math.max(0, Math.min(view.length - 1, at));
+  scrollToActive();
+  draw();
+  uncover();
+};
+const scrollToActive = () => {
   const top = active * rowHeight;
   const head = grid.firstElementChild.offsetHeight;
   if (top < grid.scrollTop) grid.scrollTop = top;
   else if (top + rowHeight + head > grid.scrollTop + grid.clientHeight) grid.scrollTop = top + rowHeight + head - grid.clientHeight;
-  draw();
-  uncover();
 };
 
 const toggle = (node, open) => {
@@ -420,6 +423,7 @@ const activate = () => {
   if (!entry) return;
   if (entry.node) return toggle(entry.node, !opened.has(entry.node.path));
   showDetail(entry.row);
+  scrollToActive(); // the facts leave less room for the list
   draw();
   uncover();
 };
@@ -441,8 +445,8 @@ const reveal = (row) => {
     visit(tree);
     refresh(false);
   }
-  moveTo(view.findIndex((entry) => !entry.node && entry.row === row));
   showDetail(row);
+  moveTo(view.findIndex((entry) => !entry.node && entry.row === row));
   grid.focus({ preventScroll: true });
 };
 // The facts lie over the end of the list, and must not hide the selected row.
@@ -484,7 +488,7 @@ const addDistribution = (distribution, add) => {
   if (!distribution) return;
   for (const [name, index] of [["first NaN at", distribution.first_nan], ["first Inf at", distribution.first_inf]]) if (index) add(name, `[${index}]`);
   if (distribution.reason) return add("values", distribution.reason);
-  if (distribution.quantiles) add("quantiles", distribution.quantiles.map((value, at) => `${LEVELS[at]}: ${formatNumber(value)}`).join("   "), true);
+  if (distribution.quantiles) add("quantiles", distribution.quantiles.map((value, at) => `${LEVELS[at]}: ${formatNumber(value)}`.replaceAll(" ", "\u00a0")).join("   "), true);
   if (distribution.first) add("first values", distribution.first.map((value) => (value === null ? "NaN or Inf" : formatNumber(value))).join(", "), true);
   if (!distribution.counts) return;
   const { counts, low, high } = distribution;

@@ -8,6 +8,7 @@ from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import format_fqn, plural
 from statecli.report import NamedTensors
 from statecli.report.layer_roles import list_roles
+from statecli.report.row_order import arrange_naturally
 
 
 def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
@@ -17,15 +18,16 @@ def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
 
 def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
     by_section = len(state.sections) > 1
+    measured = arrange_naturally([tensor for tensor in state.tensors if tensor.stats is not None])
     for name, noun in (("nan", "NaN"), ("inf", "infinity")):
-        tensors = [tensor for tensor in state.tensors if tensor.stats is not None and getattr(tensor.stats, name)]
+        tensors = [tensor for tensor in measured if getattr(tensor.stats, name)]
         if tensors:
             holds = "holds" if len(tensors) == 1 else "hold"
             text = f"{plural(len(tensors), 'tensor')} {holds} {noun}"
             yield NamedTensors(text, _list_labels(tensors, by_section=by_section), f"{name}>0")
     outliers = {(role.section, fqn) for role in list_roles(state.tensors) for fqn in role.outliers}
     if outliers:
-        tensors = [tensor for tensor in state.tensors if (tensor.section, tensor.fqn) in outliers]
+        tensors = [tensor for tensor in measured if (tensor.section, tensor.fqn) in outliers]
         text = f"{plural(len(tensors), 'outlier')} among the layers"
         yield NamedTensors(text, _list_labels(tensors, by_section=by_section), "remark:*outlier*")
 

@@ -301,7 +301,7 @@ def test_a_tensor_shows_its_values(browser, tmp_path):
     bars = browser.run(texts_of, ".histogram title")
     assert (texts["min"], texts["max"], texts["nan"]) == ("-40", "40", "0")
     assert texts["first values"].startswith("-40, -38.37, ")
-    assert "50 %: -0.8" in texts["quantiles"]
+    assert "50\u00a0%:\u00a0-0.8" in texts["quantiles"]
     assert len(bars) == 40
     assert sum(int(bar.split(": ")[1].split()[0]) for bar in bars) == 50
     assert browser.run("return document.querySelectorAll('.charts figure').length") == 1
@@ -607,3 +607,21 @@ def test_a_row_says_its_problem_once(browser, tmp_path):
     names = browser.run("return [...document.querySelectorAll('.row .cell.name')].map((e) => e.textContent)")
     assert names[0].startswith("h.4.woutlierRMS 40, ")
     assert names[1] == "n2 NaN1 zeros"
+
+
+def test_the_head_stays_and_the_facts_are_below_the_list(browser, tmp_path):
+    """The names of the columns stay in view; the facts cover no row, and the selected row is in view above them."""
+    torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)}, tmp_path / "net.pt")
+    browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
+    filtered(browser, "")
+    browser.wait("document.getElementById('tensors-grid').scrollTop = 900; setTimeout(done, 100)")
+    browser.run("[...document.querySelectorAll('#tensors-body .row')].at(-9).click()")
+    boxes = browser.run(
+        "return ['.head', '[aria-selected=true]', '#tensors-grid', '#tensors-detail']"
+        ".map((selector) => document.querySelector(selector).getBoundingClientRect())"
+    )
+    head, row, grid, detail = boxes
+    assert abs(head["top"] - grid["top"]) <= 2
+    assert head["bottom"] <= row["top"] + 1
+    assert row["bottom"] <= grid["bottom"] <= detail["top"]
+    assert detail["bottom"] <= 900
