@@ -26,6 +26,8 @@ MAX_NAMED = 40
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
 #: Units of width of a digit on an axis, and between two numbers there.
 DIGIT_WIDTH, MIN_TICK_GAP = 7.0, 9.0
+#: Bars outside of the layers with a name each, at most, and characters of the name.
+MAX_OTHER_NAMES, MAX_OTHER_LENGTH = 8, 12
 #: Smallest height of a bar, the height of a zero, and of a bar without a measure, which hangs from the top.
 MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 #: Largest width of a bar, for charts with few bars.
@@ -209,6 +211,8 @@ def _build_bar_chart(chart: Bars) -> Picture:
     ground = _compute_y(scale, 0.0, plot)
     has_names = len(bars) <= MAX_NAMED
     below, ticks = ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
+    if chart.unusual and below:
+        ticks = _add_other_names(ticks, chart.labels, below.removesuffix("N"), plot)
     label_height = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if has_names else 40.0
     return Picture(
         title=chart.title,
@@ -338,6 +342,26 @@ def _build_layer_ticks(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tic
         if x - DIGIT_WIDTH * len(layer) / 2 >= previous_end + MIN_TICK_GAP:
             ticks.append(Tick(x, layer))
     return truncate_middle(prefix, 90) + "N", tuple(ticks)
+
+
+def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, plot: Box) -> tuple[Tick, ...]:
+    """Return the ticks, and the names of the bars outside of the layers in place of the numbers that they would cover.
+
+    Names without room are left out, as are all names if there are many.
+    """
+    others = [(n, label) for n, label in enumerate(labels) if not (label.startswith(prefix) and _LAYER.search(label))]
+    kept: list[Tick] = []
+    for n, label in others if len(others) <= MAX_OTHER_NAMES else ():
+        tick = Tick(plot.to_x((n + 0.5) / len(labels)), truncate_middle(label.rpartition(".")[2], MAX_OTHER_LENGTH))
+        if not any(_are_close(tick, other) for other in kept):
+            kept.append(tick)
+    numbers = [tick for tick in ticks if not any(_are_close(tick, other) for other in kept)]
+    return tuple(sorted((*numbers, *kept), key=lambda tick: tick.at))
+
+
+def _are_close(tick: Tick, other: Tick) -> bool:
+    width = DIGIT_WIDTH * (len(tick.text) + len(other.text)) / 2
+    return abs(tick.at - other.at) < width + MIN_TICK_GAP
 
 
 # Spread: how often each value occurs.

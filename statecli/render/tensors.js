@@ -552,7 +552,7 @@ const showDetail = (row) => {
   add("dtype", text(data.dtypes, row));
   add("shape", text(data.shapes, row));
   add("elements", data.row_elements[row].toLocaleString("en"));
-  add("bytes", `${data.row_bytes[row].toLocaleString("en")} (${formatShare(data.row_bytes[row] / (data.bytes || 1))})`);
+  add("bytes", `${data.row_bytes[row].toLocaleString("en")} (${formatShare(data.row_bytes[row] / (data.bytes || 1)).replace(" ", "\u00a0")})`);
   add("device", text(data.devices, row));
   add("assigned at", text(data.origins, row));
   add("remark", text(data.remarks, row), true);

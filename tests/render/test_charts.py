@@ -112,6 +112,17 @@ def test_few_bars_have_their_names():
     assert len(picture.x_ticks[1].text) < 30
 
 
+def test_bars_outside_of_the_layers_have_their_names():
+    """Next to the numbers of many layers; a number gives way, and no text covers another."""
+    labels = ("model.inp", *(f"model.h.{n}" for n in range(60)), "model.norm", "model.classifier")
+    picture = build_picture(Bars("t", labels, (1.0,) * 63, "u", unusual=(False,) * 63))
+    texts = [tick.text for tick in picture.x_ticks]
+    assert (texts[0], texts[-1]) == ("inp", "norm")
+    assert picture.below == "model.h.N"
+    for one, two in itertools.pairwise(picture.x_ticks):
+        assert two.at - one.at >= 7 * (len(one.text) + len(two.text)) / 2 + 5
+
+
 @given(st.lists(st.one_of(st.floats(), st.just(0.0)), max_size=60).flatmap(lambda v: st.just(v * 11)))
 def test_whatever_the_values_the_bars_are_inside(values):
     """From the least denormal to the greatest float, signed or not: finite coordinates in the plot, in order."""
