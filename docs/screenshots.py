@@ -23,7 +23,7 @@ import shown  # adds the repository to the path of modules
 TARGET = "model.safetensors"
 #: The tensor that both pictures show.
 OUTLIER = "model.layers.7.self_attn.v_proj.weight"
-PAGE_SIZE = (1080, 1040)
+PAGE_SIZE = (1080, 1180)
 #: Quality of the WebP picture, per cent.
 PAGE_QUALITY = 20
 SCREEN_SIZE = (100, 26)
