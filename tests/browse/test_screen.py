@@ -484,7 +484,9 @@ def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     screen = drive("first.safetensors", "y")
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
     listed = drive("first.safetensors", *typed("/norm"), "enter", "y")
-    assert re.search(r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed)
+    assert re.search(
+        r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed
+    )
     assert drive("first.safetensors", "y", "o", look=lambda app: app.model.sort) is Column.SIZE
     assert drive("first.safetensors", "y", "q", look=lambda app: app.copied)  # q closes only the text
     assert "\n  -i 'lm_head.*'\n" in screen
