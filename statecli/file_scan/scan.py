@@ -47,6 +47,7 @@ from statecli.pickle_scan.one_pickle import (
     may_equal_magic_number,
 )
 from statecli.pickle_scan.script_casts import find_unchecked_casts
+from statecli.pickle_scan.script_enumerations import find_odd_numbers
 from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
@@ -756,6 +757,7 @@ class FileScan:
         defined = script_code.list_functions(codes)
         for region, where, code in readable:
             self._add_calls(region, where, script_code.find_calls(code, self.steps, defined))
+            self._add_calls(region, where, find_odd_numbers(code, self.steps))
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
                 hazard = Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP)

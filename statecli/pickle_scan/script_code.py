@@ -39,7 +39,6 @@ _MENTION = compile_on_use(
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
     # Behind white space, a root of a path is not a method: the point ends a number (`1.`).
     rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?!{_KEYWORD}\b)(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
-    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?![\w.])"
     # torch's lexer takes `is not` for one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
     r"|(?P<glued>(?:is not|not in)(?=\w))"
     # A number has its point, which begins no method: `1. is not`.
@@ -47,14 +46,6 @@ _MENTION = compile_on_use(
     re.ASCII,
 )
 _GLUED_HARM = "has no space before the next word; torch never writes this, and scanners may miss the next word"
-#: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
-_ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_ENUMERATION_HARM = (
-    "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"
-)
-#: `torch.to` takes a memory format without its name, as its last argument.
-_TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
-_ARGUMENT = compile_on_use(r"[(\[]|[)\]]|,")
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
 _STRING_STOPS = {
     '"': re.compile(r'\\.|"|\n', re.DOTALL),
@@ -488,33 +479,14 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
         method = match["method"] or (_unescape_text(joined) if match["quote"] else "")
         if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
-        if match["enumeration"] and not 0 <= int(match["number"][:9]) < _ENUMERATION_SIZES[match["enumeration"]]:
-            yield "TorchScript", match["enumeration"], match.start(), _ENUMERATION_HARM
         if match["glued"] or match["glued_to_number"] is not None:
             yield "TorchScript", match[0], match.start(), _GLUED_HARM
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
-        if names == _TO and _gives_odd_format(text, at, strings.steps):
-            yield "torch", "to", match.start(), _ENUMERATION_HARM
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not match["after"]):
             mention = _resolve_path(names)
             if mention:
                 yield (*mention[:2], match.start(), mention[2])
-
-
-def _gives_odd_format(text: str, at: int, steps: Steps) -> bool:
-    """Return whether the call of `torch.to` at `at` gives a number that is not a memory format."""
-    steps.take(Budget.TEXT, _MAX_TO_CHARACTERS // (10 * CHARACTERS_PER_STEP))
-    depth, commas = 0, [at]
-    for match in _ARGUMENT.finditer(text, at, at + _MAX_TO_CHARACTERS):
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1, ",": 0}[match[0]]
-        if match[0] == "," and depth == 1:
-            commas.append(match.end())
-        elif depth <= 0:
-            last = text[commas[-1] : match.start()].strip()
-            is_number = re.fullmatch(r"-?\d{1,18}", last) is not None
-            return len(commas) >= _TO_ARGUMENTS and is_number and not 0 <= int(last) < 4
-    return False
 
 
 def _is_foreign_method(name: str, defined: Collection[str]) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan.scan import scan_pickles
-from statecli.pickle_scan import operator_names, program_operators, script_code, script_nesting
+from statecli.pickle_scan import operator_names, program_operators, script_code, script_enumerations, script_nesting
 from statecli.pickle_scan.step_budget import OutOfSteps, Steps
 from statecli.rules.pickles import RULES
 
@@ -338,7 +338,7 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
 )
 def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
     """torch looks up what the number stands for; three of them crash."""
-    (found,) = script_code.find_calls(f"    t = torch.{call}\n".encode(), Steps())
+    (found,) = script_enumerations.find_odd_numbers(f"    t = torch.{call}\n".encode(), Steps())
     assert (
         found.why
         == "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"

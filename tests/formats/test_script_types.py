@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from statecli.pickle_scan.script_casts import find_unchecked_casts
+from statecli.pickle_scan.script_enumerations import POSITIONS, find_odd_numbers
 from statecli.pickle_scan.script_types import read_types
 from statecli.pickle_scan.step_budget import Steps
 
@@ -317,3 +318,49 @@ def test_an_object_that_does_not_fit_the_interface(archive, statecli):
     old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
     audit = statecli("audit", archive(old, old.replace(b"x: Tensor", b"x: int")), "--select", "pickles")
     assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+
+
+#: Code in place of `return x` -> whether torch takes the number for a dtype, a layout or a memory format.
+NUMBERS = {
+    "return torch.to(x, 200)": True,
+    "return (x).to(200)": True,
+    "return torch.to(x, -1, False, False)": True,
+    "return torch.softmax(x, -1, 200)": True,
+    "return torch.zeros([2], dtype=(200))": True,
+    "d = 200\n    return torch.zeros([2], dtype=d)": True,
+    "d = (200)\n    return torch.to(x, d)": True,
+    "a = torch.promote_types(200, 6)\n    return x": True,
+    "return torch.quantize_per_tensor(x, 0.1, 0, 200)": True,
+    "return torch.zeros([2], layout=77)": True,
+    "return torch.contiguous(x, memory_format=9)": True,
+    "return torch.to(x, 6)": False,
+    "return torch.softmax(x, -1, 6)": False,
+    "return torch.softmax(x, 200)": False,
+    "return torch.view(x, [-1, 200])": False,
+    "d = 200\n    return torch.reshape(x, [d, -1])": False,
+    "_0 = __torch__.torch.nn.functional.softmax(x, -1, 3000, )\n    return _0": False,
+    "return torch.format('torch.to(x, 200)', x)": False,
+}
+
+
+@pytest.mark.parametrize(("code", "is_odd"), NUMBERS.items(), ids=NUMBERS)
+def test_a_number_for_a_dtype_is_one_that_torch_has(code, is_odd):
+    """torch looks other numbers up in other memory; promote_types of two constants is computed by a load."""
+    function = f"def f(x: Tensor) -> Tensor:\n    {code}\n".encode()
+    assert bool(list(find_odd_numbers(function, Steps()))) == is_odd
+
+
+def test_the_positions_are_those_of_torch():
+    """Each argument of each operator that is such a number, and has no name in a call."""
+    kinds = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format"}
+    expected = {}
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        for position, argument in enumerate(schema.arguments):
+            kind = kinds.get(str(argument.real_type).removeprefix("Optional[").removesuffix("]"))
+            if kind and not argument.kwarg_only and space in ("aten", "quantized"):
+                expected.setdefault(name, {})[position] = kind
+    missing = {
+        name: places for name, places in expected.items() if not places.items() <= POSITIONS.get(name, {}).items()
+    }
+    assert missing == {}
