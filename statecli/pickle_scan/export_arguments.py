@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickle_scan import script_enumerations
 from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import DictOf, ListOf, ProgramValue, iter_values
@@ -79,6 +80,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 yield from (Misuse(target, why) for why in _check_objects(target, node.get("inputs"), given, steps))
                 yield from (Misuse(target, why) for why in _check_callees(target, node.get("inputs")))
                 yield from (Misuse(target, why) for why in _check_messages(target, node.get("inputs")))
+                yield from (Misuse(target, why) for why in _check_enumerations(target, node.get("inputs")))
             name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
             if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
                 outputs = node.get("outputs")
@@ -213,6 +215,27 @@ def _check_messages(target: str, inputs: Any) -> Iterator[str]:
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
             yield "has a message that is not a constant string; torch's compiler writes the message into source code"
+
+
+def _check_enumerations(target: str, inputs: Any) -> Iterator[str]:
+    """Yield why an operator is given a plain number for a dtype, a layout or a memory format.
+
+    torch writes these by keys of their own. A number that the graph computes is not known.
+    """
+    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
+    operator = target.removeprefix("torch.ops.").split(".")
+    places = script_enumerations.POSITIONS.get(operator[1], {}) if len(operator) > 1 else {}
+    for place, entry in enumerate(given):
+        name = str(entry.get("name")).removeprefix("out_").removeprefix("output_")
+        kind = name if name in script_enumerations.SIZES else places.get(place)
+        value = entry.get("arg")
+        if kind is None or type(value) is not dict:
+            continue
+        number = value.get("as_int")
+        is_odd = type(number) is int and not 0 <= number < script_enumerations.SIZES[kind]
+        if is_odd or "as_sym_int" in value:
+            yield script_enumerations.HARM
+            return
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:

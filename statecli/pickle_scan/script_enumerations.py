@@ -15,8 +15,8 @@ from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Call, blank_st
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Up to where torch 2.13 has values, with room for later releases.
-_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_HARM = "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"
+SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
+HARM = "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"
 #: Operators of torch 2.13, and the positions of their arguments that are dtypes, layouts (l) or memory formats (m).
 _OPERATORS = """
     _assert_tensor_metadata 3
@@ -116,7 +116,7 @@ def find_odd_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
 
 
 def _build_call(text: str, at: int, name: str) -> Call:
-    return Call("TorchScript", name, at, text.count("\n", 0, at) + 1, _HARM, on_load=False)
+    return Call("TorchScript", name, at, text.count("\n", 0, at) + 1, HARM, on_load=False)
 
 
 def _is_odd(value: str, kind: str, assigned: dict[str, str]) -> bool:
@@ -124,7 +124,7 @@ def _is_odd(value: str, kind: str, assigned: dict[str, str]) -> bool:
     name = _NAME.fullmatch(value)
     number = _LITERAL.fullmatch(assigned.get(name[1], "") if name else value)
     digits = number[1][:9] if number else ""
-    return digits.lstrip("-").isdigit() and not 0 <= int(digits) < _SIZES[kind]
+    return digits.lstrip("-").isdigit() and not 0 <= int(digits) < SIZES[kind]
 
 
 def _split_arguments(text: str, at: int, steps: Steps) -> Iterator[str]:

@@ -788,3 +788,22 @@ def test_each_character_of_an_expression_is_a_step():
     steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
     list(export_expressions.find_program_calls({"x": [{"expr_str": text} for text in texts]}, steps))
     assert steps.taken[Budget.TEXT] >= sum(map(len, texts))
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.to(torch.float64) + torch.softmax(x, 0, dtype=torch.float64) + torch.zeros(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["to", "softmax", "zeros"])
+@pytest.mark.parametrize("value", [{"as_int": 200}, {"as_int": -1}, {"as_sym_int": {"as_name": "s0"}}], ids=repr)
+def test_a_number_in_place_of_a_dtype_is_found(name, value, tmp_path):
+    """torch takes any number for a dtype, and reads wild memory for its size."""
+    path = export(tmp_path / "a.pt2", Cast(), torch.ones(2))
+    assert messages(path) == []
+
+    def edit(graph):
+        entry = next(entry for entry in node(graph, name)["inputs"] if "as_scalar_type" in entry["arg"])
+        entry["arg"] = value
+
+    assert any("is given a number that is not a valid dtype" in text for text in messages(change(path, edit)))
