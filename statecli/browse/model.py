@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -369,13 +370,19 @@ class Model:
     def _rank_names(self) -> list[int]:
         """Return the place of each tensor in lists: the order of the target, but numbers ascend (2 before 10)."""
         if self._ranks is None:
-            ranks: dict[str, int] = {}
+            ranks: dict[tuple[int, str], int] = {}
+
+            @cache  # modules, and the last parts of names, are few
+            def make_key(text: str) -> tuple[int, ...]:
+                parts = _DIGITS.split(text)
+                return tuple(
+                    int(part) if n % 2 else ranks.setdefault((n, part), len(ranks)) for n, part in enumerate(parts)
+                )
+
             keys = []
             for tensor in self.tensors:
-                parts: list[Any] = _DIGITS.split(f"{tensor.section}\0{tensor.fqn}")
-                parts[::2] = [ranks.setdefault(text, len(ranks)) for text in parts[::2]]
-                parts[1::2] = map(int, parts[1::2])
-                keys.append(parts)
+                module, _, leaf = tensor.fqn.rpartition(".")
+                keys.append(make_key(tensor.section) + make_key(module) + make_key(leaf))
             self._ranks = [0] * len(keys)
             for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
                 self._ranks[position] = rank
