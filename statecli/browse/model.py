@@ -19,6 +19,7 @@ from statecli.core import sizes
 from statecli.core.escaping import escape_name
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Stats, TensorInfo
+from statecli.core.parameter_or_buffer import match_optimizer_entries
 from statecli.core.selection import glob_names
 from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
 from statecli.core.units import format_fqn
@@ -96,7 +97,8 @@ class Model:
         self._open: set[NodeKey] = set()
         self._rows: list[tuple[int, Node]] = []
         self._positions: list[int] = []
-        owners = [f" of {tensor.belongs_to}" if tensor.belongs_to else "" for tensor in self.tensors]
+        self._owners = match_optimizer_entries(state) if state.optimizers else {}
+        owners = [f" of {owner}" if (owner := self.get_owner(n)) else "" for n in range(len(self.tensors))]
         sections = [f"{tensor.section}." if self._by_section and tensor.section else "" for tensor in self.tensors]
         self._name_lengths = [
             len(section + tensor.fqn + owner)
@@ -150,6 +152,11 @@ class Model:
         """Return the name of a tensor, behind its section if there are several sections."""
         tensor = self.tensors[position]
         return format_fqn(glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1])
+
+    def get_owner(self, position: int) -> str | None:
+        """Return the parameter of a tensor of the optimizer: as recorded, or by order and shape; None if unknown."""
+        tensor = self.tensors[position]
+        return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
 
     def find_common_ends(self) -> CommonEnds:
         """Return what all listed names have in common, which a narrow list leaves out."""
@@ -389,7 +396,7 @@ class Model:
         return self._ranks
 
     def _measure_label(self, node: Node) -> int:
-        owner = self.tensors[node.tensor].belongs_to if node.tensor is not None else None
+        owner = self.get_owner(node.tensor) if node.tensor is not None else None
         return len(node.label) + (len(f" of {owner}") if owner else 0)
 
     # --- marks --------------------------------------------------------------------------------------------------

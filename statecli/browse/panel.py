@@ -147,6 +147,9 @@ def _describe_tensor(model: Model, position: int, width: int, *, is_reading: boo
     yield Line(f"{kind.rstrip('?')}{assumed}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
     exact = f" ({tensor.nbytes:,} B)" if tensor.nbytes >= _MIN_ROUNDED_BYTES else ""
     yield Line(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
+    owner = model.get_owner(position)
+    if owner is not None and tensor.belongs_to is None:
+        yield Line(f"belongs to: {escape_name(format_fqn(owner))} (by order and shape)")
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
         yield Line("")

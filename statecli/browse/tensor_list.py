@@ -201,7 +201,7 @@ class TensorList(ScrollView, can_focus=True):
 
     def _format_owner(self, row: Row, room: int) -> str:
         """Return ` of h.3.mlp.weight` behind a tensor of an optimizer; "" without a known parameter or room."""
-        owner = self._model.tensors[row.tensor].belongs_to if row.tensor is not None else None
+        owner = self._model.get_owner(row.tensor) if row.tensor is not None else None
         if owner is None or room < _MIN_OWNER_CELLS:
             return ""
         return f" of {shorten_name(escape_name(format_fqn(owner)), CommonEnds(), room - 4)}"

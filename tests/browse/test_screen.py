@@ -334,14 +334,16 @@ def test_the_panel_has_the_index_of_the_first_nan(tmp_path):
 
 
 def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
-    """If the optimizer was built from named parameters."""
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2))
-    optimizer = torch.optim.Adam(net.named_parameters())
-    net(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    screen = drive(tmp_path / "t.pt", *typed("/exp_avg_sq"), "enter", size=(140, 30))
-    assert "state[0]['exp_avg_sq'] of 0.weight" in screen
+    """As the optimizer recorded, or by order and shape, which the panel says."""
+    for is_named in (True, False):
+        net = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        optimizer = torch.optim.Adam(net.named_parameters() if is_named else net.parameters())
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+        screen = drive(tmp_path / "t.pt", *typed("/exp_avg_sq"), "enter", size=(140, 30))
+        assert "state[0]['exp_avg_sq'] of 0.weight" in screen
+        assert ("belongs to: 0.weight (by order and shape)" in screen) is not is_named
 
 
 def test_a_target_without_layers_says_so(in_folder):
