@@ -641,7 +641,7 @@ def test_a_checkpoint_has_no_source_lines(in_folder):
 
 def test_modules_have_the_change_of_their_tensors(in_folder):
     """After D, a layer's change is that of its changed tensors together, as `statecli diff --tree` shows."""
-    keys = ["D", *["down"] * 5, "right"]
+    keys = ["D", settle, *["down"] * 5, "right"]
     screen = drive("first.safetensors", *keys, size=(120, 40), other="second.safetensors")
     changes = {line.split()[1]: line.partition("│")[0].split()[-1] for line in screen.splitlines() if "  ▸ " in line}
     assert changes["0"] == changes["1"] == "="
