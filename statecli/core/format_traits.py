@@ -40,6 +40,8 @@ class FormatTraits(msgspec.Struct, frozen=True):
         may_hold_settings_alone: A file with settings and without tensors is complete.
         weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
         is_partitioned: Weights without elements may be in the partitions of other ranks.
+        is_dcp_folder: `torch.distributed.checkpoint.load` reads the folder, whose tensors have the paths of the saved
+            dict as names.
         has_own_loader: A library loads the pickles, not `torch.load(path)`.
         key_setting: Last key of the settings with the keys of tensors whose names do not show their keys; other formats
             do not have these keys.
@@ -63,6 +65,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
     may_hold_settings_alone: bool = False
     weights_are_optimizer_copies: bool = False
     is_partitioned: bool = False
+    is_dcp_folder: bool = False
     has_own_loader: bool = False
     key_setting: str = ""
     has_collections: bool = False

@@ -67,6 +67,18 @@ def net(desk):
 
 
 @pytest.fixture
+def explain(statecli):
+    """Explain, and return the JSON document with the exit status in `code`."""
+
+    def run(model, checkpoint, *options):
+        result = statecli("explain", model, checkpoint, *options, "-f", "json")
+        assert result.code in (0, 1), result.err
+        return result.json | {"code": result.code}
+
+    return run
+
+
+@pytest.fixture
 def run_lines(desk, forked_python):
     """Run printed lines in another process; return the state_dict of `model` that they leave."""
 

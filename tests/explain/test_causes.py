@@ -7,18 +7,6 @@ import torch
 from safetensors.torch import save_file
 
 
-@pytest.fixture
-def explain(statecli):
-    """Explain, and return the JSON document with the exit status in `code`."""
-
-    def run(model, checkpoint):
-        result = statecli("explain", model, checkpoint, "-f", "json")
-        assert result.code in (0, 1), result.err
-        return result.json | {"code": result.code}
-
-    return run
-
-
 def causes(document):
     return [evidence["cause"] for evidence in document["diagnosis"]["causes"]]
 

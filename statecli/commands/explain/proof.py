@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli import live
-from statecli.commands.explain.recipe import Recipe
+from statecli.commands.explain.recipe import Loader, Recipe
 from statecli.commands.explain.source import ModelEntries
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
@@ -34,10 +35,12 @@ def load_as_is(entries: ModelEntries, built: BuiltModel) -> LoadResult:
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built: BuiltModel) -> LoadResult:
     """Load what the lines of the recipe would load, strictly, on meta; names that keep initial values do not count."""
+    if recipe.source.loader is Loader.DCP:  # the lines read only tensors
+        entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     result = _load(entries, recipe.rename_entries(entries.names), built, keeps_metadata=not recipe.rebuilds_dict)
     answer, initial = result.answer, set(recipe.initial)
     if initial and set(answer.missing) == initial:
-        return msgspec.structs.replace(result, answer=msgspec.structs.replace(answer, missing=()))
+        return replace(result, answer=replace(answer, missing=()))
     return result
 
 

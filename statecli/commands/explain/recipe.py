@@ -21,6 +21,7 @@ class Loader(Enum):
     TORCH = "torch.load"
     MODULE = "torch.load of a pickled module"
     SAFETENSORS = "safetensors.torch.load_file"
+    DCP = "torch.distributed.checkpoint.load"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -85,7 +86,9 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def rebuilds_dict(self) -> bool:
         """Return True if the lines build another dict, which does not have the attribute `_metadata`."""
-        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern)
+        return bool(self.steps or self.in_order or self.left_out.prefixes or self.source.pattern) or (
+            self.source.loader is Loader.DCP
+        )
 
     def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
         """Return the loaded names, each with its name in the checkpoint: what the printed lines do."""
@@ -122,6 +125,8 @@ class Recipe(msgspec.Struct, frozen=True):
         modules += [f"import {name.rpartition('.')[0]}" for name in self.source.allowed]
         if self.source.loader is not Loader.SAFETENSORS:
             modules.append("import torch")
+        if self.source.loader is Loader.DCP:
+            modules.append("import torch.distributed.checkpoint as dcp")
         if self.source.loader is Loader.SAFETENSORS:
             modules.append("from safetensors.torch import load_file")
         return dict.fromkeys((*modules, *self.model.imports))
@@ -172,6 +177,8 @@ def _tuple(texts: Sequence[str], *, always: bool = False) -> str:
 
 
 def _format_source(source: Source) -> list[str]:
+    if source.loader is Loader.DCP:
+        return _format_dcp_folder(source)
     keys = "".join(f"[{format_text(key) if isinstance(key, str) else key}]" for key in source.keys)
     lines = [f"torch.serialization.add_safe_globals([{', '.join(source.allowed)}])"] if source.allowed else []
     if source.loader is Loader.SAFETENSORS:
@@ -185,6 +192,22 @@ def _format_source(source: Source) -> list[str]:
         return [*lines, "state = {}", f"for path in glob.glob({format_text(source.pattern)}):", f"    {merge}"]
     end = ".state_dict()  # runs code of the file" if source.loader is Loader.MODULE else ""
     return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{end}"]
+
+
+def _format_dcp_folder(source: Source) -> list[str]:
+    """Return the lines that read the tensors below the keys: their names in the folder begin with these keys."""
+    folder, prefix = format_text(source.files[0]), format_text("".join(f"{key}." for key in source.keys))
+    test = f" and name.startswith({prefix})" if source.keys else ""
+    lines = [
+        f"metadata = dcp.FileSystemReader({folder}).read_metadata().state_dict_metadata",
+        "state = {",
+        "    name: torch.empty(tensor.size, dtype=tensor.properties.dtype)",
+        "    for name, tensor in metadata.items()",
+        f"    if isinstance(tensor, dcp.TensorStorageMetadata){test}",
+        "}",
+        f"dcp.load(state, checkpoint_id={folder})",
+    ]
+    return [*lines, _rename(f"name.removeprefix({prefix})")] if source.keys else lines
 
 
 def _list_modules(names: Sequence[str]) -> str:

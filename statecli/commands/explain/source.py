@@ -16,6 +16,7 @@ from statecli.core.model_state import Kind, ModelState, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
 from statecli.formats.safetensors import DROPPED
 from statecli.storage import files
+from statecli.storage.checkpoint_names import METADATA
 from statecli.targets.section_of_target import split_section
 
 #: Classes without behaviour that training scripts put next to the weights.
@@ -133,9 +134,27 @@ def _find_source(
         return _merge(paths, Loader.SAFETENSORS, (), ())
     if state_dict.keys is None:
         return None
+    if state.traits.is_dcp_folder:
+        return _find_dcp_folder(path, state, rows, state_dict.keys)
     if state_dict.is_module:
         return _merge(paths, Loader.MODULE, state_dict.keys, ())
     return _merge(paths, Loader.TORCH, state_dict.keys, tuple(name for name in refused if name in PLAIN_CLASSES))
+
+
+def _find_dcp_folder(
+    path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
+) -> Source | None:
+    """Return the folder, if one metadata file lists it and only these rows have names that begin with the keys."""
+    prefix = "".join(f"{key}." for key in keys)
+    paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
+    is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)
+    is_whole = os.path.isfile(os.path.join(path, METADATA)) and not any(row.damage for row in rows)
+    return Source((path,), Loader.DCP, keys) if is_exact and is_whole else None
+
+
+def _join_keys(name: str) -> str:
+    """Return the name in a folder of torch.distributed.checkpoint: `nets.generator.weight`."""
+    return _BRACKETS.sub(lambda match: f".{ast.literal_eval(match[0])[0]}", name)
 
 
 def _merge(
