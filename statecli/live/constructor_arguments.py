@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecli.core.errors import ModelError
 from statecli.core.python_names import takes_configuration, takes_object
@@ -200,14 +200,21 @@ def _build_from_json(spec: ModelSpec, path: str, config_class: type) -> Any:
 
     folder, name = files.split(path)
     document = config_files.read_document(folder or ".", name)
+    if not _has_from_dict(config_class):
+        return _build_class(spec, path, config_class, document)
     from_dict = getattr(config_class, "from_dict", None)
-    if from_dict is not None and _is_of_transformers(config_class):
-        _check_model_type(path, config_class, document)
-        config_guards.check_config({**document, "quantization_config": None}, path)
-        return from_dict(config_guards.remove_fetches(document))
-    if from_dict is not None and not dataclasses.is_dataclass(config_class):
+    assert from_dict is not None  # noqa: S101 - checked by `_has_from_dict`
+    if not _is_of_transformers(config_class):
         return from_dict(document)
-    return _build_class(spec, path, config_class, document)
+    _check_model_type(path, config_class, document)
+    config_guards.check_config({**document, "quantization_config": None}, path)
+    return from_dict(config_guards.remove_fetches(document))
+
+
+def _has_from_dict(config_class: type) -> bool:
+    """Return True if `from_dict` of the class builds the configuration; False if the class takes the fields."""
+    is_plain = dataclasses.is_dataclass(config_class) and not _is_of_transformers(config_class)
+    return hasattr(config_class, "from_dict") and not is_plain
 
 
 def _is_of_transformers(config_class: type) -> bool:
@@ -237,17 +244,65 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in document]
     if missing:
         raise ModelError(f"{path}: {config_class.__name__} needs {join_names(missing, 8)}; add the fields to the file")
-    spaces = tuple(filter(None, [sys.modules.get(config_class.__module__)]))
     values = dict(document)
-    for name in names:
-        inner = find_class(config_class, name, spaces) if type(values.get(name)) is dict else None
-        if inner is not None and dataclasses.is_dataclass(inner):
-            values[name] = _build_class(spec, path, inner, values[name])
+    for name, inner in _list_inner_classes(config_class, values):
+        values[name] = _build_class(spec, path, inner, values[name])
     return config_class(**values)
+
+
+def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list[tuple[str, type]]:
+    """Return the fields of a configuration class whose values are built from inner objects, with their classes."""
+    spaces = tuple(filter(None, [sys.modules.get(config_class.__module__)]))
+    classes = {
+        parameter.name: find_class(config_class, parameter.name, spaces)
+        for parameter in _list_parameters(config_class)
+        if type(document.get(parameter.name)) is dict
+    }
+    return [(name, found) for name, found in classes.items() if found is not None and dataclasses.is_dataclass(found)]
 
 
 def _takes_any_keyword(callee: Any) -> bool:
     return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(callee).parameters.values())
+
+
+class JsonConfiguration(NamedTuple):
+    """How an argument is built from a file of JSON.
+
+    `has_from_dict`: by `from_dict` of the class, else by a call with the fields. `inner`: the keys of each inner object
+    that is built first, with its class; the innermost first.
+    """
+
+    argument: str
+    config_class: type
+    has_from_dict: bool
+    inner: tuple[tuple[tuple[str, ...], type], ...]
+
+
+def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Any) -> JsonConfiguration:
+    """Return how `resolve_arguments` builds the configuration of `--config-json`. Raises ModelError."""
+    from statecli.formats.shared import config_files
+
+    path = spec.options.config_json
+    assert path is not None  # noqa: S101 - the caller has such a spec
+    argument, config_class = _find_configuration(spec, _Resolver(spec, tuple(_iter_namespaces(module, callee))), callee)
+    if _has_from_dict(config_class):
+        return JsonConfiguration(argument, config_class, True, ())
+    folder, name = files.split(path)
+    document = config_files.read_document(folder or ".", name)
+    return JsonConfiguration(argument, config_class, False, tuple(_iter_inner_objects(config_class, document, ())))
+
+
+def _iter_inner_objects(
+    config_class: type, document: Mapping[str, Any], keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type]]:
+    for name, inner in _list_inner_classes(config_class, document):
+        yield from _iter_inner_objects(inner, document[name], (*keys, name))
+        yield (*keys, name), inner
+
+
+def find_namespace(module: types.ModuleType, callee: Any, name: str) -> types.ModuleType | None:
+    """Return the module whose name an argument of the spec stands for: `nn` of `nn.GELU`; None if there is none."""
+    return next((space for space in _iter_namespaces(module, callee) if hasattr(space, name)), None)
 
 
 # --- the arguments to type --------------------------------------------------------------------------------------------

@@ -49,6 +49,12 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
     return functools.partial(getattr(module, registry.build), spec.attribute)
 
 
+def format_builder(spec: ModelSpec) -> tuple[str, str]:
+    """Return the module to import and the function for a spec of which `find_builder` returns a function."""
+    registry = _REGISTRIES[spec.module]
+    return registry.module, f"{registry.module}.{registry.build}"
+
+
 def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) -> None:
     """Raise ModelError, with the nearest names, for a name that the registry does not have."""
     if ":" in name:  # a repository of the hub

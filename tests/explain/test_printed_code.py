@@ -39,3 +39,97 @@ def test_a_folder_of_torch_distributed_with_inner_dicts_is_not_proved(desk, net,
     state = net["Net"]().state_dict()
     dcp.save({"model": {**state, "more": {"x": torch.ones(2)}}}, checkpoint_id="saved", no_dist=True)
     assert not explain("net.py:Net", "saved")["diagnosis"]["proved"]
+
+
+CONFIGURED = """
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+import parts
+
+
+class Plain:
+    def __init__(self, width):
+        self.width = width
+
+    @classmethod
+    def from_dict(cls, fields):
+        return cls(**fields)
+
+
+@dataclass
+class Inner:
+    classes: int = 4
+
+
+@dataclass
+class Cfg:
+    width: int = 8
+    head: Inner = field(default_factory=Inner)
+
+
+class Net(nn.Module):
+    def __init__(self, config: Cfg, act=None):
+        super().__init__()
+        self.a = nn.Linear(config.width, config.width)
+        self.b = nn.Linear(config.width, config.head.classes)
+
+
+class ByMethod(nn.Module):
+    def __init__(self, depth: int, config: Plain):
+        super().__init__()
+        self.layers = nn.ModuleList(parts.Layer(config.width, config.width) for _ in range(depth))
+
+
+class Outer:
+    class Model(ByMethod):
+        pass
+
+
+instance = Net(Cfg(16, Inner(3)))
+"""
+#: The arguments of `statecli explain`, and the code that builds the saved model.
+BUILDS = {
+    "a configuration with an inner one": (["c.py:Net", "--config-json", "net.json"], "c.Net(c.Cfg(16, c.Inner(3)))"),
+    "a configuration with from_dict": (["c.py:ByMethod(2)", "--config-json", "w.json"], "c.ByMethod(2, c.Plain(6))"),
+    "classes in the arguments": (
+        ["c.py:Net(Cfg(16, head=Inner(classes=3)), act=nn.GELU)"],
+        "c.Net(c.Cfg(16, c.Inner(3)))",
+    ),
+    "an inner class": (["c.py:Outer.Model(1, config=Plain(4))"], "c.Outer.Model(1, c.Plain(4))"),
+    "an instance": (["c.py:instance"], "c.instance"),
+    "a file in a folder": (["sub/d.py:Net(Cfg(4))"], "c.Net(c.Cfg(4))"),
+    "a file whose name is not a name of Python": (["my-net.py:Net(Cfg(4))"], "c.Net(c.Cfg(4))"),
+    "a file with the name of a standard module": (["types.py:Net(Cfg(4))"], "c.Net(c.Cfg(4))"),
+    "a file of a package": (["pack/net.py:Net(Cfg(4))"], "c.Net(c.Cfg(4))"),
+    "a module": (["torch.nn:Bilinear(4, 3, 2)"], "torch.nn.Bilinear(4, 3, 2)"),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_class_is_built_as_statecli_built_it(desk, explain, run_lines, forked_python, build):
+    """With its configuration, classes in its arguments, and the folder of its file."""
+    (model, *options), code = BUILDS[build]
+    for folder in ("sub", "pack"):
+        (desk / folder).mkdir()
+    for file in ("c.py", "sub/d.py", "my-net.py"):
+        (desk / file).write_text(CONFIGURED)
+    for file in ("parts.py", "sub/parts.py", "pack/parts.py"):
+        (desk / file).write_text("from torch import nn\n\n\nclass Layer(nn.Linear):\n    pass\n")
+    (desk / "pack/__init__.py").write_text("")
+    (desk / "pack/net.py").write_text(CONFIGURED.replace("import parts", "from . import parts"))
+    (desk / "net.json").write_text('{"width": 16, "head": {"classes": 3}}')
+    (desk / "w.json").write_text('{"width": 6}')
+    done = forked_python(
+        f"import c, torch\ntorch.save({{'module.' + k: v for k, v in ({code}).state_dict().items()}}, 'saved.pt')",
+        cwd=desk,
+    )
+    assert done.returncode == 0, done.stderr
+    if model.startswith("types.py"):
+        (desk / "types.py").write_text(CONFIGURED)
+    saved = torch.load("saved.pt", weights_only=True)
+    expected = {name.removeprefix("module."): tensor for name, tensor in saved.items()}
+    assert_proved_lines_load(explain(model, "saved.pt", *options), run_lines, expected)

@@ -214,9 +214,10 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
             else "too many modules differ"
         )
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
+    model_code = build_model_code(subject.built.spec)
     recipe = Recipe(
         subject.entries.source,
-        build_model_code(subject.built.spec),
+        model_code,
         steps,
         in_order,
         left_out,
@@ -232,7 +233,7 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         initial,
         tuple(p.name for p in matching.mismatched) + matching.unexpected,
     )
-    return _judge(diagnosis, subject, matching, result)
+    return _judge(diagnosis, subject, matching, result, model_code.doubt)
 
 
 def _choose_new_name(pair: Pair) -> str:
@@ -253,14 +254,16 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(rule for step in steps for rule in step.rules)
 
 
-def _judge(diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: LoadResult) -> Diagnosis:
+def _judge(
+    diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: LoadResult, doubt_about_model: str
+) -> Diagnosis:
     """Return the diagnosis with the result of the proof."""
     if result.error:
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:
         return replace(diagnosis, proof=_describe_objections(result))
     diagnosis = replace(diagnosis, loads=True)
-    doubts = list(_list_doubts(subject, matching))
+    doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:
         return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")
     renamed = any(pair.name != pair.registered for pair in matching.pairs)

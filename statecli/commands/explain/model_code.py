@@ -4,51 +4,177 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from keyword import iskeyword
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import ModelCode
-from statecli.live import configured_model
-from statecli.live.config_document import Library
-from statecli.live.import_model import load_object
-from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import format_call
+from statecli.commands.explain.renaming import format_text
+from statecli.live import configured_model, model_registries
+from statecli.live.config_document import Library, find_config_file, read_document
+from statecli.live.constructor_arguments import describe_configuration, find_namespace
+from statecli.live.import_model import LoadedObject, find_import_folder, load_object, load_with_module
+from statecli.live.spec import ModelSpec, split_class_options
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.storage import files
+from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 
-def build_model_code(spec: ModelSpec, *, is_instance: bool = False) -> ModelCode:
-    """Return the import of the class, and the expression that builds the model."""
+def build_model_code(spec: ModelSpec) -> ModelCode:
+    """Return the lines that import the class and its arguments, and the expression that builds the model."""
     if spec.config is not None:
         return _build_configured_code(spec)
-    first = spec.attribute.partition(".")[0]
-    if spec.is_file:
-        folder, file = os.path.split(spec.module)
-        where = f"  # in the folder {folder}" if folder else ""
-        line = f"from {file.removesuffix('.py')} import {first}{where}"
-    else:
-        line = f"from {spec.module} import {first}"
-    return ModelCode((line,), spec.attribute if is_instance else f"{spec.attribute}({format_arguments(spec)})")
+    loaded = load_with_module(spec)
+    is_instance = not spec.called and not isinstance(loaded.value, type) and hasattr(loaded.value, "load_state_dict")
+    if not spec.is_file and model_registries.find_builder(spec, loaded.module) is not None:
+        module, function = model_registries.format_builder(spec)
+        return ModelCode((f"import {module}",), f"{function}({format_call((spec.attribute, *spec.args), spec.kwargs)})")
+    names = _Names(spec, loaded)
+    names.add(loaded.module, spec.attribute)
+    kwargs, lines = dict(spec.kwargs), list[str]()
+    for name in _list_object_names((*spec.args, *kwargs.values())):
+        space = find_namespace(loaded.module, loaded.value, name.partition(".")[0])
+        names.add(loaded.module if space is None else space, name)
+    if spec.options.config_json is not None:
+        argument, value = _add_configuration(spec, loaded, names, lines)
+        kwargs[argument] = value
+    expression = spec.attribute if is_instance else f"{spec.attribute}({format_call(spec.args, kwargs)})"
+    return ModelCode(tuple(names.format_imports()), expression, tuple(lines), names.doubt)
+
+
+class _Names:
+    """The names that the lines import, by module."""
+
+    def __init__(self, spec: ModelSpec, loaded: LoadedObject) -> None:
+        self._spec, self._own = spec, loaded.module
+        self._imported: dict[str, dict[str, None]] = {}
+        self.doubt = ""
+
+    def add(self, module: types.ModuleType, dotted: str) -> None:
+        """Import the first part of a dotted name."""
+        self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
+
+    def add_class(self, added: type) -> str:
+        """Import a class, from the spec's own module if possible; return its name."""
+        first = added.__qualname__.partition(".")[0]
+        owner = sys.modules.get(added.__module__, self._own)
+        known = getattr(self._own, first, None)
+        module = self._own if known is not None and known is getattr(owner, first, None) else owner
+        self.add(module, first)
+        if "<locals>" in added.__qualname__:
+            self.doubt = f"{added.__qualname__} is defined in a function, so that no line imports this class"
+        return added.__qualname__
+
+    def format_imports(self) -> Iterator[str]:
+        """Yield the lines; a line names the folder of a file that is not in the current folder."""
+        file = _ImportedFile.of(self._spec.module) if self._spec.is_file else None
+        if file is not None and file.folder:
+            yield "import sys"
+        if file is not None and not file.is_importable:
+            yield "import runpy"
+        if file is not None and file.folder:
+            yield f"sys.path.insert(0, {format_text(file.folder)})"
+        for module, names in self._imported.items():
+            listed = ", ".join(sorted(names))
+            if file is None or module != self._own.__name__:
+                yield f"from {module} import {listed}"
+            elif file.is_importable:
+                yield f"from {file.module} import {listed}"
+            else:
+                texts = ", ".join(map(format_text, sorted(names)))
+                yield f"names = runpy.run_path({format_text(self._spec.module)})"
+                yield f"{listed} = " + (f"(names[name] for name in ({texts}))" if len(names) > 1 else f"names[{texts}]")
+
+
+class _ImportedFile(NamedTuple):
+    """A file as a module: the folder to import from, "" for the current one, and its dotted name in this folder.
+
+    `is_importable`: whether `import` finds it, and not a module of Python's standard library.
+    """
+
+    folder: str
+    module: str
+    is_importable: bool
+
+    @classmethod
+    def of(cls, path: str) -> _ImportedFile:
+        """Return the module that a file is."""
+        absolute = os.path.abspath(path)
+        top = find_import_folder(absolute) or os.path.dirname(absolute)
+        parts = os.path.relpath(absolute, top).removesuffix(".py").split(os.sep)
+        folder = "" if top == os.getcwd() else top if os.path.isabs(path) else os.path.relpath(top)
+        is_importable = all(part.isidentifier() and not iskeyword(part) for part in parts)
+        return cls(folder, ".".join(parts), is_importable and parts[0] not in sys.stdlib_module_names)
+
+
+def _list_object_names(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of classes and other objects in the arguments, at any depth."""
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (ObjectName, ObjectCall)):
+            yield value.name
+        if isinstance(value, ObjectCall):
+            pending += [*value.args, *value.kwargs.values()]
+        elif isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, (list, tuple)):
+            pending += value
+
+
+def _add_configuration(
+    spec: ModelSpec, loaded: LoadedObject, names: _Names, lines: list[str]
+) -> tuple[str, ObjectName]:
+    """Add the lines that read the file of `--config-json`; return the argument and the expression of its value."""
+    configuration = describe_configuration(spec, loaded.module, loaded.value)
+    path = spec.options.config_json or ""
+    if files.is_remote(path):
+        names.doubt = f"the code opens {path}, which is not a file on this disk"
+    lines += [
+        f'with open({format_text(path)}, encoding="utf-8") as file:',
+        "    fields = json.load(file)",
+    ]
+    for keys, inner in configuration.inner:
+        place = "fields" + "".join(f"[{format_text(key)}]" for key in keys)
+        lines.append(f"{place} = {names.add_class(inner)}(**{place})")
+    name = names.add_class(configuration.config_class)
+    return configuration.argument, ObjectName(
+        f"{name}.from_dict(fields)" if configuration.has_from_dict else f"{name}(**fields)"
+    )
 
 
 def _build_configured_code(spec: ModelSpec) -> ModelCode:
     """Return the lines that build a model from its configuration file."""
     built = configured_model.find_class(spec)
-    name, arguments, folder = built.name, format_call((), built.arguments), repr(built.folder)
+    path, doubt = built.folder, ""
+    config = find_config_file(str(spec.config))
+    if files.get_name(config) not in (CONFIG, MODULES):
+        path = config
+    if files.is_remote(config):
+        doubt = f"the code reads {path}, which is not on this disk"
+    elif spec.options.trusts_code:
+        doubt = "statecli ran the code of the checkpoint to build the class, and the code does not"
+    name, arguments, folder = built.name, format_call((), built.arguments), repr(path)
     if built.library is Library.DIFFUSERS:
         configuration = ", ".join(filter(None, [f"{name}.load_config({folder})", arguments]))
-        return ModelCode((f"from diffusers import {name}",), f"{name}.from_config({configuration})")
+        return ModelCode((f"from diffusers import {name}",), f"{name}.from_config({configuration})", (), doubt)
     if built.library is Library.TIMM:
-        return ModelCode(("import timm",), f"timm.create_model({', '.join(filter(None, [repr(name), arguments]))})")
+        expression = f"timm.create_model({', '.join(filter(None, [repr(name), arguments]))})"
+        return ModelCode(("import timm",), expression, (), doubt)
     if built.library is Library.SENTENCE_TRANSFORMERS:
         line = "from sentence_transformers import SentenceTransformer  # the folder must contain weights"
-        return ModelCode((line,), f"SentenceTransformer({folder})")
+        return ModelCode((line,), f"SentenceTransformer({folder})", (), doubt)
     replaced = ", ".join(filter(None, [folder, format_call((), built.replaced)]))
-    configuration = ", ".join(filter(None, [f"AutoConfig.from_pretrained({replaced})", arguments]))
-    builder = f"{name}.from_config" if name.startswith("AutoModel") else name
-    return ModelCode((f"from transformers import AutoConfig, {name}",), f"{builder}({configuration})")
-
-
-def format_arguments(spec: ModelSpec) -> str:
-    """Return the arguments as written in a call."""
-    return format_call(spec.args, spec.kwargs)
+    is_automatic = name.startswith("AutoModel")
+    builder = f"{name}.from_config" if is_automatic else name
+    has_type = is_automatic or "model_type" in read_document(config)
+    imports = f"from transformers import {'AutoConfig, ' * has_type}{name}"
+    configuration = f"{'AutoConfig' if has_type else f'{name}.config_class'}.from_pretrained({replaced})"
+    return ModelCode((imports,), f"{builder}({', '.join(filter(None, [configuration, arguments]))})", (), doubt)
 
 
 def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
@@ -60,10 +186,9 @@ def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
         args[position] = value
     else:
         kwargs[name] = value
-    head = spec.text.partition("(")[0]
-    changed = ModelSpec(spec.text, spec.module, spec.is_file, spec.attribute, tuple(args), kwargs, True)
-    text = f"{head}({format_arguments(changed)})"
-    return ModelSpec(text, spec.module, spec.is_file, spec.attribute, tuple(args), kwargs, True)
+    typed = split_class_options(spec.text)[0]
+    text = f"{typed.partition('(')[0].rstrip()}({format_call(args, kwargs)}){spec.text.removeprefix(typed)}"
+    return replace(spec, text=text, args=tuple(args), kwargs=kwargs, called=True)
 
 
 def list_parameters(spec: ModelSpec) -> list[str]:

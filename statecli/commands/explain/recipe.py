@@ -38,10 +38,15 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class ModelCode(msgspec.Struct, frozen=True):
-    """The lines that import a class, and the expression that builds the model."""
+    """The lines that import a class, the lines that read its configuration, and the expression that builds the model.
+
+    `doubt`: why the lines may not build the model that statecli built.
+    """
 
     imports: tuple[str, ...]
     expression: str
+    lines: tuple[str, ...] = ()
+    doubt: str = ""
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -104,7 +109,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     def format_code(self) -> tuple[str, ...]:
         """Return the lines of Python."""
-        lines = [*self._format_imports(), f"model = {self.model.expression}"]
+        lines = [*self._format_imports(), *self.model.lines, f"model = {self.model.expression}"]
         lines += _format_source(self.source)
         lines += self._format_renaming()
         if self.left_out.prefixes or self.left_out.names:
@@ -120,6 +125,8 @@ class Recipe(msgspec.Struct, frozen=True):
         modules = []
         if self.source.pattern:
             modules.append("import glob")
+        if any("json.load(" in line for line in self.model.lines):
+            modules.append("import json")
         if any(step.uses_re for step in self.steps) or _list_rules(self.steps):
             modules.append("import re")
         modules += [f"import {name.rpartition('.')[0]}" for name in self.source.allowed]

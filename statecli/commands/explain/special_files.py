@@ -72,6 +72,7 @@ def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence
     code = (
         "from peft import PeftModel",
         *model.imports,
+        *model.lines,
         f"model = {model.expression}  # with the weights of the base model",
         f"model = PeftModel.from_pretrained(model, {folder!r})",
     )
