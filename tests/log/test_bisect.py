@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -168,3 +169,24 @@ def test_first_is_required(statecli, saved_runs):
     result = statecli("bisect", saved_runs("plain"))
     assert result.code == 2
     assert "--first is missing; write --first and nan, inf" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "step"),
+    [
+        ("ckpt-{}.pt", {"epoch": 1}, {"number": 500, "source": "name"}),
+        ("ckpt-{}.pt", {"epoch": 1, "global_step": 20}, {"number": 100, "source": "global_step"}),
+        ("epoch{}.pt", {"iteration": 7}, {"number": 35, "source": "iteration"}),
+    ],
+)
+def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, settings, step):
+    """A counter of steps in the settings, else the number in the name; an epoch is not a step then."""
+    for number in range(1, 7):
+        value = float("nan") if number > 4 else float(number)
+        own = {key: number * count for key, count in settings.items()}
+        torch.save({"model": {"w": torch.tensor([value])}, **own}, tmp_path / name.format(number * 100))
+    found = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    rows = statecli("log", tmp_path, "-f", "json").json["checkpoints"]
+    assert found["first"]["step"] == rows[4]["step"] == step
+    watched = statecli("watch", tmp_path, "--history", "--count", "5", "--interval", "0.01", "-f", "jsonl")
+    assert json.loads(watched.out.splitlines()[4])["step"] == step

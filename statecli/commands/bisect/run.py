@@ -13,6 +13,7 @@ from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint, Run, order_run, order_run_by_names
 from statecli.commands.log.measure import Measured, compare_checkpoints, compute_distance, measure_checkpoint
+from statecli.commands.log.result import Step
 from statecli.commands.log.steps import STEP_KEYS, find_steps
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError, UnreadableError, UsageError
@@ -68,6 +69,7 @@ class _Prober:
         #: Whether the order is that of the names, so that a setting may contradict it.
         self.check_order = True
         self._steps: dict[int, dict[str, int]] = {}
+        self._steps_of_path: dict[str, dict[str, int]] = {}
 
     def decide(self, number: int, checkpoint: Checkpoint) -> Probe:
         """Return the probe of the checkpoint at this place of the order."""
@@ -90,13 +92,24 @@ class _Prober:
                 glob=condition.glob,
                 reads_values=condition.measure is not Measure.CHANGED,
             )
-            self._steps[number] = find_steps(measured.whole)
+            steps = self._steps[number] = find_steps(measured.whole)
+            self._steps_of_path[checkpoint.path] = steps
             holds, evidence = self._decide(measured)
         except UsageError:
             raise
         except StateError as error:
             return Probe(checkpoint.path, checkpoint.step, None, error=str(error))
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
+
+    def find_steps_in_settings(self) -> dict[str, Step]:
+        """Return the steps of the read checkpoints, if all of them have one counter: `statecli log` shows these."""
+        key = self.find_counter()
+        return {} if key is None else {path: Step(steps[key], key) for path, steps in self._steps_of_path.items()}
+
+    def find_counter(self) -> str | None:
+        """Return the setting that counts steps in each read checkpoint; None without one."""
+        read = self._steps_of_path.values()
+        return next((key for key in STEP_KEYS if read and all(key in steps for steps in read)), None)
 
     def _refuse_other_order(self) -> None:
         for key in STEP_KEYS:
@@ -221,8 +234,13 @@ def _build(
     target, text = ", ".join(request.targets), request.condition.text
     message = f"{quoting.quote(text)} is false at the last checkpoint"
     findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
-    places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
-    probes = tuple(replace(probe, step=places.get(probe.path, probe.step)) for probe in prober.probes.values())
+    places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints} | prober.find_steps_in_settings()
+    if prober.check_order and (source := prober.find_counter()) is not None:
+        text = f"the step is the setting {source}; the order is that of the numbers in the names"
+        notes = [replace(note, message=text) if note.name == "step-source" else note for note in notes]
+    probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
+    first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))
     paths = tuple(checkpoint.path for checkpoint in between)
     count = len(run.checkpoints)
-    return Bisection(target, text, answer, count, probes, first, last_before, paths, findings, tuple(notes))
+    ends = (first, last_before)
+    return Bisection(target, text, answer, count, tuple(probes.values()), *ends, paths, findings, tuple(notes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from statecli.commands.log.result import NAME_SOURCE, Step
 from statecli.core.lazy_pattern import compile_on_use
@@ -71,12 +71,14 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
 
     `names`: the paths, below the folder that all of them share, because the number of a run is not a step.
     `settings`: `find_steps` of each checkpoint, None for an unreadable one, whose step is the number in its name. A
-    setting serves if all readable checkpoints have it; a counter of epochs, only if no two are equal. Otherwise the
-    names serve, if all have a number and no two are equal; else each checkpoint has the first step that is found.
+    counter of steps serves if all readable checkpoints have it. Otherwise the names serve, if all have a number and no
+    two are equal; else a counter of epochs, on the same terms as the names; else each checkpoint has the first step
+    that is found.
     """
     by_name = [find_step_in_name(name) for name in names]
     readable = [steps for steps in settings if steps is not None]
-    for key in (*STEP_KEYS, *EPOCH_KEYS):
+    are_named = None not in by_name and len(set(by_name)) == len(by_name)
+    for key in (*STEP_KEYS, *(() if are_named else EPOCH_KEYS)):
         numbers = [steps[key] for steps in readable if key in steps]
         is_common = bool(readable) and len(numbers) == len(readable)
         if is_common and (key in STEP_KEYS or len(set(numbers)) == len(numbers)):
@@ -84,12 +86,20 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
                 _by_name(number) if steps is None else Step(steps[key], key)
                 for steps, number in zip(settings, by_name, strict=True)
             ]
-    if None not in by_name and len(set(by_name)) == len(by_name):
+    if are_named:
         return [_by_name(number) for number in by_name]
     return [
         Step(*next((count, key) for key, count in steps.items())) if steps else _by_name(number)
         for steps, number in zip(settings, by_name, strict=True)
     ]
+
+
+def find_step(settings: Mapping[str, int], in_name: int | None) -> Step | None:
+    """Return the step of a single checkpoint: a counter of steps, else the number in its name, else a setting."""
+    key = next((key for key in STEP_KEYS if key in settings), None)
+    if key is None and in_name is None:
+        key = next(iter(settings), None)
+    return _by_name(in_name) if key is None else Step(settings[key], key)
 
 
 def _by_name(number: int | None) -> Step | None:

@@ -15,8 +15,8 @@ import msgspec
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint, read_state, shorten_paths
 from statecli.commands.log.follow import Follower
-from statecli.commands.log.result import NAME_SOURCE, CheckpointRow, Step
-from statecli.commands.log.steps import find_step_in_name, find_steps
+from statecli.commands.log.result import CheckpointRow, Step
+from statecli.commands.log.steps import find_step, find_step_in_name, find_steps
 from statecli.core.errors import StateError
 from statecli.core.natural_order import make_natural_key
 from statecli.storage import files
@@ -155,8 +155,4 @@ def _measure(path: str, follower: Follower, targets: Sequence[str]) -> Checkpoin
 
 
 def _find_step(path: str, steps: dict[str, int], targets: Sequence[str]) -> Step | None:
-    if steps:
-        key, number = next(iter(steps.items()))
-        return Step(number, key)
-    in_name = find_step_in_name(_shorten(path, targets))
-    return None if in_name is None else Step(in_name, NAME_SOURCE)
+    return find_step(steps, find_step_in_name(_shorten(path, targets)))
