@@ -133,3 +133,62 @@ def test_the_class_is_built_as_statecli_built_it(desk, explain, run_lines, forke
     saved = torch.load("saved.pt", weights_only=True)
     expected = {name.removeprefix("module."): tensor for name, tensor in saved.items()}
     assert_proved_lines_load(explain(model, "saved.pt", *options), run_lines, expected)
+
+
+MATRICES = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, layers=1):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(layers))
+        self.head = nn.Linear(8, 4)
+
+
+class Square(Net):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+
+
+class Conv(Net):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Conv2d(3, 8, 5)
+"""
+
+
+def save_transposed(desk, forked_python, code):
+    """Save the model that the code builds with all weights transposed; return its state_dict."""
+    (desk / "m.py").write_text(MATRICES)
+    done = forked_python(f"import m, torch\ntorch.save(m.{code}.state_dict(), 'whole.pt')", cwd=desk)
+    assert done.returncode == 0, done.stderr
+    state = torch.load("whole.pt", weights_only=True)
+    reverse = {name: tensor.permute(*reversed(range(tensor.ndim))).contiguous() for name, tensor in state.items()}
+    torch.save({f"module.{name}": tensor for name, tensor in reverse.items()}, "turned.pt")
+    return state
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_transposed_weights_are_transposed_back(desk, explain, run_lines, forked_python, layers):
+    """Few weights by name, many by shape."""
+    state = save_transposed(desk, forked_python, f"Net({layers})")
+    document = explain(f"m.py:Net({layers})", "turned.pt")
+    assert [cause["cause"] for cause in document["diagnosis"]["causes"]] == ["prefix", "transposed"]
+    assert_proved_lines_load(document, run_lines, state)
+
+
+@pytest.mark.parametrize(
+    ("model", "doubt"),
+    [
+        ("Square", "1 square weight, such as out.weight, may be transposed like"),
+        ("Conv", "module.out.weight of shape [5, 5, 3, 8] is left out, and may be out.weight of shape [8, 3, 5, 5]"),
+    ],
+)
+def test_weights_that_may_be_transposed_are_not_proved(desk, explain, forked_python, model, doubt):
+    """A square weight fits both ways; the kernel of a convolution is left out."""
+    save_transposed(desk, forked_python, f"{model}()")
+    diagnosis = explain(f"m.py:{model}", "turned.pt")["diagnosis"]
+    assert not diagnosis["proved"]
+    assert doubt in diagnosis["proof"]

@@ -88,10 +88,14 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
 
 
 class _Matching(msgspec.Struct, frozen=True):
-    """How the names of the two sides are paired: all pairs, pairs of other shapes, the rest, and ties."""
+    """How the names of the two sides are paired: all pairs, pairs of other shapes, the rest, and ties.
+
+    `transposed`: those of `pairs` whose matrix has the rows and columns of the class exchanged.
+    """
 
     alignment: Alignment
     pairs: tuple[Pair, ...]
+    transposed: tuple[Pair, ...]
     mismatched: tuple[Pair, ...]
     unexpected: tuple[str, ...]
     missing: tuple[str, ...]
@@ -154,7 +158,8 @@ def _match(subject: Subject) -> _Matching:
         same_shape=False,
     )
     pairs = [Pair(own[pair.name], other[pair.registered]) for pair in alignment.pairs]
-    fitting = [p for p in pairs if _has_shape(rows[p.name], subject.registered[p.registered])]
+    transposed = [p for p in pairs if _is_transposed(rows[p.name], subject.registered[p.registered])]
+    fitting = [p for p in pairs if p in transposed or _has_shape(rows[p.name], subject.registered[p.registered])]
     filled = {p.registered for p in fitting}
     mismatched = [p for p in pairs if p.registered not in filled]
     missing = [other[name] for name in alignment.missing]
@@ -167,6 +172,7 @@ def _match(subject: Subject) -> _Matching:
     return _Matching(
         alignment,
         tuple(fitting),
+        tuple(transposed),
         tuple(mismatched),
         tuple(own[name] for name in alignment.unexpected),
         tuple(name for name in missing if name not in tied_names),
@@ -177,6 +183,12 @@ def _match(subject: Subject) -> _Matching:
 def _join_weight_norm(name: str) -> str:
     """Return the name with the older names of weight_norm: `conv.weight_g` for `…parametrizations.weight.original0`."""
     return _WEIGHT_NORM.sub(lambda match: f"{match[1]}_{_GAINS[int(match[2])]}", name)
+
+
+def _is_transposed(row: TensorInfo, registered: TensorInfo) -> bool:
+    shape = row.shape
+    is_matrix = registered.kind is Kind.PARAMETER and shape is not None and len(shape) == 2
+    return is_matrix and shape is not None and shape[0] != shape[1] and shape[::-1] == registered.shape
 
 
 def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
@@ -223,6 +235,7 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         left_out,
         matching.ties,
         initial,
+        tuple(names[pair.name] for pair in matching.transposed),
     )
     result = try_recipe(recipe, subject.entries, subject.built)
     diagnosis = Diagnosis(
@@ -278,12 +291,14 @@ def _judge(
 
 def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
+    shapes = {row.fqn: row.shape for row in subject.entries.rows}
+    shapes |= {pair.name: subject.shapes[pair.registered] for pair in matching.transposed}
     undecided = list_undecided_pairs(
         Names(
             {pair.name: pair.registered for pair in matching.pairs},
             matching.unexpected,
             (*matching.missing, *(name for name, _ in matching.ties)),
-            {row.fqn: row.shape for row in subject.entries.rows},
+            shapes,
             subject.shapes,
         )
     )
@@ -299,8 +314,10 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
             matching.unexpected,
             matching.missing,
             {pair.name: pair.registered for pair in matching.pairs},
-            {row.fqn: row.shape for row in subject.entries.rows},
+            shapes,
             subject.shapes,
+            {pair.registered: pair.name for pair in matching.transposed},
+            {pair.name: pair.registered for pair in matching.mismatched},
         )
     )
     if subject.entries.rivals:
@@ -358,6 +375,11 @@ def _list_ties(matching: _Matching) -> Iterable[Evidence]:
 
 def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
     rows = {row.fqn: row for row in subject.entries.rows}
+    if matching.transposed:
+        pair = matching.transposed[0]
+        shapes = f"{list(rows[pair.name].shape or ())} → {list(subject.registered[pair.registered].shape or ())}"
+        message = f"{plural(len(matching.transposed), 'transposed weight')}, such as {pair.registered}"
+        yield Evidence(Cause.TRANSPOSED, message, len(matching.transposed), f"{pair.registered}: {shapes}")
     if matching.mismatched:
         pair = matching.mismatched[0]
         shapes = f"{list(rows[pair.name].shape or ())} → {list(subject.registered[pair.registered].shape or ())}"

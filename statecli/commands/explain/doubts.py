@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from statecli.commands.explain.align import Shape
@@ -13,13 +14,19 @@ _KERNELS = frozenset(["kernel"])
 
 
 class Rest(NamedTuple):
-    """The names of both sides that lines leave out, and the names that they load, with all shapes."""
+    """The names of both sides that lines leave out, and the names that they load, with all shapes.
+
+    `transposed`: the loaded names of the class whose tensors the lines transpose, with their names in the file.
+    `mismatched`: the names with a partner of another shape, which the lines do not load.
+    """
 
     unexpected: Sequence[str]
     missing: Sequence[str]
     pairs: Mapping[str, str]
     own_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]
+    transposed: Mapping[str, str] = {}
+    mismatched: Mapping[str, str] = {}
 
 
 def list_doubts_about_rest(rest: Rest) -> Iterable[str]:
@@ -28,6 +35,8 @@ def list_doubts_about_rest(rest: Rest) -> Iterable[str]:
     yield from _find_possible_join(rest)
     yield from _find_possible_tie(rest)
     yield from _find_transposed_kernels(rest)
+    yield from _find_square_weights(rest)
+    yield from _find_permuted_tensors(rest)
 
 
 def _find_possible_pair(rest: Rest) -> Iterable[str]:
@@ -88,6 +97,28 @@ def _find_transposed_kernels(rest: Rest) -> Iterable[str]:
             f"{plural(len(kernels), 'kernel')}, such as {kernels[0]}, may be transposed: TensorFlow and Flax store "
             "[in, out], torch stores [out, in]"
         )
+
+
+def _find_square_weights(rest: Rest) -> Iterable[str]:
+    """Yield that square weights may be transposed too, because other weights are."""
+    square = [
+        name for name in rest.pairs.values() if len(shape := rest.shapes[name] or ()) == 2 and len(set(shape)) == 1
+    ]
+    if rest.transposed and square:
+        name = next(iter(rest.transposed))
+        yield f"{plural(len(square), 'square weight')}, such as {square[0]}, may be transposed like {name}"
+
+
+def _find_permuted_tensors(rest: Rest) -> Iterable[str]:
+    """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
+    for name, own in rest.mismatched.items():
+        shapes = rest.own_shapes[name] or (), rest.shapes[own] or ()
+        if prod(shapes[0]) == prod(shapes[1]) > 1:
+            yield (
+                f"{name} of shape {list(shapes[0])} is left out, and may be {own} of shape {list(shapes[1])} with its "
+                "dimensions in another order"
+            )
+            return
 
 
 def _leaf(name: str) -> str:

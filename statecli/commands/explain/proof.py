@@ -37,7 +37,10 @@ def try_recipe(recipe: Recipe, entries: ModelEntries, built: BuiltModel) -> Load
     """Load what the lines of the recipe would load, strictly, on meta; names that keep initial values do not count."""
     if recipe.source.loader is Loader.DCP:  # the lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
-    result = _load(entries, recipe.rename_entries(entries.names), built, keeps_metadata=not recipe.rebuilds_dict)
+    names = recipe.rename_entries(entries.names)
+    transposed = {names[name] for name in recipe.transposed}
+    rows = (replace(row, shape=(row.shape or ())[::-1]) if row.fqn in transposed else row for row in entries.rows)
+    result = _load(replace(entries, rows=tuple(rows)), names, built, keeps_metadata=not recipe.rebuilds_dict)
     answer, initial = result.answer, set(recipe.initial)
     if initial and set(answer.missing) == initial:
         return replace(result, answer=replace(answer, missing=()))

@@ -78,6 +78,7 @@ class Recipe(msgspec.Struct, frozen=True):
         left_out: Entries left out, under their new names.
         ties: Names of the class that are filled from another entry, because they share its storage.
         initial: Names of the class that keep their initial values; with any, strict=False.
+        transposed: Parameters of the class whose matrix is transposed: all whose rows and columns are exchanged.
     """
 
     source: Source
@@ -87,6 +88,7 @@ class Recipe(msgspec.Struct, frozen=True):
     left_out: LeftOut = LeftOut()
     ties: tuple[tuple[str, str], ...] = ()
     initial: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
 
     @property
     def rebuilds_dict(self) -> bool:
@@ -114,12 +116,22 @@ class Recipe(msgspec.Struct, frozen=True):
         lines += self._format_renaming()
         if self.left_out.prefixes or self.left_out.names:
             lines.append(self.left_out.format_code())
+        lines += self._format_transposition()
         lines += [f"state[{format_text(name)}] = state[{format_text(other)}]" for name, other in self.ties]
         if self.initial:
             lines.append(f"model.load_state_dict(state, strict=False)  # initial values: {_list_modules(self.initial)}")
         else:
             lines.append("model.load_state_dict(state, strict=True)")
         return tuple(lines)
+
+    def _format_transposition(self) -> Iterable[str]:
+        if len(self.transposed) > MAX_LISTED_NAMES:
+            yield "for name, tensor in model.named_parameters(remove_duplicate=False):"
+            yield "    if name in state and state[name].shape == tensor.shape[::-1] != tensor.shape:"
+            yield "        state[name] = state[name].T"
+        elif self.transposed:
+            yield f"for name in {_tuple(self.transposed, always=True)}:"
+            yield "    state[name] = state[name].T"
 
     def _format_imports(self) -> Iterable[str]:
         modules = []

@@ -16,15 +16,15 @@ class Cause(str, Enum):
     """Why a checkpoint does not load.
 
     `prefix`: the names have a prefix that the class does not have, or the reverse. `nested`: the file has the
-    state_dict under a key. `renamed`: tensors have other names. `width`, `depth`: the class was built with other
-    sizes, or another number of layers. `other-part`: one side has a module that the other does not have, such as
-    another head. `averaged`: the file has an average of the weights (EMA). `quantized`: the weights are stored in a
-    quantised form. `weight-norm`: the other form of `weight_norm`, or weights that only one side computes (also
-    spectral_norm, prune). `tied`: names of tied weights were left out. `adapter`: the file has an adapter (LoRA).
-    `optimizer`: the file has no model. `whole-module`: the file is a pickled module. `unsafe-file`:
-    `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file itself. `refused`:
-    code of the class raises. `other-model`: the two have too little in common. `other-names`: the names differ in a
-    way for which there are no short lines.
+    state_dict under a key. `renamed`: tensors have other names. `width`, `depth`: the class was built with other sizes,
+    or another number of layers. `other-part`: one side has a module that the other does not have, such as another head.
+    `transposed`: rows and columns of weights are exchanged. `averaged`: the file has an average of the weights (EMA).
+    `quantized`: the weights are stored in a quantised form. `weight-norm`: the other form of `weight_norm`, or weights
+    that only one side computes (also spectral_norm, prune). `tied`: names of tied weights were left out. `adapter`: the
+    file has an adapter (LoRA). `optimizer`: the file has no model. `whole-module`: the file is a pickled module.
+    `unsafe-file`: `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file itself.
+    `refused`: code of the class raises. `other-model`: the two have too little in common. `other-names`: the names
+    differ in a way for which there are no short lines.
     """
 
     PREFIX = "prefix"
@@ -35,6 +35,7 @@ class Cause(str, Enum):
     OTHER_PART = "other-part"
     AVERAGED = "averaged"
     QUANTIZED = "quantized"
+    TRANSPOSED = "transposed"
     WEIGHT_NORM = "weight-norm"
     TIED = "tied"
     ADAPTER = "adapter"
