@@ -65,6 +65,44 @@ def test_another_shape_keeps_the_initial_values(net, monkeypatch):
     assert torch.equal(run_lines(diagnosis, net["Net"](), dict(wide), monkeypatch)["bn.weight"], wide["bn.weight"])
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide):
+    """The text does not list the names that fit, and these lie in the same modules as the others."""
+    saved = net["Net"](**({"num_classes": 1000} if is_wide else {})).state_dict()
+    more = {f"encoder.{n}.query.{part}": torch.ones(1) for n in range(3) for part in ("scale", "shift")}
+    state = saved | more
+    diagnosis = explain_text(load_text(net, state)).diagnosis
+    assert diagnosis is not None
+    loaded = run_lines(diagnosis, net["Net"](), state, monkeypatch)
+    kept = [name for name in loaded if not (is_wide and name.startswith("head."))]
+    assert all(torch.equal(loaded[name], saved[name]) for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("more", "cause", "words"),
+    [
+        ("query.SCB", "quantized", "the weights are quantized (bitsandbytes): 3 tensors such as encoder.0.query.SCB"),
+        ("query.lora_A.default.weight", "adapter", "the checkpoint has a LoRA adapter: 3 tensors such as encoder.0."),
+    ],
+)
+def test_weights_of_another_form_have_no_lines(net, more, cause, words):
+    """Their values are not those of the layers of the class."""
+    state = net["Net"]().state_dict() | {f"encoder.{n}.{more}": torch.ones(2, 2) for n in range(3)}
+    diagnosis = explain_text(load_text(net, state)).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.causes[0].cause.value, diagnosis.code) == (cause, ())
+    assert words in diagnosis.causes[0].message
+
+
+def test_a_quantized_class_does_not_take_plain_weights(net):
+    """From the names that the text lists as missing."""
+    missing = ", ".join(f'"encoder.{n}.query.qweight"' for n in range(3))
+    text = f"{load_text(net, {})}\nMissing key(s) in state_dict: {missing}. "
+    diagnosis = explain_text(text).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.causes[0].cause.value, diagnosis.code) == ("quantized", ())
+
+
 FILES = {
     "git-lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 3\n",
     "not-a-checkpoint": b"<!DOCTYPE html><html></html>",

@@ -13,6 +13,8 @@ from statecli.commands.explain.renaming import Shift, Step, Substitution, apply_
 LINE_WIDTH = 100
 #: Names that a printed line lists one by one.
 MAX_LISTED_NAMES = 4
+#: Names that a line deletes one by one.
+MAX_DELETED_NAMES = 2
 
 
 class Loader(Enum):
@@ -49,18 +51,36 @@ class ModelCode(msgspec.Struct, frozen=True):
     doubt: str = ""
 
 
+class Rest(Enum):
+    """What is left out by a comparison with the class, if not all names of the file are known."""
+
+    UNKNOWN = "names that the class does not have"
+    OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
+
+
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded: names that begin with a prefix, and single names."""
+    """Entries that are not loaded: names that begin with a prefix, and single names; or all that the class lacks."""
 
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    rest: Rest | None = None
 
     def covers(self, name: str) -> bool:
         """Return True if the name is left out."""
         return name.startswith(self.prefixes) if name not in self.names else True
 
-    def format_code(self) -> str:
-        """Return the line that leaves out the entries."""
+    def format_code(self) -> tuple[str, ...]:
+        """Return the lines that leave out the entries."""
+        items = "name: tensor for name, tensor in state.items()"
+        if self.rest is Rest.UNKNOWN:
+            return "known = set(model.state_dict())", f"state = {{{items} if name in known}}"
+        if self.rest is Rest.OF_OTHER_SHAPE:
+            shape = 'getattr(tensor, "shape", None)'
+            shapes = f"shapes = {{name: {shape} for name, tensor in model.state_dict().items()}}"
+            return shapes, f"state = {{{items} if shapes.get(name) == {shape}}}"
+        return (self._format_line(),)
+
+    def _format_line(self) -> str:
         if not self.prefixes:
             return f"del {', '.join(f'state[{format_text(name)}]' for name in self.names)}"
         tests = [f"not name.startswith({_tuple(self.prefixes)})"]
@@ -115,7 +135,7 @@ class Recipe(msgspec.Struct, frozen=True):
         lines += _format_source(self.source)
         lines += self._format_renaming()
         if self.left_out.prefixes or self.left_out.names:
-            lines.append(self.left_out.format_code())
+            lines += self.left_out.format_code()
         lines += self._format_transposition()
         lines += [f"state[{format_text(name)}] = state[{format_text(other)}]" for name, other in self.ties]
         if self.initial:
@@ -239,7 +259,7 @@ def _list_modules(names: Sequence[str]) -> str:
 
 def leave_out(names: Sequence[str], kept: Iterable[str]) -> LeftOut | None:
     """Return what leaves out exactly these names: few single names, else prefixes; None if that is too long."""
-    if len(names) <= 2:
+    if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
     kept = list(kept)
     heads = _index_heads(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.recipe import Loader
@@ -37,17 +38,43 @@ _QUANTIZED = {
 
 def recognize(state: ModelState, names: Sequence[str], spec: ModelSpec) -> Diagnosis | None:
     """Return the diagnosis of a file that has no plain weights of a model; None for other files."""
-    adapter = [name for name in names if _ADAPTER.search(name)]
+    adapter = list_adapter_names(names)
     if adapter:
         return _diagnose_adapter(state, names, adapter, spec)
-    for pattern, library in _QUANTIZED.items():
-        quantized = [name for name in names if pattern.search(name)]
-        if quantized:
-            return _diagnose_quantized(state, quantized, library)
+    quantized = find_quantized_names(names)
+    if quantized is not None:
+        return _diagnose_quantized(state, quantized.names, quantized.library)
     codes = [tensor for tensor in state.tensors if tensor.layout == "quantized" or _BLOCK_DTYPE.match(tensor.dtype)]
     if codes:
         return _diagnose_quantized(state, [tensor.fqn for tensor in codes], codes[0].dtype)
     return None
+
+
+class QuantizedNames(NamedTuple):
+    """Names that only quantised weights have, and the library that writes them."""
+
+    names: list[str]
+    library: str
+
+    def describe(self) -> str:
+        """Return the cause in words."""
+        some = f"{plural(len(self.names), 'tensor')} such as {quoting.name(self.names[0])}"
+        return f"the weights are quantized ({self.library}): {some}"
+
+
+def find_quantized_names(names: Iterable[str]) -> QuantizedNames | None:
+    """Return the names that only quantised weights have; None without any."""
+    names = list(names)
+    for pattern, library in _QUANTIZED.items():
+        quantized = [name for name in names if pattern.search(name)]
+        if quantized:
+            return QuantizedNames(quantized, library)
+    return None
+
+
+def list_adapter_names(names: Iterable[str]) -> list[str]:
+    """Return the names that only an adapter has."""
+    return [name for name in names if _ADAPTER.search(name)]
 
 
 def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], spec: ModelSpec) -> Diagnosis:
@@ -80,7 +107,7 @@ def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence
 
 
 def _diagnose_quantized(state: ModelState, names: Sequence[str], library: str) -> Diagnosis:
-    message = f"the weights are quantized ({library}): {plural(len(names), 'tensor')} such as {quoting.name(names[0])}"
+    message = QuantizedNames(list(names), library).describe()
     evidence = Evidence(Cause.QUANTIZED, message, len(names), names[0])
     folder = _find_folder(state, CONFIG)
     if folder is None:

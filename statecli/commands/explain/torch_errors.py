@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
-from statecli.commands.explain.recipe import LeftOut, Loader, ModelCode, Recipe, Source, leave_out
+from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, ModelCode, Recipe, Rest, Source
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
 from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence, Explanation
@@ -71,7 +72,26 @@ def _read_keys(text: str) -> Diagnosis | None:
         )
         evidence = Evidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
         return _build((evidence,), Recipe(_find_source(text, (nested,)), ModelCode((), "")))
-    return _explain_names(text, model, missing, unexpected, mismatched)
+    return _recognize_names(model, missing, unexpected) or _explain_names(text, model, missing, unexpected, mismatched)
+
+
+def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[str]) -> Diagnosis | None:
+    """Return the diagnosis of a quantised file, a quantised class or an adapter, which no renaming loads."""
+    quantized = special_files.find_quantized_names(unexpected)
+    if quantized is not None:
+        evidence = Evidence(Cause.QUANTIZED, quantized.describe(), len(quantized.names), quantized.names[0])
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; build the class with layers of {quantized.library}")
+    quantized = special_files.find_quantized_names(missing)
+    if quantized is not None:
+        message = f"{model} has quantized layers ({quantized.library}), and the checkpoint has other weights"
+        evidence = Evidence(Cause.QUANTIZED, message, len(quantized.names), quantized.names[0])
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; load the file into {model} without quantized layers")
+    adapter = special_files.list_adapter_names(unexpected)
+    if adapter:
+        message = f"the checkpoint has a LoRA adapter: {plural(len(adapter), 'tensor')} such as {adapter[0]}"
+        evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
+        return Diagnosis((evidence,), proof=f"{NO_CODE}; load the adapter with PEFT (PeftModel.from_pretrained)")
+    return None
 
 
 def _split_names(listed: str) -> list[str]:
@@ -131,7 +151,9 @@ def _explain_names(
         )
     steps = steps or ()
     dropped = [apply_steps(steps, name) for name in (*mismatched, *extra)]
-    left_out = leave_out(dropped, [*alignment.names.values(), *missing]) or LeftOut()
+    # The text does not list the names that fit, so no prefix is known to have only other names.
+    rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
+    left_out = LeftOut(names=tuple(dropped), rest=rest if len(dropped) > MAX_DELETED_NAMES else None)
     initial = (*mismatched, *lost)
     return _build(tuple(causes), Recipe(_find_source(text), ModelCode((), ""), steps, (), left_out, (), initial))
 
