@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli.commands.log.result import CheckpointRow
 from statecli.commands.log.steps import EPOCH_KEYS, STEP_KEYS
@@ -13,11 +14,14 @@ from statecli.commands.watch.run import Request, watch_run
 from statecli.core.errors import UsageError, option
 from statecli.core.escaping import escape_line
 from statecli.core.exit_code import decide_exit_code
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_number
 from statecli.report.log import NORM_DIGITS, describe_row, format_relative
 from statecli.requests.options import WatchFormat, WatchOptions
 from statecli.storage import files
 
+#: A history whose earlier entries are unchanged, with its newest loss.
+_GROWTH = compile_on_use(r"\+[\d,]+ entr(?:y|ies), [^;]*unchanged(?:; loss \S+ → (?P<loss>\S+))?")
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
@@ -44,13 +48,28 @@ def run(options: WatchOptions, write: Callable[[str], None]) -> int:
     has_errors = False
     counters = frozenset((*STEP_KEYS, *EPOCH_KEYS))
     changed_before: frozenset[str] = frozenset()
+    grown_before: frozenset[str] = frozenset()
     for row in watch_run(request):
-        write(msgspec.json.encode(row).decode() if is_json else format_line(row, counters | changed_before))
+        shown = row if is_json else _shorten_growing_histories(row, grown_before)
+        write(msgspec.json.encode(row).decode() if is_json else format_line(shown, counters | changed_before))
+        grown_before |= {change.key for change in row.settings if change.detail is not None}
         changed_before = frozenset(change.key for change in row.settings if change.detail is None)
         has_errors = has_errors or row.error is not None
         if options.fail_on_nan and row.became_nan:
             return decide_exit_code(has_findings=True, has_failures=False, findings_first=True)
     return decide_exit_code(has_findings=False, has_failures=has_errors, findings_first=False)
+
+
+def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
+    """Return the row with only the newest loss of each history that a line before has described."""
+    settings = []
+    for change in row.settings:
+        growth = _GROWTH.fullmatch(change.detail or "") if change.key in grown_before else None
+        if growth is None:
+            settings.append(change)
+        elif growth["loss"]:
+            settings.append(replace(change, detail=f"loss {growth['loss']}"))
+    return replace(row, settings=tuple(settings))
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:

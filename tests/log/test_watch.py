@@ -224,3 +224,21 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
         request.run(WatchOptions(targets=(str(tmp_path / "nope"), str(tmp_path))), write)
     assert lines[0] == f"waiting for {tmp_path}/nope, which does not exist yet"
     assert len(lines) == 2
+
+
+def test_a_growing_history_is_described_once(statecli, tmp_path):
+    """Later lines have only its newest loss."""
+    for number in (1, 2, 3, 4):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        torch.save({"w": torch.full((4,), float(number))}, folder / "pytorch_model.bin")
+        (folder / "config.json").write_text("{}")
+        history = [{"step": n, "loss": 2.0 - n / 10} for n in range(1, number + 1)]
+        text = json.dumps({"global_step": number, "log_history": history})
+        (folder / "trainer_state.json").write_text(text)
+    shown = statecli("watch", tmp_path, "--history", "--count", "4", "--interval", "0.01").out.splitlines()
+    assert [line.partition("log_history: ")[2].partition("; trainer")[0] for line in shown[-3:]] == [
+        "+1 entry, the only common entry is unchanged; loss 1.9 → 1.8",
+        "loss 1.7",
+        "loss 1.6",
+    ]
