@@ -735,7 +735,8 @@ def _describe_join(change: Change, done: Transformation) -> str:
     listed = f"stack of {of}{_format_stack(change, done.sources)}" if is_stack else f"[{'; '.join(names)}]"
     verb = "=" if change.status is Status.ADDED else "was split into"
     if done.blocks:
-        listed += f" alternating, {_format_blocks(done.blocks)} rows each"
+        unit = "row" if set(done.blocks) == {1} else "rows"
+        listed += f" alternating, {_format_blocks(done.blocks)} {unit} each"
     if not done.exceptions:
         return f"{verb} {listed}{_format_rounding(done) or ', exactly'}"
     if len(done.differing) == 1:

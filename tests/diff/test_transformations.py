@@ -641,6 +641,16 @@ def test_interleaved_heads(diff, blocks, wrong):
     assert found(diff(before, {"attn.qkv.weight": swapped})) == {}
 
 
+@pytest.mark.parametrize(("rows", "words"), [(1, "alternating, 1 row each"), (2, "alternating, 2 rows each")])
+def test_alternating_rows_are_counted(statecli, save, rows, words):
+    torch.manual_seed(0)
+    parts = [torch.randn(8, 24) for _ in range(2)]
+    fused = torch.stack([part.view(8 // rows, rows, 24) for part in parts], 1).reshape(-1, 24)
+    old = save({"mlp.gate_proj.weight": parts[0], "mlp.up_proj.weight": parts[1]}, "a.safetensors")
+    shown = statecli("diff", old, save({"mlp.gate_up_proj.weight": fused}, "b.safetensors"), "-f", "markdown").out
+    assert words in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_stack_of_experts(diff, turned):
     torch.manual_seed(0)
