@@ -163,15 +163,10 @@ def _sample_files() -> Path:
     for name in ("net.py", "net_fixed.py", "finetune.py", "tied.py", "train.py"):
         shutil.copy(ROOT / "sample_models" / name, folder / name)
     shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", folder / "acme_rules.py")
-    finetune = _load_sample("finetune")
-    finetune["main"](str(folder))
+    _load_sample("finetune")["main"](str(folder))
     _load_sample("bad_checkpoints")["main"](str(folder / "checkpoints"))
     _load_sample("transformed_checkpoints")["main"](str(folder))
     _load_sample("training_checkpoints")["main"](str(folder))
-    state = finetune["Net"]().state_dict()
-    # As saved from DistributedDataParallel, by an older version of the class.
-    state["classifier.weight"], state["head.bias"] = state.pop("head.weight"), torch.zeros(3)
-    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, folder / "trained.pt")
     layers = {f"layers.{n}.attn.qkv.weight": torch.zeros(192, 64, dtype=torch.bfloat16) for n in range(12)}
     layers |= {f"layers.{n}.mlp.up.weight": torch.zeros(256, 64, dtype=torch.bfloat16) for n in range(12)}
     layers |= {f"layers.{n}.norm.weight": torch.ones(64) for n in range(12)}

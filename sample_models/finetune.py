@@ -30,13 +30,19 @@ class Net(nn.Module):
 
 
 def main(folder: str) -> None:
-    """Write `before.ckpt` and `after.ckpt`: one step, the blocks frozen and the adapter forgotten."""
+    """Write `before.ckpt` and `after.ckpt`: one step, the blocks frozen and the adapter forgotten.
+
+    Also write `trained.pt`: names of DistributedDataParallel, and the head of an older version of the class.
+    """
     net = Net()
     optimizer = torch.optim.SGD(net.head.parameters(), lr=0.01)
     save(net, optimizer, 0, Path(folder) / "before.ckpt")
     net(torch.linspace(-1, 1, 64).reshape(4, 16)).sum().backward()
     optimizer.step()
     save(net, optimizer, 1, Path(folder) / "after.ckpt")
+    state = Net().state_dict()
+    state["classifier.weight"], state["head.bias"] = state.pop("head.weight"), torch.zeros(3)
+    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, Path(folder) / "trained.pt")
 
 
 def save(net: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,15 @@ def test_what_fails_has_a_twin():
     without = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
     without -= {fixed.removesuffix("_fixed") for fixed in FIXED}
     assert not without
+
+
+def test_the_file_of_the_page_about_load_state_dict_is_written(tmp_path, monkeypatch, statecli):
+    """`python finetune.py` in the folder of the samples."""
+    from statecli.cli.samples import write_samples
+
+    write_samples(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("finetune.py")["main"](".")
+    result = statecli("explain", "finetune.py:Net", "trained.pt")
+    assert result.code == 1
+    assert "all 15 names have the prefix 'module.'" in result.out
