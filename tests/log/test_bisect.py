@@ -186,6 +186,7 @@ def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, setti
         own = {key: number * count for key, count in settings.items()}
         torch.save({"model": {"w": torch.tensor([value])}, **own}, tmp_path / name.format(number * 100))
     found = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    assert found["condition"] == "nan"
     rows = statecli("log", tmp_path, "-f", "json").json["checkpoints"]
     assert found["first"]["step"] == rows[4]["step"] == step
     watched = statecli("watch", tmp_path, "--history", "--count", "5", "--interval", "0.01", "-f", "jsonl")

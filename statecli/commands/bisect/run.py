@@ -236,8 +236,8 @@ def _build(
     findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints} | prober.find_steps_in_settings()
     if prober.check_order and (source := prober.find_counter()) is not None:
-        text = f"the step is the setting {source}; the order is that of the numbers in the names"
-        notes = [Oddity("step-source", text), *notes[1:]]  # the first note of a run is its source
+        note = f"the step is the setting {source}, the order is that of the names"
+        notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
     probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
     first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))
     paths = tuple(checkpoint.path for checkpoint in between)
