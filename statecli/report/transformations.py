@@ -166,7 +166,12 @@ def _describe(change: Change) -> str:
     if kind is TransformationKind.SCALED:
         return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
     if kind is TransformationKind.TRANSPOSED:
-        return f"transposed{_format_exceptions(done) or _format_rounding(done)}"
+        if done.cosine is not None:
+            return f"transposed, then changed (cosine {done.cosine:.4f})"
+        exactly = _format_exceptions(done) or _format_rounding(done)
+        return f"{'' if done.factor is None else f'= {format_number(done.factor, 6)} × '}transposed{exactly}"
+    if kind is TransformationKind.PERMUTED:
+        return _describe_permutation(change, done)
     if kind is TransformationKind.REORDERED:
         orders = (
             ("interleaved", "rotated halves") if done.order is RowOrder.HALVES else ("rotated halves", "interleaved")
@@ -188,6 +193,17 @@ def _describe(change: Change) -> str:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f})"
     return _describe_join(change, done)
+
+
+def _describe_permutation(change: Change, done: Transformation) -> str:
+    shape = change.after.shape if change.after is not None and change.after.shape else ()
+    noun, count = ("column" if done.axis else "row"), shape[done.axis or 0] if shape else 0
+    if not done.exceptions:
+        return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(done)}"
+    listed = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
+    text = f"{noun}s permuted: same {count - done.rows:,} of {count:,} {noun}s in another order"
+    which = f"{noun if done.rows == 1 else f'{noun}s'} {listed}"
+    return f"{text}, but {_count_exceptions(done)} in {which}"
 
 
 def _format_rounding(done: Transformation) -> str:

@@ -21,6 +21,7 @@ from statecli.commands.diff.run import Request, compare_targets
 from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.tensor_parts import replace_data
+from statecli.report.transformations import describe_transformation
 from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks
 
@@ -508,6 +509,65 @@ def test_a_transpose_with_a_grossly_wrong_weight(diff):
     after[0, 1] = 1e6
     done = diff({"w": before}, {"w": after}).changes[0].transformation
     assert (done.kind, done.exceptions) == (KIND.TRANSPOSED, 1)
+
+
+def describe(diff) -> dict[str, str]:
+    """What was done to each tensor, in words."""
+    return {name: describe_transformation(change) for name, change in changed(diff).items() if change.transformation}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_permuted_vocabulary(diff, axis, dtype):
+    """Equal rows in another order are named, one wrong element too; half of the rows drawn again are not a permutation."""
+    torch.manual_seed(0)
+    before = torch.randn(320, 64)
+    order = torch.randperm(before.shape[axis])
+    after = before.index_select(axis, order).to(dtype)
+    rounded = "" if dtype is torch.float32 else ", exactly rounded"
+    noun = ("rows", "columns")[axis]
+    text = f"{noun} permuted: same {before.shape[axis]} {noun} in another order{rounded}"
+    assert describe(diff({"e": before}, {"e": after})) == {"e": text}
+    after[7, 5] += 1
+    assert describe(diff({"e": before}, {"e": after})) == {
+        "e": f"{noun} permuted: same {before.shape[axis] - 1} of {before.shape[axis]} {noun} in another order, "
+        f"but 1 of 20,480 elements differs in {noun[:-1]} {(7, 5)[axis]}"
+    }
+    after.narrow(axis, 0, before.shape[axis] // 2).normal_()
+    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+
+
+def test_permuted_masks_are_no_evidence(diff):
+    """Rows of a few values are equal by chance: so many orders could fit."""
+    before = (torch.arange(2048).view(1024, 2) % 3).float() - 1
+    after = before.flip(0).contiguous()
+    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 48)])
+def test_multiples_of_transposes_and_changed_transposes(diff, shape):
+    torch.manual_seed(0)
+    weight = torch.randn(shape)
+    assert describe(diff({"q": weight}, {"q": -weight.t()})) == {"q": "= -1 × transposed"}
+    assert describe(diff({"q": weight}, {"q": weight.t() * 0.5})) == {"q": "= 0.5 × transposed"}
+    wrong = -weight.t().contiguous()
+    wrong[3, 4] = 9
+    count = f"{weight.numel():,}"
+    expected = {"q": f"= -1 × transposed, but 1 of {count} elements differs"}
+    assert describe(diff({"q": weight}, {"q": wrong})) == expected
+    trained = weight.t() + 0.1 * torch.randn(shape[::-1])
+    (text,) = describe(diff({"q": weight}, {"q": trained})).values()
+    assert re.fullmatch(r"transposed, then changed \(cosine 0\.99\d\d\)", text)
+
+
+def test_near_misses_of_changed_transposes(diff):
+    """Positive values are similar to any transpose, and a far change of a transpose is neither claim."""
+    torch.manual_seed(0)
+    positive = torch.rand(64, 64)
+    assert KIND.TRANSPOSED not in kinds(diff({"q": positive}, {"q": torch.rand(64, 64)}))
+    weight = torch.randn(64, 64)
+    far = weight.t() + 0.6 * torch.randn(64, 64)
+    assert kinds(diff({"q": weight}, {"q": far})) == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

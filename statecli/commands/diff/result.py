@@ -29,6 +29,7 @@ class TransformationKind(str, Enum):
     """What was done to a tensor.
 
     `moved` and `swapped` values were in another tensor before; `reordered` rows are in another order within each head;
+    `permuted` rows are in any other order;
     a `joined` tensor has the rows of several tensors, a `stacked` one each as an item, and `split` and `unstacked` are
     the reverse; an `adapter` adds an update of low rank to a weight before; a `merged` weight is the weight before with
     such an update, or a tensor of the adapter; `quantized` codes are dequantized and compared with the weight before,
@@ -43,6 +44,7 @@ class TransformationKind(str, Enum):
     SCALED = "scaled"
     TRANSPOSED = "transposed"
     REORDERED = "reordered"
+    PERMUTED = "permuted"
     JOINED = "joined"
     SPLIT = "split"
     STACKED = "stacked"
@@ -102,8 +104,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             `dequantized`, the weight and the tensors other than the codes.
         source_section: Section of the sources before; None if it is the section of the tensor.
         differing: Of the sources, those with exceptions.
-        factor: Of `scaled`, after is factor × before; of `adapter` and `merged`, the scale of the update, None if
-            unknown.
+        factor: Of `scaled`, after is factor × before, and of `transposed` factor × its transpose; of `adapter` and
+            `merged`, the scale of the update, None if unknown.
         fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
@@ -111,10 +113,10 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             the weight is zero or a value is not finite; of
             `quantized` and `dequantized`, that of the error after dequantizing; of a resized tensor with a cosine, the
             relative L2 change of the common part.
-        cosine: Of moved values that changed since, and of the common part of a resized tensor that did, the cosine of
-            before and after.
+        cosine: Of moved and transposed values that changed since, and of the common part of a resized tensor that did,
+            the cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
-        axis: Of `resized`, the first dimension of another size.
+        axis: Of `resized`, the first dimension of another size; of `permuted`, that of the rows.
         place: Of `resized`, the index along `axis` before which indexes were added, or from which on they were removed;
             None if this is the end. The first of several places.
         places: Of `resized`, all of these places, if they are several.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.moves import MAX_COSINE, was_replaced
 from statecli.commands.diff.transformations.views import (
     MAX_EXCEPTIONS,
     get_data,
@@ -16,11 +16,15 @@ from statecli.commands.diff.transformations.views import (
     name_rounding,
     permute,
     take_places,
+    take_sample,
 )
 from statecli.core.model_state import TensorData, TensorInfo
-from statecli.values.delta import Delta
+from statecli.core.tensor_parts import replace_data
+from statecli.values.compare import Pair, compare_pairs
+from statecli.values.delta import CompareOptions, Delta
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.ratios import estimate_factor
+from statecli.values.similarity import find_most_similar
 
 #: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
@@ -32,6 +36,8 @@ _MAX_PROJECTION = 3e-3
 _FACTORS = 1 << 16
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
+#: A matrix that was transposed and then changed is this much nearer to the transpose than to the matrix before.
+_MAX_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -41,12 +47,8 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
         before, after = _get_sampled(change.before), _get_sampled(change.after)
         if before is None or after is None or before.dtype != after.dtype or not _may_be_scaled(change):
             continue
-        if "float" not in before.dtype:
-            continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
-        for factor in _list_factors(estimate_factor(take_places(before), take_places(after), change.fqn)):
-            if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
-                trials.append((n, CheckTask(change.fqn, Operation.SCALE, before, after, factor)))
+        trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
@@ -59,7 +61,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to the transpose of the matrix before, by number."""
+    """Return the changes to the transpose of the matrix before, or to a multiple of it, by number."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = _get_sampled(change.before), _get_sampled(change.after)
@@ -67,9 +69,10 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
             continue
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
             continue
-        before, after = locate(before, change.fqn), locate(after, change.fqn)
+        before, after = permute(locate(before, change.fqn), (1, 0)), locate(after, change.fqn)
         if min(before.shape) > 1:
-            trials.append((n, CheckTask(change.fqn, Operation.COPY, permute(before, (1, 0)), after)))
+            trials.append((n, CheckTask(change.fqn, Operation.COPY, before, after)))
+            trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
     fitting = _try_samples(trials, jobs)
     results = check_elements([task for _, task in fitting], jobs=jobs)
     return {
@@ -77,13 +80,66 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
             TransformationKind.TRANSPOSED,
             result.elements,
             result.exceptions,
+            factor=task.factor if task.operation is Operation.SCALE else None,
             rounding=name_rounding(task.before.dtype, task.after.dtype),
         )
         for (n, task), result in zip(fitting, results, strict=True)
         if isinstance(result, CheckResult)
         and _fits(result, MAX_EXCEPTIONS)
-        and is_evident(task.after, task.name, result.elements, result.exceptions)
+        and is_evident(task.after, task.name, result.elements, result.exceptions, _count_ways(task))
     }
+
+
+def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the changes to a matrix that is similar to the transpose before, by number, with the cosine of both.
+
+    A sample must correlate, and the transpose is much nearer than the matrix itself.
+    """
+    pairs = {n: pair for n, change in enumerate(changes) if (pair := pair_with_transpose(change)) is not None}
+    outcomes = compare_pairs(list(pairs.values()), CompareOptions(), jobs=jobs, derived=True)
+    transposed: dict[int, Transformation] = {}
+    for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True):
+        if not isinstance(outcome, Delta) or outcome.cosine is None or outcome.relative_l2 is None:
+            continue
+        own, data = changes[n].values, pair.after.data
+        if own is not None and own.relative_l2 is not None and outcome.relative_l2 > _MAX_SHARE * own.relative_l2:
+            continue
+        if data is not None and outcome.cosine >= MAX_COSINE and is_evident(data, pair.after.fqn, outcome.elements):
+            kind = TransformationKind.TRANSPOSED
+            transposed[n] = Transformation(
+                kind, outcome.elements, relative_l2=outcome.relative_l2, cosine=outcome.cosine
+            )
+    return transposed
+
+
+def pair_with_transpose(change: Change) -> Pair | None:
+    """Return the transpose before and the matrix after, of a replaced float matrix whose sample correlates with it."""
+    before, after = _get_sampled(change.before), _get_sampled(change.after)
+    if before is None or after is None or change.before is None or change.after is None:
+        return None
+    if len(before.shape) != 2 or min(before.shape) < 2 or before.shape != after.shape[::-1]:
+        return None
+    if "float" not in before.dtype or "float" not in after.dtype:
+        return None
+    if not (Field.SHAPE in change.fields or was_replaced(change)):
+        return None
+    old = replace_data(change.before, permute(locate(before, change.fqn), (1, 0)))
+    new = replace_data(change.after, locate(after, change.fqn))
+    is_similar = find_most_similar([take_sample(new)], [take_sample(old)]) == [0]
+    return Pair(old, new) if is_similar else None
+
+
+def _count_ways(task: CheckTask) -> int:
+    return _FACTORS if task.operation is Operation.SCALE else 1
+
+
+def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:
+    """Yield the checks of factors that a sample suggests."""
+    if before.dtype != after.dtype or "float" not in before.dtype:
+        return
+    for factor in _list_factors(estimate_factor(take_places(before), take_places(after), name)):
+        if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
+            yield CheckTask(name, Operation.SCALE, before, after, factor)
 
 
 def _get_sampled(row: TensorInfo | None) -> TensorData | None:

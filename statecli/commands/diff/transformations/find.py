@@ -11,11 +11,17 @@ from msgspec.structs import replace
 from statecli.commands.diff.result import Change, Rounding, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.adapters import find_adapters
 from statecli.commands.diff.transformations.casts import find_casts
-from statecli.commands.diff.transformations.factors import find_factors, find_transposes
+from statecli.commands.diff.transformations.factors import (
+    find_changed_transposes,
+    find_factors,
+    find_transposes,
+    pair_with_transpose,
+)
 from statecli.commands.diff.transformations.insertions import find_insertions
 from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.not_finite import count_new_not_finite
+from statecli.commands.diff.transformations.permutations import find_permutations
 from statecli.commands.diff.transformations.quantized import find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
 from statecli.commands.diff.transformations.rotary import find_reordered_heads
@@ -73,6 +79,8 @@ def find_transformations(
         partial(find_transposes, jobs=jobs),
         partial(find_transposed_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_reordered_heads, jobs=jobs),
+        partial(find_permutations, jobs=jobs),
+        partial(find_changed_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),
         partial(find_adapters, everything=changes, settings=settings, jobs=jobs),
         lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
@@ -121,6 +129,7 @@ def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
         if change.kind is Kind.OPTIMIZER:  # momentum is independent of itself after some steps
             continue
         limit = _STANDARD_DEVIATIONS / math.sqrt(values.elements)
-        if values.elements >= _MIN_UNRELATED_ELEMENTS and abs(values.cosine) < limit:
+        is_independent = values.elements >= _MIN_UNRELATED_ELEMENTS and abs(values.cosine) < limit
+        if is_independent and pair_with_transpose(change) is None:  # else it changed far since
             unrelated[n] = Transformation(TransformationKind.UNRELATED, values.elements)
     return unrelated

@@ -1,0 +1,133 @@
+"""Recognise tensors whose rows or columns were put in another order, as of a sorted vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from statecli.commands.diff.result import Change, Transformation, TransformationKind
+from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
+from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.views import (
+    get_data,
+    is_cheap_to_sample,
+    locate,
+    name_rounding,
+    permute,
+    select,
+)
+from statecli.core.model_state import TensorData, TensorInfo
+from statecli.values.element_checks import (
+    MAX_LISTED_ROWS,
+    CheckResult,
+    CheckTask,
+    Operation,
+    can_copy,
+    check_elements,
+)
+from statecli.values.row_digests import RowTask, compute_row_digests
+
+#: Part of the rows that may be nowhere before.
+_MAX_LOST_SHARE = 1 / 10
+#: Rows that are nowhere before, at most, that are compared with each other.
+_MAX_COMPARED = 8
+
+
+def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
+    """Return the tensors with the same rows in another order, or else the same columns, by the number of the change.
+
+    Nine in ten rows are equal bit for bit, or after rounding to the dtype after. Of few others, the elements that
+    differ from the most similar row that is left are the exceptions, else all of their elements are.
+    """
+    permuted: dict[int, Transformation] = {}
+    for axis in (0, 1):
+        sides = {
+            n: pair for n, change in enumerate(changes) if n not in permuted and (pair := _list_sides(change, axis))
+        }
+        tasks = [
+            RowTask(changes[n].fqn, data, None if pair[0].dtype == pair[1].dtype else pair[1].dtype, is_strong=True)
+            for n, pair in sides.items()
+            for data in pair
+        ]
+        digests = compute_row_digests(tasks, jobs=jobs)
+        for (n, pair), before, after in zip(sides.items(), digests[::2], digests[1::2], strict=True):
+            if isinstance(before, tuple) and isinstance(after, tuple):
+                done = _compare_rows(changes[n].fqn, pair, before, after, axis, jobs)
+                permuted |= {n: done} if done is not None else {}
+    return permuted
+
+
+def _list_sides(change: Change, axis: int) -> tuple[TensorData, TensorData] | None:
+    """Return both sides with the axis in front; None for tensors that are not replaced or have fewer dimensions."""
+    before, after = _get_sampled(change.before), _get_sampled(change.after)
+    if before is None or after is None or before.shape != after.shape or not was_replaced(change):
+        return None
+    if len(before.shape) < 2 or min(before.shape[:2]) < 2 or not can_copy(before.dtype, after.dtype):
+        return None
+    axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
+    return permute(locate(before, change.fqn), axes), permute(locate(after, change.fqn), axes)
+
+
+def _get_sampled(row: TensorInfo | None) -> TensorData | None:
+    return get_data(row) if row is not None and is_cheap_to_sample(row) else None
+
+
+def _compare_rows(
+    name: str,
+    sides: tuple[TensorData, TensorData],
+    before: Sequence[int],
+    after: Sequence[int],
+    axis: int,
+    jobs: int,
+) -> Transformation | None:
+    places: dict[int, list[int]] = {}
+    for n, digest in enumerate(before):
+        places.setdefault(digest, []).append(n)
+    lost = []
+    for n, digest in enumerate(after):
+        if places.get(digest):
+            places[digest].pop()
+        else:
+            lost.append(n)
+    if len(lost) > max(1, _MAX_LOST_SHARE * len(after)):
+        return None
+    rows, elements = math.prod(sides[1].shape[1:]), math.prod(sides[1].shape)
+    left = [n for numbers in places.values() for n in numbers]
+    exceptions = rows * len(lost)
+    if 0 < len(lost) <= _MAX_COMPARED:
+        exceptions = _count_exceptions(name, sides, left, lost, jobs)
+    # Any of all orders could have fitted.
+    ways = math.lgamma(len(after) + 1) / math.log(2)
+    if count_bits(sides[1], name, elements, exceptions) < MIN_BITS + ways:
+        return None
+    return Transformation(
+        TransformationKind.PERMUTED,
+        elements,
+        exceptions,
+        rounding=name_rounding(sides[0].dtype, sides[1].dtype),
+        axis=axis,
+        rows=len(lost),
+        first_rows=tuple(lost[:MAX_LISTED_ROWS]),
+    )
+
+
+def _count_exceptions(
+    name: str, sides: tuple[TensorData, TensorData], left: Sequence[int], lost: Sequence[int], jobs: int
+) -> int:
+    """Return the number of elements of lost rows that differ from the rows left before, each with its most similar."""
+    places = [(old, new) for new in lost for old in left]
+    tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in places]
+    results = check_elements(tasks, jobs=jobs)
+    counts = sorted(
+        (result.exceptions if isinstance(result, CheckResult) else math.prod(sides[1].shape[1:]), place)
+        for place, result in zip(places, results, strict=True)
+    )
+    used_before: set[int] = set()
+    used_after: set[int] = set()
+    exceptions = 0
+    for count, (old, new) in counts:
+        if old not in used_before and new not in used_after:
+            used_before.add(old)
+            used_after.add(new)
+            exceptions += count
+    return exceptions
