@@ -40,7 +40,7 @@ def merge(tmp_path):
         model.save_pretrained(paths[0])
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **options))
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
+            if "lora_" in name or "modules_to_save" in name or (parameter.requires_grad and name.endswith("bias")):
                 torch.nn.init.normal_(parameter, std=0.02)
         adapted.save_pretrained(paths[2])
         adapted.merge_and_unload().save_pretrained(paths[1])
@@ -103,6 +103,23 @@ def test_patterns_embeddings_and_saved_modules(merge):
     assert done["model.embed_tokens.weight"].factor == 2
     assert done["lm_head.weight"].rank is None
     assert (result.findings, result.broken) == ((), ())
+
+
+@pytest.mark.parametrize("bias", ["lora_only", "all"])
+def test_trained_biases_are_part_of_a_merge(merge, bias):
+    """peft stores those of adapted layers as `base_layer.bias`; a wrong bias is named."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **SIZES}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(attention_bias=True, **sizes))
+    paths = merge(model, target_modules=list(Q_AND_V), bias=bias)
+    name = "model.layers.1.self_attn.v_proj.bias"
+    stored = load_file(paths[2] / "adapter_model.safetensors")
+    assert f"base_model.model.{name.replace('.bias', '.base_layer.bias')}" in stored
+    result = check(*paths)
+    assert len(merged_of(result)) == (12 if bias == "all" else 8)
+    assert (result.findings, result.broken) == ((), ())
+    edit(paths[1], lambda tensors: tensors[name].__setitem__(3, 9.0))
+    (finding,) = check(*paths).findings
+    assert (finding.rule, finding.fqn) == ("not-merged", name)
 
 
 def test_the_factor_is_found_without_a_configuration(merge):

@@ -519,7 +519,7 @@ def describe(diff) -> dict[str, str]:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_permuted_vocabulary(diff, axis, dtype):
-    """Equal rows in another order are named, one wrong element too; half of the rows drawn again are not a permutation."""
+    """Equal rows in another order are named, one wrong element too, and half of the rows drawn again is a near miss."""
     torch.manual_seed(0)
     before = torch.randn(320, 64)
     order = torch.randperm(before.shape[axis])

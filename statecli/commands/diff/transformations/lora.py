@@ -70,14 +70,19 @@ def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) ->
         rank = sides["A"].shape[0] if sides["A"].shape else 0
         scale = _find_scale(settings, module, rank)
         updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale))
-    # The rest replaces tensors of the model (`modules_to_save`, biases); a base layer is the one before the update.
-    own = [row for row in rest if ".lora_" not in row.fqn and ".base_layer." not in row.fqn]
+    # The rest replaces tensors of the model (`modules_to_save`, biases, which a base layer has too).
+    own = [row for row in rest if ".lora_" not in row.fqn and (".base_layer." not in row.fqn or _is_bias(row))]
     replaced = {_name_replaced(row.fqn): row for row in own}
     return LoraAdapter(tuple(updates), replaced, unknown)
 
 
 def _name_replaced(name: str) -> str:
-    return re.sub(r"\.modules_to_save(\.default)?(?=\.)", "", name.removeprefix(_PREFIX))
+    return re.sub(r"\.modules_to_save(\.default)?(?=\.)|\.base_layer(?=\.)", "", name.removeprefix(_PREFIX))
+
+
+def _is_bias(row: TensorInfo) -> bool:
+    """Return True for a bias that peft trained with `bias="lora_only"` or `"all"`."""
+    return row.fqn.endswith(".base_layer.bias")
 
 
 def _find_scale(settings: Mapping[str, Scalar], module: str, rank: int) -> float | None:
