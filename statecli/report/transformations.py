@@ -547,17 +547,17 @@ def _has_other_values(change: Change) -> bool:
 
 def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change], _: bool) -> Iterator[Line]:
     """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
-    groups: dict[tuple[int | None, float | None], list[Change]] = {}
+    groups: dict[tuple[int | None, float | None, float | None], list[Change]] = {}
     for change in changes:
         if (done := change.transformation) is not None:
-            groups.setdefault((done.rank, done.factor), []).append(change)
-    for (rank, scale), rows in groups.items():
+            groups.setdefault((done.rank, done.alpha, done.factor), []).append(change)
+    for (rank, alpha, scale), rows in groups.items():
         updates = [done for row in rows if (done := row.transformation) is not None]
         paths = [update.sources[0].split(".")[:-1] for update in updates]
         modules = ", ".join(map(format_fqn, dict.fromkeys(path[-1] for path in paths)))
         sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(sizes), max(sizes)))) if sizes else "-"
-        text = f"r {rank}, alpha {format_number((rank or 0) * scale, 6)}" if scale is not None else f"r {rank}"
+        text = f"r {rank}{_format_alpha(rank or 0, alpha, scale)}"
         unscaled = "" if scale is not None else " without the scale, which is not in adapter_config.json"
         text = f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}"
         yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), text)
@@ -567,9 +567,19 @@ def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change
     updated = {name for change in changes for name in _list_sources(change)}
     others = [change for change in _list_base_only(all_changes) if change.fqn not in updated]
     if others:
+        is_paired = any(change.before is not None and change.after is not None for change in all_changes)
+        content = "updates and replaced tensors" if is_paired else "updates"
         yield Line(
-            (f"{plural(len(others), 'other tensor')} of the base",), "not in the adapter, which holds only updates"
+            (f"{plural(len(others), 'other tensor')} of the base",), f"not in the adapter, which holds only {content}"
         )
+
+
+def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
+    """`, alpha 8`, and the scale unless this is alpha / rank, as with `use_rslora`."""
+    if alpha is None or scale is None:
+        return ""
+    is_usual = math.isclose(alpha, rank * scale)
+    return f", alpha {format_number(alpha, 6)}{'' if is_usual else f', scale {format_number(scale, 4)}'}"
 
 
 def _build_merged_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
@@ -592,10 +602,20 @@ def _describe_merged(done: Transformation) -> str:
     return f"= {name_merged(done)}{rank}"
 
 
+#: Start of the names in an adapter that peft saved, and a part of names that only a whole model has.
+_ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
+
+
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
-    """Return the tensors before, if the checkpoint after is an adapter and has nothing else."""
+    """Return the removed tensors, if the checkpoint after is an adapter and not a whole model with adapters.
+
+    An adapter may also have tensors that replace those of the base (`modules_to_save`).
+    """
     done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
-    is_adapter = all(change.before is None or change.after is None for change in changes)
+    rows = [after for change in changes if (after := change.after) is not None]
+    is_adapter = all(change.before is None or change.after is None for change in changes) or (
+        all(row.fqn.startswith(_ADAPTER_PREFIX) and _BASE_LAYER not in row.fqn for row in rows)
+    )
     return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
 
 

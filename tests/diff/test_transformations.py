@@ -978,7 +978,8 @@ def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
         )
     assert len(done) == sum(not torch.equal(merged[name], before[name]) for name in before) == 4
     shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
-    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
+    scale = ", scale 4" if rslora else ""
+    assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in shown)
 
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     broken = next(name for name in weights if "layers.1" in name and name.endswith("v_proj.lora_B.weight"))
@@ -989,6 +990,38 @@ def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
     assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)
     assert next(line.split()[2] for line in shown if line.startswith(("added", "removed"))) == broken
     assert "other tensors of the base" in "\n".join(shown)
+
+
+def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(tmp_path, statecli):
+    """Each rank has the alpha of the configuration; a tensor that the adapter replaces keeps its row."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+    model.save_pretrained(tmp_path / "base")
+    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 8}, "modules_to_save": ["lm_head"]}
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=True, **patterns)
+    adapted = peft.get_peft_model(model, lora)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.02)
+    adapted.save_pretrained(tmp_path / "adapter")
+    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
+    assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in shown)
+    assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in shown)
+    text = "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors"
+    assert text in shown
+    table = statecli("diff", str(tmp_path / "base"), str(tmp_path / "adapter"), "-f", "table").out
+    assert "embed_tokens" not in table
+    assert "M base_model.model.lm_head.weight" in table
+
+    whole = {f"base_model.model.{name}": tensor for name, tensor in adapted.base_model.model.state_dict().items()}
+    del whole["base_model.model.model.norm.weight"]
+    save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "whole.safetensors")
+    assert (
+        "D model.norm.weight"
+        in statecli("diff", str(tmp_path / "base"), str(tmp_path / "whole.safetensors"), "-f", "table").out
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -107,6 +107,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         factor: Of `scaled`, after is factor × before, and of `transposed` factor × its transpose; of `adapter` and
             `merged`, the scale of the update, None if unknown.
         fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
+        alpha: Of `adapter`, `lora_alpha` of the configuration, None if unknown.
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
         relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known, None if
@@ -154,6 +155,7 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     rows: int = 0
     first_rows: tuple[int, ...] = ()
     quantization: Quantization | None = None
+    alpha: float | None = None
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

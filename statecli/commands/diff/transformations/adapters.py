@@ -47,6 +47,7 @@ def find_adapters(
                 math.prod(task.weight.shape),
                 sources=(weight.fqn, update.a.fqn),
                 factor=update.scale,
+                alpha=update.alpha,
                 rank=task.a.shape[0],
                 relative_l2=None if relative is None else relative * scale,
             )

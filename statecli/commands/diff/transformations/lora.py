@@ -25,7 +25,7 @@ _PLAIN_KEY = compile_on_use(r"[\w.]+")
 
 
 class LoraUpdate(NamedTuple):
-    """The update of the weight of `module`; `scale` is None if the configuration does not say it."""
+    """The update of the weight of `module`; `scale` and `alpha` are None if the configuration does not say them."""
 
     module: str
     a: TensorInfo
@@ -33,6 +33,7 @@ class LoraUpdate(NamedTuple):
     rank: int
     is_embedding: bool
     scale: float | None
+    alpha: float | None = None
 
 
 class LoraAdapter(NamedTuple):
@@ -68,8 +69,9 @@ def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) ->
         if module in unknown:
             continue
         rank = sides["A"].shape[0] if sides["A"].shape else 0
-        scale = _find_scale(settings, module, rank)
-        updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale))
+        alpha = _find_alpha(settings, module)
+        scale = _compute_scale(settings, alpha, rank)
+        updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale, alpha))
     # The rest replaces tensors of the model (`modules_to_save`, biases, which a base layer has too).
     own = [row for row in rest if ".lora_" not in row.fqn and (".base_layer." not in row.fqn or _is_bias(row))]
     replaced = {_name_replaced(row.fqn): row for row in own}
@@ -85,9 +87,13 @@ def _is_bias(row: TensorInfo) -> bool:
     return row.fqn.endswith(".base_layer.bias")
 
 
-def _find_scale(settings: Mapping[str, Scalar], module: str, rank: int) -> float | None:
+def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
     alpha = _find_pattern(settings, "alpha_pattern", module, settings.get(f"{_CONFIG}.lora_alpha"))
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or rank < 1:
+    return None if isinstance(alpha, bool) or not isinstance(alpha, int | float) else alpha
+
+
+def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: int) -> float | None:
+    if alpha is None or rank < 1:
         return None
     return alpha / (math.sqrt(rank) if settings.get(f"{_CONFIG}.use_rslora") is True else rank)
 
