@@ -186,9 +186,8 @@ def _describe(change: Change) -> str:
         return _describe_quantized(done)
     if kind is TransformationKind.CODES:
         sides = [side.dtype for side in (change.after, change.before) if side is not None]
-        return (
-            f"{next((dtype for dtype in sides if 'int' in dtype), sides[0])} quantized values, not compared as numbers"
-        )
+        codes = next((dtype for dtype in sides if "int" in dtype or "float8" in dtype), sides[0])
+        return f"{codes} quantized values, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
         cosine = change.values.cosine if change.values is not None else None
         return f"unrelated (cosine {cosine or 0:.2f})"

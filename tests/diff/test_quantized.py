@@ -195,6 +195,29 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
 
 
 @pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense, back, by_row):
+    """They are not in the total either, and NaN of the codes is counted; a cast and a trained cast are no codes."""
+    scale = (dense.abs().amax(1, keepdim=True) if by_row else dense.abs().max()) / 448
+    codes = (dense / scale).to(torch.float8_e4m3fn)
+    both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
+    both = both[::-1] if back else both
+    change = changed(diff(*both))["proj.weight"]
+    assert (change.transformation.kind, change.values) == (KIND.CODES, None)
+    paths = save(both[0], "a.safetensors"), save(both[1], "b.safetensors")
+    shown = " ".join(statecli("diff", *paths, "-f", "table").out.split())
+    assert "float8_e4m3fn quantized values, not compared as numbers" in shown
+    assert "e+0" not in shown
+
+    for noise in (0.0, 0.1):
+        cast = (dense * (1 + noise * torch.randn_like(dense))).to(torch.float8_e4m3fn)
+        done = changed(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
+        assert done.transformation is None or done.transformation.kind is KIND.CAST
+        assert done.values.l2 is not None
+        assert (done.transformation is not None) is (noise == 0)
+
+
+@pytest.mark.parametrize("back", [False, True])
 def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, back):
     """In every row, in the order of rows, and in the documents: the difference of codes and numbers means nothing."""
     scale = dense.abs().amax(1, keepdim=True) / 127

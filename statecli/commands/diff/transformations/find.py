@@ -22,7 +22,7 @@ from statecli.commands.diff.transformations.joins import find_joins
 from statecli.commands.diff.transformations.moves import find_moves, was_replaced
 from statecli.commands.diff.transformations.not_finite import count_new_not_finite
 from statecli.commands.diff.transformations.permutations import find_permutations
-from statecli.commands.diff.transformations.quantized import find_quantized
+from statecli.commands.diff.transformations.quantized import drop_numbers_of_codes, find_float_codes, find_quantized
 from statecli.commands.diff.transformations.resizes import find_resizes, find_similar_resizes
 from statecli.commands.diff.transformations.rotary import find_reordered_heads
 from statecli.commands.diff.transformations.similar_moves import find_similar_moves
@@ -84,6 +84,7 @@ def find_transformations(
         partial(find_joins, jobs=jobs),
         partial(find_adapters, everything=changes, settings=settings, jobs=jobs),
         lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
+        find_float_codes,
         _find_unrelated,
     )
     parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
@@ -94,6 +95,7 @@ def find_transformations(
             break
         for n, transformation in search([explained[n] for n in open_numbers]).items():
             explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
+    explained = [drop_numbers_of_codes(change) for change in explained]
     for n, counts in count_new_not_finite(explained, jobs=jobs).items():
         explained[n] = replace(explained[n], values=counts)
     return explained

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Field, Quantization, Status, Transformation, TransformationKind
+from statecli.commands.diff.transformations.moves import MAX_COSINE
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
-from statecli.core.quantized_layouts import DEFAULT_BLOCK, Layout, Part
+from statecli.core.quantized_layouts import DEFAULT_BLOCK, FLOAT8_DTYPES, Layout, Part
 from statecli.core.quantized_weights import (
     QuantizedWeight,
     find_quantized_weights,
@@ -24,6 +25,8 @@ from statecli.values.quantized_error import QuantizedError, QuantizedTask, Store
 
 #: A larger error is not that of rounding to codes: codes of another weight have an error of about 1.4.
 _MAX_ERROR = 0.5
+#: Relative change from which float8 values in another direction are codes: those of a scale for each block.
+_MIN_RATIO_OF_CODES = 10.0
 #: Of GPTQ, what is added to the stored zero points: `gptq` stores them less one, `gptq_v2` as they are.
 _ZERO_OFFSETS = (1, 0)
 #: The error with a factor for each input channel is reported if it is so many times smaller.
@@ -99,6 +102,34 @@ def _find_in_one_direction(
         elif change.values is not None and (n in are_codes or _has_unknown_codes(change)):
             found[n] = ComparedCodes(Transformation(TransformationKind.CODES, 0), _count_not_finite(change.values))
     return found
+
+
+def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:
+    """Return the float8 codes without a known scale, by number: far from the weight, in its direction or much larger.
+
+    A cast, with exceptions too, is found before.
+    """
+    return {n: Transformation(TransformationKind.CODES, 0) for n, c in enumerate(changes) if _may_be_float_codes(c)}
+
+
+def _may_be_float_codes(change: Change) -> bool:
+    before, after, values = change.before, change.after, change.values
+    if before is None or after is None or values is None or values.relative_l2 is None:
+        return False
+    is_coded = [row.dtype in FLOAT8_DTYPES for row in (before, after)]
+    if is_coded[0] is is_coded[1] or not all("float" in row.dtype for row in (before, after)):
+        return False
+    is_far = is_coded[1] and values.relative_l2 > _MIN_RATIO_OF_CODES
+    is_in_direction = values.cosine is not None and values.cosine >= MAX_COSINE
+    return is_far or (is_in_direction and values.relative_l2 > _MAX_ERROR)
+
+
+def drop_numbers_of_codes(change: Change) -> Change:
+    """Return the change without the difference of codes that are not compared as numbers."""
+    done = change.transformation
+    if done is None or done.kind is not TransformationKind.CODES or change.values is None:
+        return change
+    return replace(change, values=_count_not_finite(change.values))
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
