@@ -72,6 +72,34 @@ def test_a_changed_setting_is_the_only_change(diff, forms, before, after):
     assert (setting.key.endswith("param_groups.0.lr"), setting.after) == (True, 0.5)
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
+    """Decayed parameters come first, so that the names are not in the model's order; two of one shape swapped are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    groups = [[p for p in model.parameters() if (p.dim() > 1) is is_matrix] for is_matrix in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}])
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    flat = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    numbers = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    sides = [numbers, {"model": model.state_dict(), "optimizer": flat}]
+    result = diff(*(sides[::-1] if back else sides))
+    assert {change.status for change in result.changes} == {Status.IDENTICAL}
+    assert result.scalars == ()
+
+    flat = copy.deepcopy(flat)  # its tensors are those of the optimizer
+    flat["state.2.weight.exp_avg"][0, 3] += 1
+    sides[1] = {"model": model.state_dict(), "optimizer": flat}
+    (change,) = changed(diff(*(sides[::-1] if back else sides))).values()
+    assert change.values.changed == 1
+
+    first, other = "0.weight", "2.weight"  # of one shape
+    names = {name: name.replace(first, "?").replace(other, first).replace("?", other) for name in flat}
+    sides[1] = {"model": model.state_dict(), "optimizer": {names[name]: value for name, value in flat.items()}}
+    assert "optimizer-keys" not in notes(diff(*(sides[::-1] if back else sides)))
+
+
 def test_parameters_of_other_shapes_are_not_paired(diff, forms):
     """The order alone says nothing about two models."""
     other = copy.deepcopy(forms["names"])

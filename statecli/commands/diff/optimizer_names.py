@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from statecli.commands.diff.pairing import Match, MatchedBy
@@ -54,21 +55,23 @@ def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str
         if Keys.NUMBERS not in keys and places[0].keys() == places[1].keys():
             pairs.append(OptimizerPair((old.section, partner), keys, (places[0], places[0])))
         elif Keys.NUMBERS in keys and _list_shapes(old) == _list_shapes(new):
-            named = (after, new) if keys[0] is Keys.NUMBERS else (before, old)
-            if not _follows_model(*named):
+            named, numbered = ((after, new), old) if keys[0] is Keys.NUMBERS else ((before, old), new)
+            if not _follows_model(*named, [len(group.params) for group in numbered.groups]):
                 continue
             pairs.append(OptimizerPair((old.section, partner), keys, places))
     return pairs
 
 
-def _follows_model(state: ModelState, facts: OptimizerFacts) -> bool:
+def _follows_model(state: ModelState, facts: OptimizerFacts, sizes: Sequence[int]) -> bool:
     """Return True unless the names of a group are in another order than the parameters of the model in the file.
 
+    A flat optimizer has one group after the other without saying where one ends: `sizes` are those of the other side.
     Numbers follow the order of `model.parameters()`, so that names in another order may belong to other numbers.
     """
     places = {row.fqn: n for n, row in enumerate(state.tensors) if row.kind is Kind.PARAMETER}
-    for group in facts.groups:
-        known = [places[name] for parameter in group.params if (name := str(parameter)) in places]
+    names = iter([str(parameter) for group in facts.groups for parameter in group.params])
+    for size in sizes:
+        known = [places[name] for name in islice(names, size) if name in places]
         if known != sorted(known):
             return False
     return True
