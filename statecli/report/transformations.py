@@ -767,7 +767,8 @@ def _describe_join(change: Change, done: Transformation) -> str:
     names = _shorten(change.fqn, done.sources)
     is_stack = done.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
     of = "the transposes of " if done.is_transposed else ""
-    listed = f"stack of {of}{_format_stack(change, done.sources)}" if is_stack else f"[{'; '.join(names)}]"
+    of_join = "transpose of " if done.is_transposed else ""
+    listed = f"stack of {of}{_format_stack(change, done.sources)}" if is_stack else f"{of_join}[{'; '.join(names)}]"
     verb = "=" if change.status is Status.ADDED else "was split into"
     if done.blocks:
         unit = "row" if set(done.blocks) == {1} else "rows"
@@ -777,7 +778,7 @@ def _describe_join(change: Change, done: Transformation) -> str:
     if len(done.differing) == 1:
         name = names[done.sources.index(done.differing[0])]
         listed_rows = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
-        noun = "column" if done.is_transposed else "row"
+        noun = "column" if done.is_transposed and is_stack else "row"
         text = (
             f"{noun} {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} {noun}s of {name} differ"
         )
@@ -813,8 +814,34 @@ def _format_stack(change: Change, names: Sequence[str]) -> str:
 
 
 def _format_stack_of(names: Sequence[str]) -> str:
+    if (listed := _list_in_order(names)) is not None:
+        return listed
     lines = fold.fold_lines([Line((format_fqn(name),)) for name in names])
     return lines[0].cells[0] if len(lines) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
+
+
+def _list_in_order(names: Sequence[str]) -> str | None:
+    """`experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their one number, or with others."""
+    paths = [name.split(".") for name in names]
+    if len({len(path) for path in paths}) > 1:
+        return None
+    different = [n for n, parts in enumerate(zip(*paths, strict=True)) if len(set(parts)) > 1]
+    if len(different) != 1 or not all(path[different[0]].isdecimal() for path in paths):
+        return None
+    numbers = [int(path[different[0]]) for path in paths]
+    if numbers == sorted(numbers):
+        return None
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [
+        str(first) if first == last else f"{first}{'..' if last > first + 1 else ','}{last}" for first, last in runs
+    ]
+    path = [*paths[0][: different[0]], "{" + ",".join(texts) + "}", *paths[0][different[0] + 1 :]]
+    return ".".join(path[n] if n == different[0] else format_fqn(path[n]) for n in range(len(path)))
 
 
 _LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], bool], Iterator[Line]]] = {

@@ -782,6 +782,63 @@ def test_a_stack_with_wrong_experts(diff, wrong):
     assert found(diff(none, {"experts.w": torch.stack(items)})) == {}
 
 
+@pytest.mark.parametrize("is_pair", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_stack_in_another_order(diff, is_pair, back):
+    """Experts sorted as text, or two swapped, are named in their order; so is one wrong row inside."""
+    torch.manual_seed(0)
+    before = {f"moe.experts.{n}.w1.weight": torch.randn(16, 24) for n in range(12)}
+    if is_pair:
+        before |= {f"moe.experts.{n}.w3.weight": torch.randn(16, 24) for n in range(12)}
+
+    def stack(numbers):
+        parts = ("w1", "w3") if is_pair else ("w1",)
+        return torch.stack([torch.cat([before[f"moe.experts.{n}.{part}.weight"] for part in parts]) for n in numbers])
+
+    def run(after):
+        sides = [before, {"moe.w1": after}]
+        return describe(diff(*(sides[::-1] if back else sides)))["moe.w1"]
+
+    text_order = sorted(range(12), key=str)
+    verb = "was split into" if back else "="
+    for numbers, listed in ((text_order, "{0,1,10,11,2..9}"), ([0, 1, 3, 2, *range(4, 12)], "{0,1,3,2,4..11}")):
+        names = f"moe.experts.{listed}.w1.weight"
+        names = f"[{names}; {names.replace('w1', 'w3')}]" if is_pair else names
+        whole = stack(numbers)
+        assert run(whole) == f"{verb} stack of {names}, exactly"
+        whole[5, 3] += 1
+        assert f"{verb} stack of {names}, but row 3 of " in run(whole)
+        assert f"experts.{numbers[5]}.w1" in run(whole)
+    assert describe(diff(before, {"moe.w1": torch.randn_like(whole)})) == {}
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("parent", ["h", "model.blocks"])
+def test_projections_joined_in_another_way(diff, llama, back, is_transposed, parent):
+    """Transposed as for GPT-2's Conv1D, and below a module of another name; one wrong row is named."""
+    torch.manual_seed(0)
+    names = ("q_proj", "k_proj", "v_proj")
+    before = {f"h.{n}.{name}.weight": torch.randn(32, 24) for n in range(2) for name in names}
+    after = {
+        f"{parent}.{n}.c_attn.weight": torch.cat([before[f"h.{n}.{name}.weight"] for name in names]) for n in range(2)
+    }
+
+    def run():
+        whole = {name: tensor.t().contiguous() if is_transposed else tensor for name, tensor in after.items()}
+        sides = [before, whole]
+        return describe(diff(*(sides[::-1] if back else sides)))
+
+    verb, of = "was split into" if back else "=", "transpose of " if is_transposed else ""
+    start = "" if parent == "h" else "h.1."
+    listed = f"{verb} {of}[{'; '.join(start + name for name in names)}]"
+    assert run()[f"{parent}.1.c_attn.weight"] == f"{listed}, exactly"
+    after[f"{parent}.1.c_attn.weight"][32 + 6, 3] += 1
+    assert run()[f"{parent}.1.c_attn.weight"] == f"{listed}, but row 6 of {start}k_proj differs"
+    after = {name: torch.randn_like(tensor) for name, tensor in after.items()}
+    assert run() == {}
+
+
 def test_the_input_projection_of_attention(diff):
     """`nn.MultiheadAttention` has one parameter for the weights of the three, without a module of its own."""
     torch.manual_seed(0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, permutations
-from math import prod
+from math import lgamma, log, prod
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.constants import select_varied
-from statecli.commands.diff.transformations.evidence import is_evident
+from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits, is_evident
 from statecli.commands.diff.transformations.interleaved import find_interleaving
 from statecli.commands.diff.transformations.views import (
     get_data,
@@ -22,6 +23,7 @@ from statecli.commands.diff.transformations.views import (
     permute,
     select,
     split_rows,
+    take_rows,
 )
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorData, TensorInfo
@@ -56,7 +58,8 @@ class _Row(NamedTuple):
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return joins and splits, by the number of the change of the joined tensor.
 
-    A join has parts in the same module or one above, under names that only one side has. Their values may have been
+    A join has parts in the same module or one above, or else under names with the same numbers, of which only one side
+    has any. It may be transposed as a whole. Their values may have been
     rounded to another dtype. At least one part is exact, and of no part differ more than half of the rows.
     """
     added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
@@ -66,7 +69,7 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
         (added, removed, (TransformationKind.JOINED, TransformationKind.STACKED)),
         (removed, added, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
     ):
-        joins |= _find_concatenations(wholes, parts, kinds[0], jobs)
+        joins |= _find_concatenations_anywhere(wholes, parts, kinds[0], jobs)
         joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
         datas |= {row.number: row.data for row in wholes}
     return {
@@ -88,14 +91,33 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 # --- rows of several tensors one after the other ---------------------------------------------------------------------
 
 
-def _find_concatenations(
+def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the joins of parts of one dtype."""
-    by_module = _group_by_module(parts)
-    fitting_of = [
-        (whole, same) for whole in wholes for same in _group_by_dtype(_list_fitting(whole, by_module)) if len(same) > 1
-    ]
+    """Return the joins of parts in the same module, or else below another; each as it is, or else transposed."""
+    by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
+    transposes = {
+        whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
+    }
+    joins: dict[int, Transformation] = {}
+    for list_fitting in (partial(_list_fitting, by_module=by_module), partial(_list_elsewhere, by_numbers=by_numbers)):
+        for is_transposed in (False, True):
+            tried = list(transposes.values()) if is_transposed else wholes
+            left = [(whole, list_fitting(whole)) for whole in tried if whole.number not in joins]
+            found = _find_concatenations(left, kind, jobs)
+            joins |= {n: replace(done, is_transposed=is_transposed) for n, done in found.items()}
+    return joins
+
+
+def _is_matrix(row: _Row) -> bool:
+    return len(row.data.shape) == 2 and min(row.data.shape) > 1
+
+
+def _find_concatenations(
+    candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
+) -> dict[int, Transformation]:
+    """Return the joins of parts of one dtype, among the tensors that may be parts of each whole."""
+    fitting_of = [(whole, same) for whole, rows in candidates for same in _group_by_dtype(rows) if len(same) > 1]
     wanted: dict[_DigestKey, _Row] = {}
     for whole, fitting in fitting_of:
         wanted |= {_build_digest_key(row, whole, fitting[0], kind): row for row in (whole, *fitting)}
@@ -169,10 +191,29 @@ def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row
     depths = (len(modules) - 1, len(modules) - 2) if whole.data.shape else ()
     for depth, name in [(depth, name) for depth in depths for name in leaves if depth >= 0]:
         for row in by_module.get((".".join(modules[:depth]), name), ()):
-            is_same_kind = can_copy(row.data.dtype, whole.data.dtype) and row.data.shape[1:] == whole.data.shape[1:]
-            if is_same_kind and row.data.shape and row.data.shape[0] < whole.data.shape[0]:
+            if _may_be_part(row, whole):
                 fitting.setdefault(row.number, row)
     return list(fitting.values())
+
+
+def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str], list[_Row]]:
+    """Group tensors by the numbers in their names, and by the last component."""
+    groups: dict[tuple[tuple[str, ...], str], list[_Row]] = {}
+    for row in parts:
+        groups.setdefault((_list_numbers(row.fqn), row.fqn.rpartition(".")[2]), []).append(row)
+    return groups
+
+
+def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
+    """Return the tensors of the same layer in any module whose rows may be rows of the whole; none if they are many."""
+    rows = by_numbers.get((_list_numbers(whole.fqn), whole.fqn.rpartition(".")[2]), ())
+    fitting = [row for row in rows if _may_be_part(row, whole)]
+    return fitting if len(fitting) <= _MAX_CANDIDATES else []
+
+
+def _may_be_part(row: _Row, whole: _Row) -> bool:
+    is_same_kind = can_copy(row.data.dtype, whole.data.dtype) and row.data.shape[1:] == whole.data.shape[1:]
+    return is_same_kind and 0 < len(row.data.shape) == len(whole.data.shape) and row.data.shape[0] < whole.data.shape[0]
 
 
 def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
@@ -353,12 +394,55 @@ def _check_stack(
         if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):
             continue
         ends = tasks[: 2 * len(items[0])] + tasks[-len(items[0]) :]
-        if not any(map(is_exact, check_elements(ends, jobs=jobs))):
-            continue
-        transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in rows], kind)
+        transformation = None
+        if any(map(is_exact, check_elements(ends, jobs=jobs))):
+            transformation = _judge(check_elements(tasks, jobs=jobs), tasks, [row.fqn for row in rows], kind)
+        if transformation is None or len(transformation.differing) > 1:
+            transformation = _check_other_order(whole, items, order, kind, jobs) or transformation
         if transformation is not None:
             return replace(transformation, is_transposed=order != axes)
     return None
+
+
+def _check_other_order(
+    whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
+) -> Transformation | None:
+    """Return the claim that the whole has the items in another order, as of their names sorted as text.
+
+    Checksums of the first elements of each item decide about the order; items that are nowhere take the places left.
+    """
+    tasks = list(_build_stack_tasks(whole, items, order, kind))[:: len(items[0])]
+    sides = [[_add_axis(take_rows(side)) for side in (task.before, task.after)] for task in tasks]
+    dtypes = [None if before.dtype == after.dtype else after.dtype for before, after in sides]
+    digest_tasks = [
+        RowTask(whole.fqn, sides[n][side], dtypes[n], is_strong=True) for side in (0, 1) for n in range(len(sides))
+    ]
+    digests = compute_row_digests(digest_tasks, jobs=jobs)
+    old, new = digests[: len(tasks)], digests[len(tasks) :]
+    of_whole, of_parts = (old, new) if kind in _REVERSED else (new, old)
+    places = {digest: n for n, digest in enumerate(of_parts) if isinstance(digest, tuple)}
+    numbers = [places.get(digest) if isinstance(digest, tuple) else None for digest in of_whole]
+    known = [number for number in numbers if number is not None]
+    if len(places) < len(items) or len(set(known)) < len(known) or 2 * len(known) < len(items):
+        return None
+    left = iter([n for n in range(len(items)) if n not in set(known)])
+    filled = [next(left) if number is None else number for number in numbers]
+    if filled == sorted(filled):
+        return None
+    ordered = [items[n] for n in filled]
+    checks = list(_build_stack_tasks(whole, ordered, order, kind))
+    names = [row.fqn for item in ordered for row in item]
+    done = _judge(check_elements(checks, jobs=jobs), checks, names, kind) if len(checks) == len(names) else None
+    if done is None:
+        return None
+    bits = count_bits(whole.data, whole.fqn, done.elements, done.exceptions)
+    return done if bits >= MIN_BITS + lgamma(len(items) + 1) / log(2) else None
+
+
+def _add_axis(data: TensorData) -> TensorData:
+    """Return the tensor as the one item along a new first axis. `data` has strides."""
+    assert data.strides is not None  # noqa: S101 - narrows the type
+    return replace(data, shape=(1, *data.shape), strides=(0, *data.strides))
 
 
 def _build_stack_tasks(
