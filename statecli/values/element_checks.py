@@ -182,13 +182,12 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check products, and quotients if the factor is one over a whole number: both round once."""
+    """Check products, and quotients by one over the factor, which is often a whole number: both round once."""
     elements, fitting = 0, [0, 0]
     wide = np.float64 if task.before.dtype == "float64" else np.float32
-    divisor = round(1 / task.factor)
-    operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor)]
-    if abs(divisor * task.factor - 1) < 1e-9:
-        operations.append((np.divide, divisor))
+    inverse = 1 / task.factor
+    divisor = round(inverse) if abs(round(inverse) * task.factor - 1) < 1e-9 else inverse
+    operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor), (np.divide, divisor)]
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         elements += old.size
         for n, (operation, number) in enumerate(operations):

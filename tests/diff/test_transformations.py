@@ -476,6 +476,36 @@ def test_a_factor_in_each_type(diff, dtype, factor):
     assert change.transformation.factor == pytest.approx(factor, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("factor", [128**-0.5, -(3**0.5), 96**-0.5, 0.87654321, 12345.678])
+def test_a_factor_of_many_digits(diff, dtype, divides, factor):
+    """A root is found in each type; other digits only in float32. One wrong element is counted."""
+    if abs(factor) > 100 and dtype is torch.float16:
+        pytest.skip("beyond float16")
+    torch.manual_seed(0)
+    before = torch.randn(64, 64).to(dtype)
+    after = before / (1 / factor) if divides else before * factor
+    done = diff({"w": before}, {"w": after}).changes[0].transformation
+    is_root = factor not in (0.87654321, 12345.678)
+    if not is_root and (dtype is not torch.float32 or divides):
+        assert done is None or done.factor == pytest.approx(factor, rel=1e-3)
+        return
+    assert (done.kind, done.exceptions) == (KIND.SCALED, 0)
+    assert done.factor == pytest.approx(factor, rel=1e-7)
+    after[7, 9] += 1e3
+    done = diff({"w": before}, {"w": after}).changes[0].transformation
+    assert (done.kind, done.exceptions) == (KIND.SCALED, 1)
+
+
+def test_a_factor_with_noise_is_not_a_factor(diff):
+    """The near miss of a factor of many digits: each value is off by a few units of the last place."""
+    torch.manual_seed(0)
+    before = torch.randn(64, 64)
+    after = before * 0.87654321 * (1 + 1e-6 * torch.randn(64, 64))
+    assert found(diff({"w": before}, {"w": after})) == {}
+
+
 @pytest.mark.parametrize("factor", [0.5, -1.0, 1.7])
 @pytest.mark.parametrize("wrong", [1.0, 1e4, math.nan, math.inf])
 def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wrong):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
@@ -34,6 +35,12 @@ _MAX_SAMPLE_EXCEPTIONS = 1 / 3
 _MAX_PROJECTION = 3e-3
 #: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
 _FACTORS = 1 << 16
+#: Factors with the digits of float32.
+_LONG_FACTORS = 1 << 32
+#: Whole numbers, at most, whose square root is tried as a factor: 1 / sqrt(128) scales the logits of attention.
+_MAX_ROOT = 1 << 16
+#: Larger factors have no digits of float32.
+_MAX_LONG_FACTOR = 1e38
 #: Smaller relative changes are steps of training.
 _MIN_CHANGE = 1e-2
 #: A matrix that was transposed and then changed is this much nearer to the transpose than to the matrix before.
@@ -41,7 +48,10 @@ _MAX_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to a multiple of the values before, by number. A factor is a short decimal or fraction."""
+    """Return the changes to a multiple of the values before, by number.
+
+    A factor is a short decimal or fraction, the square root of a whole number, or has the digits of float32.
+    """
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = _get_sampled(change.before), _get_sampled(change.after)
@@ -56,7 +66,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
         for (n, task), result in zip(fitting, results, strict=True)
         if isinstance(result, CheckResult)
         and _fits(result, MAX_EXCEPTIONS)
-        and is_evident(task.after, task.name, result.elements, result.exceptions, _FACTORS)
+        and is_evident(task.after, task.name, result.elements, result.exceptions, _count_ways(task))
     }
 
 
@@ -130,7 +140,9 @@ def pair_with_transpose(change: Change) -> Pair | None:
 
 
 def _count_ways(task: CheckTask) -> int:
-    return _FACTORS if task.operation is Operation.SCALE else 1
+    if task.operation is not Operation.SCALE:
+        return 1
+    return _FACTORS if task.factor in _list_short_factors(task.factor) else _LONG_FACTORS
 
 
 def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:
@@ -216,12 +228,27 @@ def _list_factors(ratio: float | None) -> Iterator[float]:
     """Yield factors near a ratio of after to before, short ones first; a factor near 1 is a step of training."""
     if not ratio or abs(ratio - 1) < _MIN_CHANGE:
         return
-    near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
-    near += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
-    near += [math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
+    near = [*_list_short_factors(ratio), *_list_roots(ratio)]
+    near += [struct.unpack("f", struct.pack("f", ratio))[0]] if abs(ratio) < _MAX_LONG_FACTOR else []
     for factor in dict.fromkeys(near):
         if factor and abs(factor - ratio) <= 1e-3 * abs(ratio):
             yield factor
+
+
+def _list_short_factors(ratio: float) -> list[float]:
+    near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
+    near += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
+    return [*near, math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
+
+
+def _list_roots(ratio: float) -> list[float]:
+    """Return the square root of a whole number near the ratio, or one over the root."""
+    square = ratio * ratio
+    number, divisor = (
+        round(value) if value < _MAX_ROOT else 0 for value in (square, 1 / square if square else math.inf)
+    )
+    roots = ([math.sqrt(number)] if number > 1 else []) + ([divisor**-0.5] if divisor > 1 else [])
+    return [math.copysign(root, ratio) for root in roots]
 
 
 def _round_to_digits(value: float, digits: int) -> float:
