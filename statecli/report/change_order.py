@@ -5,23 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statecli.commands.diff.result import Change, Field
+from statecli.commands.diff.result import Change, Field, Status, TransformationKind
 from statecli.core.output import ChangeOrder
 from statecli.report import RowView, change_text
 from statecli.report.row_order import order_by_name
 
 
 def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
-    """Return the rows to show, in order: by default new NaN and Inf first, or the largest change if some are hidden."""
+    """Return the rows to show, in order: by default new NaN and Inf first, or the largest change if some are hidden.
+
+    Scales and other parts of a recognised quantized weight come last, because the error of the weight includes them.
+    """
     order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
     if order is None:
         return sorted(changes, key=lambda change: not _has_new_nan(change))
+    parts = _list_quantized_parts(changes)
     keys: dict[str, Any] = {
         ChangeOrder.NAME: order_by_name,
         ChangeOrder.SIZE: lambda change: -_count_bytes(change),
-        ChangeOrder.CHANGE: order_change,
+        ChangeOrder.CHANGE: lambda change: ((change.section, change.fqn) in parts, order_change(change)),
     }
     return sorted(changes, key=keys[order.value])[: view.top]
+
+
+def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
+    """Return section and name of all parts next to codes that are on one side only and have no new NaN."""
+    kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
+    done = [(change.section, own.sources) for change in changes if (own := change.transformation) and own.kind in kinds]
+    names = {(section, name) for section, sources in done for name in sources}
+    one_sided = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
+    own_names = {(change.section, change.fqn) for change in one_sided if not _has_new_nan(change)}
+    return names & own_names - {(change.section, change.fqn) for change in changes if change.transformation is not None}
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:

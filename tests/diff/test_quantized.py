@@ -179,6 +179,26 @@ def test_a_group_without_scales_is_not_recognised(diff, stored, weight):
     assert changed(result)["proj.weight"].status is Status.REMOVED
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_the_wrong_weight_is_on_top(statecli, save, back):
+    """Added scales are parts of their weights, and come after all other differences; another added tensor does not."""
+    torch.manual_seed(0)
+    before = {f"l.{n}.weight": torch.randn(64, 64) for n in range(6)}
+    after = {}
+    for name, weight in before.items():
+        scales = weight.abs().amax(1)
+        after |= {name: (weight * 127 / scales[:, None]).round().to(torch.int8), name.replace("weight", "SCB"): scales}
+    after["l.3.SCB"] = after["l.3.SCB"] * 1.7
+    sides = [save(before, "a.safetensors"), save(after, "b.safetensors")]
+    sides = sides[::-1] if back else sides
+    shown = statecli("diff", *sides, "--top", "1", "-f", "table").out
+    assert "M l.3.weight" in shown
+    assert "SCB  " not in shown.partition("what was done")[0]
+    paths = [save(before, "a.safetensors"), save(after | {"other": torch.ones(3)}, "b.safetensors")]
+    shown = statecli("diff", *paths[:: -1 if back else 1], "--top", "1", "-f", "table").out
+    assert f"{'D' if back else 'A'} other" in shown
+
+
 # --- what cannot be told ---------------------------------------------------------------------------------------------
 
 
