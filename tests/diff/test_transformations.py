@@ -1205,6 +1205,20 @@ def test_one_layer_that_changed_more_is_named(statecli, save):
     assert re.search(r"layers\.17\.w .* 0\.[56]\d? .*changed more than the other layers", shown, re.DOTALL)
 
 
+@pytest.mark.parametrize(("spread", "is_named"), [(1.0, True), (1.6, False)])
+@pytest.mark.parametrize("place", [0, 17, 39])
+def test_a_layer_that_changed_four_times_as_much_is_named(statecli, save, spread, is_named, place):
+    """If the others changed about the same: layers of an honest fine-tune differ more."""
+    torch.manual_seed(0)
+    before = {f"layers.{n}.w": torch.randn(16, 16) for n in range(40)}
+    sizes = {name: 0.05 * (spread if n % 7 == 3 else 1) for n, name in enumerate(before)}
+    sizes[f"layers.{place}.w"] = 0.2
+    after = {name: tensor + sizes[name] * torch.randn(16, 16) for name, tensor in before.items()}
+    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
+    assert ("changed more than the other layers" in shown) is is_named
+    assert bool(re.search(rf"layers\.{place}\.w .* 0\.(2|19|2\d)\b", shown)) is is_named
+
+
 # --- no claim without a cause ----------------------------------------------------------------------------------------
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
