@@ -188,7 +188,10 @@ NameStatus = Annotated[
 Lines = Annotated[
     int | None,
     Option(
-        ("--lines", "-n"), "Show at most N lines of each section and kind of tensor, largest first.", "N", Group.ROWS
+        ("--lines", "-n"),
+        "For each section and each kind of tensor, show at most N lines, the largest first.",
+        "N",
+        Group.ROWS,
     ),
 ]
 Top = Annotated[
@@ -640,7 +643,8 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--verbose", "-v"),
-            "Also show for each change the first index that differs, the mean difference, L2 norm, cosine and rank.",
+            "Also show for each change the first index that differs; the mean, L2 norm and rank of the difference; and "
+            "the cosine of both values.",
             group=Group.ROWS,
         ),
     ] = False
@@ -702,7 +706,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Any,
         Option(
             ("--optimizer",),
-            "Train with this optimizer of torch.optim, such as adamw. [default: sgd in step, adamw in resume]",
+            "Train with this optimizer of torch.optim, such as adamw. [default: sgd for the proof step, adamw for the "
+            "proof resume]",
             "NAME",
             type=str,
             suggestions=("sgd", "adam", "adamw"),
@@ -991,8 +996,8 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Give the full URL of a checkpoint (repeatable). Use this for URLs with a password or signature: "
-            "statecli does not write them into part files.",
+            "Give the full URL of a checkpoint (repeatable). Part files do not contain passwords and signatures, so "
+            "give URLs with a password or signature here.",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -1097,8 +1102,7 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             ("--made-by",),
-            "Set by statecli git setup: the version of statecli. If TEXT changes, git makes its cached diff text "
-            "again.",
+            "Used by git: TEXT is the version of statecli. After an update, git makes its cached diff text again.",
             "TEXT",
         ),
     ] = ""

@@ -286,7 +286,9 @@ def add_property(
     try:
         method_node = source.parse_statements(code)[0]
     except cst.ParserSyntaxError as error:
-        raise NoEdit(f"a property cannot return the value of {name}: the code is not one expression") from error
+        raise NoEdit(
+            f"a property cannot return {name}, because the code for its value is not one expression"
+        ) from error
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
 
 

@@ -33,8 +33,8 @@ NEW_TARGET_ADVICE = (
 )
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "this target is a {}, but the targets of the lock are {}s; lock each target separately, because a lock of one "
-    "target also applies to its copies in other places"
+    "this target is a {}, but the targets of the lock are {}s; make a lock for each target: a lock of one target also "
+    "applies to its copies in other places"
 )
 
 
