@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
 
 def assert_proved_lines_load(document, run_lines, expected):
@@ -192,3 +196,67 @@ def test_weights_that_may_be_transposed_are_not_proved(desk, explain, forked_pyt
     diagnosis = explain(f"m.py:{model}", "turned.pt")["diagnosis"]
     assert not diagnosis["proved"]
     assert doubt in diagnosis["proof"]
+
+
+def save_shards(state, folder, save, suffix):
+    """Save two shards with an index, as transformers names them."""
+    folder.mkdir()
+    stem = "model" if suffix == "safetensors" else "pytorch_model"
+    names = list(state)
+    files = {name: f"{stem}-0000{1 + (n >= 4)}-of-00002.{suffix}" for n, name in enumerate(names)}
+    for file in dict.fromkeys(files.values()):
+        save({name: state[name] for name in names if files[name] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": files}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
+
+
+def save_in_training_folder(state, folder):
+    """Save the model next to the state of an optimizer."""
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors")
+    torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
+
+
+FORMATS = {
+    "torch": lambda state, path: torch.save(state, path),
+    "nested": lambda state, path: torch.save({"epoch": 1, "state_dict": state}, path),
+    "legacy": lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
+    "saved.safetensors": lambda state, path: save_file(state, path),
+    "shards of safetensors": lambda state, path: save_shards(state, path, save_file, "safetensors"),
+    "shards of pickles": lambda state, path: save_shards(state, path, torch.save, "bin"),
+    "training folder": save_in_training_folder,
+    "dcp": lambda state, path: dcp.save(state, checkpoint_id=path, no_dist=True),
+    "nested dcp": lambda state, path: dcp.save({"model": state}, checkpoint_id=path, no_dist=True),
+}
+CHANGES = {
+    "a prefix": lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+    "a module": lambda state: {name.replace("encoder.", "enc.layer."): tensor for name, tensor in state.items()},
+    "many modules": lambda state: {
+        name.replace("encoder.", "enc.layer.").replace("embed.", "tokens.").replace(".query", ".q"): tensor
+        for name, tensor in state.items()
+    },
+    "another order": lambda state: {f"net.{name}": state[name] for name in reversed(state)},
+    "more tensors": lambda state: state | {f"aux.{n}.weight": torch.ones(3, n + 1) for n in range(4)},
+    "fewer tensors": lambda state: {name: state[name] for name in list(state)[:-2]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_proved_lines_restore_the_values(desk, net, explain, monkeypatch, form, change):
+    """Each format with each step of a recipe; what keeps its initial values is listed."""
+    state = net["Net"]().state_dict()
+    FORMATS[form](CHANGES[change](state), desk / form)
+    document = explain("net.py:Net", form)
+    assert document["code"] == 1
+    diagnosis = document["diagnosis"]
+    assert diagnosis["proved"], diagnosis["proof"]
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    names: dict[str, torch.nn.Module] = {}
+    exec("\n".join(diagnosis["code"]), names)  # noqa: S102 - the printed lines
+    loaded = names["model"].state_dict()
+    assert bool(diagnosis["initial"]) == (change == "fewer tensors")
+    assert all(torch.equal(loaded[name], state[name]) for name in state.keys() - set(diagnosis["initial"]))
+    monkeypatch.delitem(sys.modules, "net")

@@ -113,7 +113,7 @@ def _find_permuted_tensors(rest: Rest) -> Iterable[str]:
     """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
     for name, own in rest.mismatched.items():
         shapes = rest.own_shapes[name] or (), rest.shapes[own] or ()
-        if prod(shapes[0]) == prod(shapes[1]) > 1:
+        if prod(shapes[0]) == prod(shapes[1]) > 1 or sorted(shapes[0]) == sorted(shapes[1]):
             yield (
                 f"{name} of shape {list(shapes[0])} is left out, and may be {own} of shape {list(shapes[1])} with its "
                 "dimensions in another order"
