@@ -345,3 +345,23 @@ def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
     code = "import sys; from statecli.file_scan.scan import *; scan_pickles('a.pt'); print('tarfile' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_no_code_loads_it_with_weights_only(written, monkeypatch, statecli):
+    """torch refuses the archive with weights_only=True, so `explain` prints no torch.load."""
+    path = written(tarred(members()))
+    with pytest.raises(RuntimeError, match=r"legacy \.tar format"):
+        torch.load(path, weights_only=True)
+    parameters = "".join(
+        f"        self.{name} = torch.nn.Parameter(torch.ones{size})\n"
+        for name, size in (("a", (3, 4)), ("t", (4, 2)), ("n", (2,)), ("v", (2, 2)))
+    )
+    part = f"class Part(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n{parameters}"
+    head = "class Net(torch.nn.Module):\n    def __init__(self):\n"
+    net = f"{head}        super().__init__()\n        self.part = Part()\n"
+    monkeypatch.chdir(path.parent)
+    Path("net.py").write_text(f"import torch\n\n\n{part}\n\n{net}")
+    diagnosis = statecli("explain", "net.py:Net", path.name, "-f", "json").json["diagnosis"]
+    assert diagnosis["causes"][0]["cause"] == "prefix"
+    assert not diagnosis["proved"]
+    assert not any("torch.load" in line for line in diagnosis["code"])

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import Loader, Source
+from statecli.core.format_traits import Legacy
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
@@ -132,7 +133,7 @@ def _find_source(
         return None
     if all(name.endswith(".safetensors") for name in paths):
         return _merge(paths, Loader.SAFETENSORS, (), ())
-    if state_dict.keys is None:
+    if state_dict.keys is None or Legacy.TAR in state.traits.legacy:  # torch refuses a tar with weights_only=True
         return None
     if state.traits.is_dcp_folder:
         return _find_dcp_folder(path, state, rows, state_dict.keys)
