@@ -71,7 +71,34 @@ def find_transformations(
         done = explained[resized[n]].transformation
         if done is None or insertion.exceptions < done.exceptions:
             explained[resized[n]] = replace(explained[resized[n]], transformation=insertion)
-    searches: tuple[Callable[[Sequence[Change]], dict[int, Transformation]], ...] = (
+    searches = _list_searches(changes, sections, settings, inexact, jobs)
+    parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
+    open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
+    for search in searches:
+        open_numbers = [n for n in open_numbers if _is_open(explained[n])]
+        if not open_numbers:
+            break
+        for n, transformation in search([explained[n] for n in open_numbers]).items():
+            explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
+    explained = [drop_numbers_of_codes(change) for change in explained]
+    for n, counts in count_new_not_finite(explained, jobs=jobs).items():
+        explained[n] = replace(explained[n], values=counts)
+    return explained
+
+
+#: A search returns what was done to some of the changes, by number.
+_Search = Callable[[Sequence[Change]], dict[int, Transformation]]
+
+
+def _list_searches(
+    changes: Sequence[Change],
+    sections: Mapping[str, str],
+    settings: Mapping[str, Scalar],
+    inexact: Mapping[int, Transformation],
+    jobs: int,
+) -> tuple[_Search, ...]:
+    """Return the searches in order, of what earlier ones left. `inexact` are casts by `id` of the change."""
+    return (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_resizes, jobs=jobs),
@@ -87,18 +114,6 @@ def find_transformations(
         find_float_codes,
         _find_unrelated,
     )
-    parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
-    open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
-    for search in searches:
-        open_numbers = [n for n in open_numbers if _is_open(explained[n])]
-        if not open_numbers:
-            break
-        for n, transformation in search([explained[n] for n in open_numbers]).items():
-            explained[open_numbers[n]] = replace(explained[open_numbers[n]], transformation=transformation)
-    explained = [drop_numbers_of_codes(change) for change in explained]
-    for n, counts in count_new_not_finite(explained, jobs=jobs).items():
-        explained[n] = replace(explained[n], values=counts)
-    return explained
 
 
 def _is_tentative(cast: Transformation) -> bool:
