@@ -567,6 +567,25 @@ def test_a_permuted_vocabulary(diff, axis, dtype):
     assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
 
 
+@pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
+def test_every_engine_finds_the_same(statecli, save, executor):
+    """Rows in another order, a changed transpose, a long factor and experts in another order."""
+    torch.manual_seed(0)
+    matrix, vocabulary = torch.randn(64, 64), torch.randn(320, 64)
+    experts = {f"experts.{n}.w": torch.randn(16, 24) for n in range(12)}
+    before = {"e": vocabulary, "q": matrix, "f": matrix} | experts
+    after = {
+        "e": vocabulary[torch.randperm(320)],
+        "q": matrix.t() + 0.1 * torch.randn(64, 64),
+        "f": matrix * 96**-0.5,
+        "w": torch.stack([experts[name] for name in sorted(experts)]),
+    }
+    paths = save(before, "a.safetensors"), save(after, "b.safetensors")
+    alone = statecli("diff", *paths, "-f", "json").out
+    assert {"permuted", "transposed", "scaled", "stacked"} <= set(re.findall(r'"kind": ?"(\w+)"', alone))
+    assert statecli("diff", *paths, "-f", "json", "--executor", executor).out == alone
+
+
 def test_permuted_masks_are_no_evidence(diff):
     """Rows of a few values are equal by chance: so many orders could fit."""
     before = (torch.arange(2048).view(1024, 2) % 3).float() - 1
