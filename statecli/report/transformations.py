@@ -197,6 +197,7 @@ def _describe(change: Change) -> str:
 def _describe_permutation(change: Change, done: Transformation) -> str:
     shape = change.after.shape if change.after is not None and change.after.shape else ()
     noun, count = ("column" if done.axis else "row"), shape[done.axis or 0] if shape else 0
+    noun = "item" if noun == "row" and len(shape) > 2 else noun  # of a stack
     if not done.exceptions:
         return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(done)}"
     listed = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")

@@ -217,7 +217,7 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense, back, by_row):
-    """They are not in the total either, and NaN of the codes is counted; a cast and a trained cast are no codes."""
+    """They are not in the total either, and NaN of the codes is counted; a cast and a trained cast have no codes."""
     scale = (dense.abs().amax(1, keepdim=True) if by_row else dense.abs().max()) / 448
     codes = (dense / scale).to(torch.float8_e4m3fn)
     both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})

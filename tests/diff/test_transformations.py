@@ -586,6 +586,19 @@ def test_every_engine_finds_the_same(statecli, save, executor):
     assert statecli("diff", *paths, "-f", "json", "--executor", executor).out == alone
 
 
+def test_swapped_items_of_a_stack(diff):
+    """Two experts of a fused tensor that both sides have; drawn again, they are a near miss."""
+    torch.manual_seed(0)
+    before = torch.randn(8, 16, 24)
+    after = before[[1, 0, 3, 2, 5, 4, 7, 6]]
+    assert describe(diff({"e": before}, {"e": after})) == {"e": "items permuted: same 8 items in another order"}
+    after[3, 1, 2] += 1
+    text = "items permuted: same 7 of 8 items in another order, but 1 of 3,072 elements differs in item 3"
+    assert describe(diff({"e": before}, {"e": after})) == {"e": text}
+    after[:4].normal_()
+    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+
+
 def test_permuted_masks_are_no_evidence(diff):
     """Rows of a few values are equal by chance: so many orders could fit."""
     before = (torch.arange(2048).view(1024, 2) % 3).float() - 1
