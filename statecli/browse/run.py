@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from statecli.browse.model import Model
 from statecli.browse.peek import Versions
 from statecli.commands.inspect.quantized import list_rows_by_part
 from statecli.commands.inspect.run import Inspection, Request, inspect
+from statecli.core import posix
 from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.model_state import ModelState
@@ -49,7 +50,8 @@ def browse(
             report_stage("building the model")
         inspection = _read(options.target, options)
         other = None if options.other is None else _read(options.other, options).state
-    _discard_typed_keys()
+    # The user saw no screen for the keys that were typed while the targets were read.
+    posix.discard_typed_keys(sys.stdin)
     model = Model(inspection.state, list_rows_by_part(inspection.weights))
     versions = Versions(opened)
     app = Browser(model, versions, partial(_read_other, versions), other)
@@ -66,16 +68,6 @@ def _check_terminal() -> None:
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
         if stream is None or not stream.isatty():
             raise UsageError(f"browse: standard {name} is not a terminal; use statecli inspect")
-
-
-def _discard_typed_keys() -> None:
-    """Discard what was typed while the targets were read, because the user saw no screen for these keys."""
-    try:
-        import termios
-    except ImportError:  # Windows
-        return
-    with suppress(termios.error, OSError, ValueError):
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def _list_targets(options: BrowseOptions) -> list[str]:

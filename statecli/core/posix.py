@@ -7,8 +7,10 @@ Other modules use these functions instead of `os.pread` and the like. `cli.super
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 from collections.abc import Callable
+from typing import IO
 
 #: Whether this system has `os.fork`.
 CAN_FORK = hasattr(os, "fork")
@@ -63,3 +65,13 @@ def count_usable_cores() -> int:
 def is_own_file(status: os.stat_result) -> bool:
     """Return True if the file belongs to this user; Windows keeps other users out of a user's folders itself."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
+
+
+def discard_typed_keys(terminal: IO[str]) -> None:
+    """Discard the keys that were typed and not read; on Windows they stay."""
+    try:
+        import termios
+    except ImportError:
+        return
+    with contextlib.suppress(termios.error, OSError, ValueError):
+        termios.tcflush(terminal, termios.TCIFLUSH)

@@ -400,8 +400,8 @@ def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
     assert sum(line.startswith("l.") and ": rel. error" in line for line in listed) == 6
 
 
-@pytest.mark.parametrize(("wrong", "words"), [(1, "1 differs much from"), (2, "2 differ much from")])
-def test_the_number_of_wrong_weights_has_its_verb(statecli, save, wrong, words):
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_the_number_of_wrong_weights_is_shown(statecli, save, wrong):
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(20, 40) for n in range(6)}
     after = {}
@@ -411,7 +411,7 @@ def test_the_number_of_wrong_weights_has_its_verb(statecli, save, wrong, words):
         after[f"l.{n}.weight"] = (weight * 127 / largest[:, None]).round().to(torch.int8)
         after[f"l.{n}.SCB"] = largest * (1.7 if n < wrong else 1)
     shown = statecli("diff", save(before, "a.safetensors"), save(after, "b.safetensors"), "-f", "markdown").out
-    assert words in " ".join(shown.split())
+    assert f"{wrong} very different from the weight" in " ".join(shown.split())
 
 
 LAYERS = load_file(DATA.with_name("quantized_layers.safetensors"))
