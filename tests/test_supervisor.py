@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.__main__ import names_model_code
+from statecli.cli import command_runner
 from statecli.core.errors import UsageError
 from statecli.live.spec import parse_spec
 
@@ -383,6 +384,21 @@ def test_a_system_exit_that_model_code_raises_is_no_verdict(code, tmp_path, monk
     assert code_ == 2
     assert out == ""
     assert "there is no result" in err
+
+
+def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
+    """Python 3.11 raises a RuntimeError from whatever ends `__set_name__` while a class is made."""
+
+    def body():
+        try:
+            sys.exit(0)
+        except SystemExit as done:
+            raise RuntimeError("Error calling __set_name__") from done
+
+    with pytest.raises(SystemExit) as ended:
+        command_runner.run_body_and_exit(body, debug=False)
+    assert ended.value.code == 2
+    assert "model code raised SystemExit(0); there is no result" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc")

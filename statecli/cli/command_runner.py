@@ -59,11 +59,17 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
     except MemoryError:
         code = console.print_error("not enough memory; there is no result", debug)
     except SystemExit as done:
-        code = console.print_error(f"model code raised SystemExit({done.code!r}); there is no result", debug)
+        code = _print_exit(done, debug)
     except Exception as error:  # noqa: BLE001  # an internal error is one line and status 2
-        code = console.print_crash(error, debug)
+        # Python 3.11 wraps what a signal handler raises while a class is made.
+        ended = error.__cause__
+        code = _print_exit(ended, debug) if isinstance(ended, SystemExit) else console.print_crash(error, debug)
     console.flush_stderr()
     raise Verdict(130 if interrupts.was_interrupted else code)
+
+
+def _print_exit(done: SystemExit, debug: bool) -> int:
+    return console.print_error(f"model code raised SystemExit({done.code!r}); there is no result", debug)
 
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
