@@ -112,7 +112,7 @@ release-check: .venv/.release
 	@touch $@
 
 # The tools of a release, which nothing else needs, in a folder of their own.
-.venv/.release: .venv/.demo
+.venv/.release: .venv/.test
 	$(PIP) --target .venv/release --upgrade --no-warn-conflicts build twine pyroma check-wheel-contents 'validate-pyproject[all]' uv pipx zizmor
 	@touch $@
 
