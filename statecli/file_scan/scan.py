@@ -473,12 +473,11 @@ class FileScan:
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
-        types = piece.records.types if piece.records is not None else None
-        key = (
-            _read_cache_key(piece) if piece.sure and not (at or types or RecordUse.of(piece.where).is_example) else None
-        )
+        use = RecordUse.of(piece.where)
+        is_script = piece.records is not None and piece.records.types is not None
+        key = None if at or is_script or not piece.sure else _read_cache_key(piece.region, use)
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
-        if cached is not None and self._find_misfit(piece, storages) is None:
+        if cached is not None and self._find_misfit(piece, use, storages) is None:
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
@@ -492,7 +491,7 @@ class FileScan:
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
-        hazards = find_hazards(scanner, RecordUse.of(where), piece.records)
+        hazards = find_hazards(scanner, use, piece.records)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
@@ -524,9 +523,8 @@ class FileScan:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
-    def _find_misfit(self, piece: _Piece, storages: Sequence[Persistent]) -> Hazard | None:
+    def _find_misfit(self, piece: _Piece, use: RecordUse, storages: Sequence[Persistent]) -> Hazard | None:
         """Return the first storage that claims another size than its record has."""
-        use = RecordUse.of(piece.where)
         return find_misfit(storages, use, piece.records, self.steps) if piece.records is not None else None
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
@@ -760,9 +758,7 @@ class FileScan:
             self._add_calls(region, where, find_odd_numbers(code, self.steps))
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
-                hazard = Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP)
-                found = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
-                self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
+                self._report_hazard(region, where, Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP))
         # What torch.jit.load itself runs.
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
@@ -774,8 +770,7 @@ class FileScan:
         for cast in find_unchecked_casts(codes, types, self.steps):
             region, where, _ = readable[cast.number]
             hazard = Hazard(_UNCHECKED_CAST, is_run_on_load, True, _OTHER_CODE_HELP)
-            found = ScannedPickle(f"{where}, line {cast.line}", region.span, (), hazards=(hazard,))
-            self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
+            self._report_hazard(region, f"{where}, line {cast.line}", hazard)
             break
         return types
 
@@ -795,8 +790,12 @@ class FileScan:
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
         # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
         hazard = Hazard(_UNCHECKED_BYTECODE, False, True, _BYTECODE_HELP)
-        code = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
-        self._add_pickle(structs.replace(code, digest=self._compute_digest([region])))
+        self._report_hazard(region, where, hazard)
+
+    def _report_hazard(self, region: Region, where: str, hazard: Hazard) -> None:
+        """Report harmful data in a record that is not a pickle."""
+        found = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
+        self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
 
     def _report_old_script(self, region: Region, where: str) -> None:
         """Report a record of torch 1.0, whose code may be in any record."""
@@ -980,12 +979,11 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     return pickles
 
 
-def _read_cache_key(piece: _Piece) -> tuple[RecordUse, bytes] | None:
+def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
     """Return a small pickle's cache key: tensors of one shape have equal pickles.
 
     The key has the bytes, and what the name of the record says about the use of the pickle by a program.
     """
-    region, use = piece.region, RecordUse.of(piece.where)
     if region.base is None or region.size > _ARRAY_HEADER_BYTES or use.is_example:
         return None
     return use, region.read(0, region.size)
