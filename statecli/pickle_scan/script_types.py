@@ -268,8 +268,7 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
             seen.add(key)
             other = _describe_other(check.value, check.declared, types)
             if other is not None:
-                declared = quoting.name(check.declared.name)
-                return f"{check.where} is {other}, but the code declares {declared}; {_NOT_COMPARED}"
+                return f"{check.where} is {other}; {_NOT_COMPARED}"
             checks += [check._replace(value=value, declared=type) for value, type in _iter_parts(check, types)]
     return None
 
@@ -281,15 +280,19 @@ def _describe_other(value: Value, declared: ScriptType, types: ScriptTypes) -> s
     length = len(script_class.attributes) if script_class and base == "NamedTuple" else len(declared.arguments)
     if base == "NamedTuple" or declared.name == _TUPLE:
         is_other = type(value) is tuple and len(value) != length
-        return f"a tuple of length {len(value)} instead of {length}" if is_other else None
+        return f"a tuple of length {len(value)}, but the code declares length {length}" if is_other else None
     actual = _get_class(value)
     if script_class is not None and base in ("Interface", "ModuleInterface"):
         own_class = types.classes.get(actual or "")
         methods = own_class.methods if own_class is not None else {}
         fits = all(methods.get(name) == signature for name, signature in script_class.methods.items())
-        return f"an object of {quoting.name(actual)}" if actual and not fits else None
+        return _describe_object(actual, declared) if actual and not fits else None
     is_class = declared.name.startswith(_ROOT)
-    return f"an object of {quoting.name(actual)}" if is_class and actual and actual != declared.name else None
+    return _describe_object(actual, declared) if is_class and actual and actual != declared.name else None
+
+
+def _describe_object(actual: str, declared: ScriptType) -> str:
+    return f"an object of {quoting.name(actual)}, but the code declares {quoting.name(declared.name)}"
 
 
 def _iter_parts(check: _Check, types: ScriptTypes) -> Iterator[tuple[Value, ScriptType]]:
