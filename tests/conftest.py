@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from statecli.cli import interrupts
 
 # torch is imported later. Two workers of several threads each would wait for each other: a test of 8 s took 31.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Thousands of tests write small files: on a disk with a journal each takes 1 to 3 ms, in memory 0.1.
+MEMORY, LEAST_FREE_BYTES = Path("/dev/shm"), 8 << 30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= LEAST_FREE_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # A pager waits for a key on the terminals of the tests.
 os.environ["STATECLI_PAGER"] = "cat"
 

@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from .forked_python import run_python
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: names to remove")
@@ -62,6 +64,12 @@ def get_context(method=None, _get=multiprocessing.get_context):
     return _get("spawn")
 multiprocessing.get_context = get_context
 """
+#: statecli is imported anew, without the names: the process is a fork of one that has imported it.
+FORGET = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "statecli"]:
+    del sys.modules[name]
+"""
 RUN = REMOVE + "from statecli.__main__ import command\ncommand()"
 NET = """
 import torch
@@ -77,9 +85,9 @@ class Net(torch.nn.Module):
 
 def run(folder, *words, libraries="import numpy"):
     """One command in a Python without the names, which Python itself and these libraries have imported before."""
-    code = RUN.format(libraries=libraries)
-    line = [sys.executable, "-W", "ignore", "-c", code, *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    code = FORGET + RUN.format(libraries=libraries)
+    server = "torch" if "torch" in libraries else "statecli"
+    return run_python(["-W", "ignore", "-c", code, *words], server, cwd=folder, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ import pytest
 
 import statecli as package
 
+from ..conftest import Result
+
 COMMANDS = {
     "diff": ("diff", "before.pt", "after.pt", "-f", "json"),
     "bitwise": ("diff", "before.pt", "after.pt", "-f", "json", "--bitwise"),
@@ -28,10 +30,17 @@ def _here(checkpoints, monkeypatch, one_task_a_parcel):
     monkeypatch.chdir(checkpoints)
 
 
+#: One command of each kind of task, where an engine is slow to start.
+KINDS = ("diff", "stats", "lock")
+_alone: dict[str, Result] = {}
+
+
 @pytest.fixture
 def alone(statecli):
     """What one process says."""
-    return {name: statecli(*words) for name, words in COMMANDS.items()}
+    if not _alone:
+        _alone.update({name: statecli(*words) for name, words in COMMANDS.items()})
+    return _alone
 
 
 def test_what_is_compared_is_worth_it(alone):
@@ -42,29 +51,26 @@ def test_what_is_compared_is_worth_it(alone):
     assert (summary["changed"], summary["renamed"], summary["identical"], summary["broken"]) == (21, 1, 2, 0)
 
 
-@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
-def test_on_this_machine(engine, statecli, alone):
+@pytest.mark.parametrize(("engine", "names"), [("threads:2", COMMANDS), ("processes:2", KINDS)])
+def test_on_this_machine(engine, names, statecli, alone):
     """Threads and processes."""
-    for name, words in COMMANDS.items():
-        assert statecli(*words, "--executor", engine) == alone[name], name
+    for name in names:
+        assert statecli(*COMMANDS[name], "--executor", engine) == alone[name], name
 
 
 def test_on_a_cluster_of_dask(statecli, alone, dask_cluster):
     """Two worker processes that know nothing of this one but its parcels, by their relative paths."""
     engine = f"dask:{dask_cluster().scheduler_address}"
-    for name, words in COMMANDS.items():
-        assert statecli(*words, "--executor", engine) == alone[name], name
+    for name in KINDS:
+        assert statecli(*COMMANDS[name], "--executor", engine) == alone[name], name
 
 
 @pytest.mark.skipif(
     shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="mpiexec is not installed"
 )
-@pytest.mark.parametrize("name", ["diff", "stats", "lock"])
+@pytest.mark.parametrize("name", KINDS)
 def test_on_ranks_of_mpi(name, alone):
-    """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say.
-
-    One command of each kind of task: the engines above run all commands.
-    """
+    """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS[name]]
     done = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
