@@ -94,8 +94,8 @@ def draw_browse(theme: str) -> str:
 
 async def _run_browse() -> object:
     from statecli.browse.app import Browser
-    from statecli.browse.model import Model
     from statecli.browse.peek import Versions
+    from statecli.browse.screen_state import Model
     from statecli.targets.load import read_checkpoint
 
     app = Browser(Model(read_checkpoint(TARGET), {}), Versions({}), read_checkpoint)

@@ -23,7 +23,6 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli
 
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.distribution import check_import
 from statecli.core.errors import (
     MalformedError,
     MissingDependency,
@@ -33,6 +32,7 @@ from statecli.core.errors import (
     UnreadableError,
     UsageError,
 )
+from statecli.core.installed_package import check_import
 from statecli.core.version import __version__
 
 check_import()

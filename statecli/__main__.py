@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from statecli.core import posix
-from statecli.core.distribution import describe_unusable_installation
+from statecli.core.installed_package import describe_unusable_installation
 from statecli.core.version import __version__
 from statecli.live import search_path
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, Place, TensorInfo
 from statecli.rules.audit_rule import AuditRule, Issue, Need, rule
-from statecli.rules.subject import (
+from statecli.rules.audit_subject import (
     Subject,
     needs_class_or_reference,
     needs_file,

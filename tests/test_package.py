@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from statecli.cli import samples
-from statecli.core.distribution import DISTRIBUTION, install_extra
 from statecli.core.documentation import DOCUMENTATION_URL
+from statecli.core.installed_package import DISTRIBUTION, install_extra
 from statecli.core.version import __version__
 from statecli.report.documents import schemas
 
@@ -70,7 +70,7 @@ def test_one_module_writes_the_commands_that_install():
         statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements)
         found |= {path.name for node in texts if isinstance(node.value, str) and "pip install" in node.value}
-    assert found == {"distribution.py"}
+    assert found == {"installed_package.py"}
 
 
 @pytest.mark.parametrize("suffix", ["md", "py", "yml", "yaml", "j2", "toml", "sh"])

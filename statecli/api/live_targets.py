@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import StateError, UsageError
+from statecli.core.installed_package import install_extra
 from statecli.core.model_state import ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.targets.location import make_relative_name

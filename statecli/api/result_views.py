@@ -12,8 +12,8 @@ from statecli.commands.diff.result import Diff
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock, LockedTensor, encode_lock
 from statecli.commands.verify.result import Verification
-from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency
+from statecli.core.installed_package import install_packages
 from statecli.core.terminal_width import get_terminal_width
 from statecli.render import Output, RenderOptions, format_report, html
 from statecli.report import Report, RowView, View

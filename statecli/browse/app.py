@@ -23,13 +23,13 @@ from statecli.browse import editor, peek
 from statecli.browse.columns import SORT_ORDER, Column
 from statecli.browse.help import format_help
 from statecli.browse.layers import VALUE_MEASURES, Measure, build_tables
-from statecli.browse.model import Model
 from statecli.browse.overlays import LayerView, Overlay
 from statecli.browse.panel import Line, describe_row, explain_no_values
 from statecli.browse.peek import Versions
-from statecli.browse.reader import Apply, Reader
+from statecli.browse.screen_state import Model
 from statecli.browse.scroll_track import TrackRender
 from statecli.browse.tensor_list import TensorList
+from statecli.browse.value_reader import Apply, Reader
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence

@@ -10,7 +10,7 @@ from textual.widgets import Static
 
 from statecli.browse import layers
 from statecli.browse.layers import LAYER_CELLS, LayerTable, Measure
-from statecli.browse.model import Model
+from statecli.browse.screen_state import Model
 from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 

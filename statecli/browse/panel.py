@@ -9,8 +9,8 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
 from statecli.browse.editor import describe_editor
-from statecli.browse.model import Model, Row
 from statecli.browse.peek import find_data, reads_automatically
+from statecli.browse.screen_state import Model, Row
 from statecli.core import sizes
 from statecli.core.errors import StateError
 from statecli.core.escaping import escape_name, escape_sentence

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from statecli.browse.model import Model
 from statecli.browse.peek import Versions
+from statecli.browse.screen_state import Model
 from statecli.commands.inspect.quantized import list_rows_by_part
 from statecli.commands.inspect.run import Inspection, Request, inspect
 from statecli.core import posix
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError
+from statecli.core.installed_package import install_extra
 from statecli.core.model_state import ModelState
 from statecli.core.progress import report_stage
 from statecli.requests.options import BrowseOptions

@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from statecli.browse.columns import LEFT, Column, choose_columns, format_cell, list_widths
-from statecli.browse.model import Model, Row
+from statecli.browse.screen_state import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
 from statecli.core.short_names import CommonEnds, shorten_name

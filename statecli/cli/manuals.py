@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from statecli.core.distribution import install_extra
+from statecli.core.installed_package import install_extra
 
 
 class Example(NamedTuple):

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from importlib import metadata
 
-from statecli.core.distribution import DISTRIBUTION
+from statecli.core.installed_package import DISTRIBUTION
 from statecli.core.version import __version__
 
 #: Packages whose versions change what statecli finds or how fast it is.

@@ -12,8 +12,8 @@ import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, ModelError, UsageError
+from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.live.built_model import BuiltModel

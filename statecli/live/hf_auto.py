@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
-from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency, ModelError, UsageError, option
+from statecli.core.installed_package import install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from statecli.core.distribution import install_packages
 from statecli.core.errors import ModelError
+from statecli.core.installed_package import install_packages
 from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
 from statecli.live import model_registries

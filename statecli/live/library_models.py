@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency, ModelError
+from statecli.core.installed_package import install_packages
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.storage import files

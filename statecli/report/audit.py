@@ -33,8 +33,8 @@ from statecli.report import (
     Table,
     Trouble,
     View,
+    junit_cases,
     rule_texts,
-    test_cases,
 )
 from statecli.report.documents.audit import build_audit_document
 from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
@@ -139,7 +139,7 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
         accepted: dict[str, list[str]] = {}
         for entry in target.accepted:
             accepted.setdefault(entry.finding.rule, []).append(
-                f"accepted: {test_cases.describe_finding(entry.finding)}: {entry.reason}"
+                f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}"
             )
         for rule, problems in by_rule.items():
             yield _build_case(target.target, rule, problems, accepted.get(rule, []), audit.fail_on)
@@ -151,8 +151,8 @@ def _build_case(
 ) -> Case:
     """Return the case of a rule; problems milder than `fail_on` are part of its text."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
-    milder = [test_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
-    case = test_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
+    milder = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
+    case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
     return replace(case, text=(*case.text, *milder, *accepted))
 
 

@@ -41,9 +41,9 @@ from statecli.report import (
     change_text,
     change_totals,
     fold,
+    junit_cases,
     limit_findings,
     rule_texts,
-    test_cases,
 )
 from statecli.report.bars import draw_bar
 from statecli.report.change_order import arrange_changes, order_change
@@ -158,13 +158,13 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     rest = [finding for findings in findings_by_name.values() for finding in findings]
     if cases and not rest:
         return tuple(cases)
-    return (*cases, *test_cases.build_cases(report.title, map(build_problem, rest), "identical"))
+    return (*cases, *junit_cases.build_cases(report.title, map(build_problem, rest), "identical"))
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
     """Return the case of a difference; an expected difference passes."""
     case = (
-        test_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
+        junit_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
         if findings
         else Case(suite, name, Outcome.PASSED)
     )

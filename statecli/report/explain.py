@@ -12,7 +12,7 @@ from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
 from statecli.core.units import plural
-from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
+from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
 from statecli.report.documents.explain import build_explain_document
 
 _COLUMNS = (Column("cause"), Column("names", right=True), Column("message"), Column("example"))
@@ -34,7 +34,7 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
         show_all=view.unfold,
         problems=lambda: problems,
         rules=lambda: rule_texts.list_rule_texts(problems),
-        cases=lambda: test_cases.build_cases(title, problems, "loads"),
+        cases=lambda: junit_cases.build_cases(title, problems, "loads"),
     )
 
 

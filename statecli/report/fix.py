@@ -13,7 +13,7 @@ from statecli.commands.verify.result import Verdict
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.units import join_names, plural
-from statecli.report import Cell, Column, Page, Problem, Report, Table, View, rule_texts, test_cases
+from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
 from statecli.report.documents.fix import build_fix_document
 
 _COLUMNS = tuple(map(Column, ("names", "rule", "file", "line", "status", "proofs", "reason")))
@@ -39,7 +39,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
         show_all=view.unfold,
         problems=lambda: problems,
         rules=lambda: rule_texts.list_rule_texts(problems),
-        cases=lambda: test_cases.build_cases(
+        cases=lambda: junit_cases.build_cases(
             target, (p for p in problems if p.rule != WRITTEN_FIX.name), "nothing to fix"
         ),
         patch=patch,

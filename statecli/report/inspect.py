@@ -54,8 +54,8 @@ from statecli.report import (
     Trouble,
     fold,
     folder_settings,
+    junit_cases,
     rule_texts,
-    test_cases,
     tree,
 )
 from statecli.report.documents.inspect import build_inspect_document
@@ -190,7 +190,7 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
     """Return a case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
     broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
-    return (*broken, *test_cases.build_cases(target, problems, "inspect"))
+    return (*broken, *junit_cases.build_cases(target, problems, "inspect"))
 
 
 def _build_page(

@@ -39,8 +39,8 @@ from statecli.report import (
     Trouble,
     View,
     fold,
+    junit_cases,
     rule_texts,
-    test_cases,
 )
 from statecli.report.documents.verify import build_verify_document, count_verdicts, find_worst_verdicts
 from statecli.report.problems import (
@@ -157,7 +157,7 @@ def _build_cases(
         for check, findings in by_proof
         if check.verdict is not Verdict.FAILED or not covered.intersection(map(id, findings))
     )
-    return (*(test_cases.build_cases(state.target, failing, "verify") if failing else ()), *cases)
+    return (*(junit_cases.build_cases(state.target, failing, "verify") if failing else ()), *cases)
 
 
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
@@ -165,7 +165,7 @@ def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, re
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
-        return Case(target, name, Outcome.PASSED, text=tuple(map(test_cases.describe_problem, problems)))
+        return Case(target, name, Outcome.PASSED, text=tuple(map(junit_cases.describe_problem, problems)))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
     is_missing = outcome is Outcome.SKIPPED and check.check in requested

@@ -17,7 +17,7 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_section
 from statecli.core.rule import Rule
 from statecli.core.units import format_shape
 from statecli.rules.audit_rule import Issue, judges, rule
-from statecli.rules.subject import Subject, needs_class_or_reference
+from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:

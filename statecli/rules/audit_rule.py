@@ -18,7 +18,7 @@ from statecli.core.model_state import Origin, Place
 from statecli.core.rule import Rule
 
 if TYPE_CHECKING:
-    from statecli.rules.subject import Subject
+    from statecli.rules.audit_subject import Subject
 
 
 class Issue(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject, needs_file
+from statecli.rules.audit_subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 

@@ -12,7 +12,7 @@ from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 
 
 def needs_policy(subject: Subject) -> str | None:

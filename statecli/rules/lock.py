@@ -16,7 +16,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn, join_names
 from statecli.rules.audit_rule import Issue, judges, rule
-from statecli.rules.subject import Subject, needs_lock, needs_locked_companions
+from statecli.rules.audit_subject import Subject, needs_lock, needs_locked_companions
 
 _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is intended"
 

@@ -8,7 +8,7 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 
 _Sizes = tuple[int, ...]
 _RECURRENT = compile_on_use(

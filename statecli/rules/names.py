@@ -13,7 +13,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, judges, rule
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 
 #: Kinds of tensors that a model loads.
 MODEL = (Kind.PARAMETER, Kind.BUFFER)

@@ -16,7 +16,7 @@ from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
 from statecli.pickles.python2_names import rename_python2
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject, needs_file, needs_pickles
+from statecli.rules.audit_subject import Subject, needs_file, needs_pickles
 from statecli.storage import files
 
 _NAME_BYTES = 1

@@ -9,7 +9,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 
 #: Devices that every machine has.
 ANYWHERE = frozenset(["cpu", "meta"])

@@ -9,7 +9,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Scalar
 from statecli.core.selection import glob_names, matches_any
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject, needs_file
+from statecli.rules.audit_subject import Subject, needs_file
 
 _SAVE = "save the key with the checkpoint, next to the tensors or in __metadata__"
 _GLOB = "correct the glob: it must match full names, as `statecli inspect` shows them"

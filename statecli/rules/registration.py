@@ -14,7 +14,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.audit_rule import Issue, judges, rule
-from statecli.rules.subject import Subject, needs_module
+from statecli.rules.audit_subject import Subject, needs_module
 
 
 def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:

@@ -18,7 +18,7 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.quantized_weights import LostCodes, find_lost_codes
 from statecli.core.units import format_shape, join_names, plural
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 
 if TYPE_CHECKING:
     from statecli.values.summary import Facts

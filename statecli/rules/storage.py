@@ -15,8 +15,8 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_subject import Subject
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
-from statecli.rules.subject import Subject
 
 #: Smallest number of unused bytes that is reported: a page of memory.
 UNUSED_BYTES = 4096

@@ -11,7 +11,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
-from statecli.rules.subject import Subject, needs_values
+from statecli.rules.audit_subject import Subject, needs_values
 
 if TYPE_CHECKING:
     from statecli.values.summary import Facts

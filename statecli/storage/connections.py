@@ -7,8 +7,8 @@ import socket
 import sys
 from typing import Any
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
+from statecli.core.installed_package import install_extra
 from statecli.storage import redact, session
 from statecli.storage.credentials import NO_URL
 from statecli.storage.limits import Settings, settings

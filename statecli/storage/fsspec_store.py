@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings

@@ -6,8 +6,8 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.installed_package import install_extra
 from statecli.storage.fsspec_store import (
     PerProcess,
     add_page,

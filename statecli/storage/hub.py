@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing

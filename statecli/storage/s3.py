@@ -12,8 +12,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TypeVar
 
-from statecli.core.distribution import install_extra, install_packages
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.core.installed_package import install_extra, install_packages
 from statecli.storage.fsspec_store import (
     PerProcess,
     add_page,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from statecli.core.distribution import install_packages
 from statecli.core.errors import MissingDependency
+from statecli.core.installed_package import install_packages
 
 
 class Algorithm(str, Enum):

@@ -15,10 +15,10 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from statecli.core.distribution import install_extra
 from statecli.core.dtypes import VALUES_PER_BYTE
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
+from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 
 try:

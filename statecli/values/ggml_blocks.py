@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.core.distribution import install_extra
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX
+from statecli.core.installed_package import install_extra
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.values.elements import Array
 

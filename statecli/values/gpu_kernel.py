@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.float_mode import with_denormals
+from statecli.core.installed_package import install_extra
 from statecli.values.compare_task import BLOCK_ELEMENTS, CompareTask, Comparison, Worker
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Array

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency
+from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 
 #: What the loader of shared libraries says in a process whose memory is limited (`ulimit -v`).

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from statecli.core.distribution import install_extra
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, UsageError, option
+from statecli.core.installed_package import install_extra
 from statecli.core.model_state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
 from statecli.values.ggml_blocks import to_stored_blocks

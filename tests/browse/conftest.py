@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.browse.model import Model
+from statecli.browse.screen_state import Model
 from statecli.commands.inspect.quantized import list_rows_by_part
 from statecli.commands.inspect.run import Request, inspect
 

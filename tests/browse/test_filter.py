@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.browse.model import Model
+from statecli.browse.screen_state import Model
 from tests.filter_cases import CASES, PROBLEMS, SECTION_CASES, build_sections, build_state
 
 

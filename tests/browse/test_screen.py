@@ -29,9 +29,9 @@ from statecli.browse import editor, run
 from statecli.browse.app import Browser
 from statecli.browse.columns import Column, format_cell
 from statecli.browse.help import format_help
-from statecli.browse.model import Model
 from statecli.browse.panel import _describe_stats
 from statecli.browse.peek import Versions
+from statecli.browse.screen_state import Model
 
 from .conftest import open_model
 

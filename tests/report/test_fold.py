@@ -127,7 +127,10 @@ def test_a_name_that_holds_the_sign_for_a_number_is_its_own():
 def test_joined_says_which_rows_each_stands_for():
     """Every row is in exactly one line, in the order of the first."""
     rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
-    assert [(line.cells[0], those) for line, those in fold.fold_rows(rows)] == [("a.{0,1,3}", [0, 2, 3]), ("b", [1])]
+    assert [(line.cells[0], those) for line, those in fold.fold_rows(rows)] == [
+        ("a.{0,1,3}", [0, 2, 3]),
+        ("b", [1]),
+    ]
 
 
 def test_causes_are_told_once_each():

@@ -13,7 +13,7 @@ from statecli.core.model_state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
 from statecli.rules.audit_rule import Issue
-from statecli.rules.subject import Subject
+from statecli.rules.audit_subject import Subject
 from statecli.storage import files
 from statecli.targets import load
 from statecli.targets.expand import is_reached

@@ -12,7 +12,7 @@ from statecli.commands.audit.request import Request
 from statecli.core.errors import UsageError, option
 from statecli.core.units import join_names
 from statecli.rules.audit_rule import Need
-from statecli.rules.subject import needs_class_or_reference, needs_module, needs_values
+from statecli.rules.audit_subject import needs_class_or_reference, needs_module, needs_values
 
 #: Policy key -> the rules that use it, or their groups.
 RULES_BY_POLICY_KEY: Mapping[str, tuple[str, ...]] = {

@@ -34,9 +34,9 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.live.spec import AUTO
 from statecli.rules import audit_run
 from statecli.rules.audit_rule import AuditRule, Issue
+from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.rules.contents import needs_unchecked_indices
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
-from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load

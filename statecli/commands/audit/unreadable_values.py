@@ -15,7 +15,7 @@ from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.model_state import Oddity, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import AuditRule
-from statecli.rules.subject import Subject, needs_values
+from statecli.rules.audit_subject import Subject, needs_values
 
 if TYPE_CHECKING:
     from statecli.values.summary import Facts

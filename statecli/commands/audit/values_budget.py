@@ -10,7 +10,7 @@ from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_size
 from statecli.rules.audit_rule import AuditRule
-from statecli.rules.subject import needs_values
+from statecli.rules.audit_subject import needs_values
 from statecli.storage import files
 from statecli.targets.section_of_target import split_section
 

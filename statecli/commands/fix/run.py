@@ -13,8 +13,8 @@ import msgspec
 from statecli.commands.fix.project_copy import find_project
 from statecli.commands.fix.result import Fixes
 from statecli.commands.verify import run as verify_run
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError
+from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.live.build import import_torch
 from statecli.live.import_model import load_object

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import MissingDependency, UsageError, option
+from statecli.core.installed_package import install_extra
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
 

@@ -12,8 +12,8 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any
 
-from statecli.core.distribution import install_extra
 from statecli.core.errors import EngineError, MissingDependency
+from statecli.core.installed_package import install_extra
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from statecli.browse.columns import Column, choose_columns
 from statecli.browse.globs import write_globs
-from statecli.browse.model import Model
 from statecli.browse.panel import Line, _wrap
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
+from statecli.browse.screen_state import Model
 from statecli.core.errors import FilteredOut
 from statecli.core.model_state import ModelState, Stats, TensorInfo
 from statecli.core.selection import Selection, select
