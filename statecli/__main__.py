@@ -113,17 +113,6 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions, which takes a tenth of the start; msgspec then uses typing instead."""
-    if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
-        return
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # an import of it fails
-    try:
-        import msgspec  # noqa: F401
-    finally:
-        del sys.modules["typing_extensions"]
-
-
 #: Words that ask for the version, and for what it runs on.
 _VERSION_WORDS = frozenset(["--version", "-V", "version"])
 _VERBOSE_WORDS = frozenset(["-v", "--verbose"])
@@ -139,10 +128,11 @@ def _run() -> None:
 
         raise Verdict(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
-    from statecli.cli import interrupts
+    from statecli.cli import import_msgspec, interrupts
 
     interrupts.handle_interrupts()
-    _import_msgspec()
+    if not names_model_code(sys.argv[1:]):
+        import_msgspec.import_msgspec()
     from statecli.cli import command_runner, parser
     from statecli.storage import files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -99,6 +100,36 @@ def test_the_version_imports_nothing_of_the_commands():
     """No msgspec either."""
     heavy = ("msgspec", "statecli.cli.command_runner", "statecli.requests.options")
     assert imported_by_each([("--version",), ("-V",), ("version",)], heavy) == [(0, [])] * 3
+
+
+def test_msgspec_is_imported_without_modules_that_it_does_not_use(files):
+    """They take a seventh of a listing."""
+    heavy = ("textwrap", "platform", "typing_extensions", "tomllib")
+    assert imported("inspect", files / "a.safetensors", "-f", "json", heavy=heavy) == (0, [])
+
+
+def test_modules_that_msgspec_gets_later_do_the_same():
+    """With the stand-ins, each function and each error of msgspec is as without."""
+    code = """
+import sys
+if {lean}:
+    from statecli.cli.import_msgspec import import_msgspec
+    import_msgspec()
+import msgspec, platform, uuid
+class A(msgspec.Struct):
+    a: int
+print(msgspec.json.schema(A), msgspec.inspect.type_info(A), msgspec.json.schema_components([A]))
+print(platform.system(), platform.machine(), msgspec.json.encode(uuid.UUID(int=1)))
+print(hasattr(msgspec.yaml, "nothing"), hasattr(msgspec.yaml, "encode"), msgspec.toml.decode(b"a = 1"))
+import msgspec.inspect, typing_extensions
+print(msgspec.inspect.type_info, sys.modules["msgspec.inspect"].__file__)
+"""
+    lean, plain = (
+        subprocess.run([sys.executable, "-c", code.replace("{lean}", lean)], capture_output=True, text=True)
+        for lean in ("True", "False")
+    )
+    assert (plain.returncode, plain.stderr, lean.stderr) == (0, "", "")
+    assert re.sub("0x[0-9a-f]+", "", lean.stdout) == re.sub("0x[0-9a-f]+", "", plain.stdout)
 
 
 def test_the_check_can_fail():

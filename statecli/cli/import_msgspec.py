@@ -1,0 +1,63 @@
+"""Import msgspec without modules that it imports and does not use: they take a seventh of the start of a command."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+#: Modules that msgspec imports, with the functions that it takes from them at once.
+_DEFERRED: dict[str, tuple[str, ...]] = {
+    "msgspec.inspect": (),
+    "msgspec._json_schema": ("schema", "schema_components"),
+    "msgspec.toml": (),
+    "msgspec.yaml": (),
+}
+
+
+class _DeferredModule(ModuleType):
+    """Stand-in for a module, which is imported when something reads an attribute of the stand-in."""
+
+    def __init__(self, name: str, functions: tuple[str, ...] = ()) -> None:
+        super().__init__(name)
+        for function in functions:
+            setattr(self, function, self._forward(function))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module itself. Raises AttributeError for what Python sets on every module."""
+        if name.startswith("__"):  # read by the import system, and by code that looks through sys.modules
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        vars(self).update(vars(importlib.import_module(self.__name__)))
+        try:
+            return vars(self)[name]
+        except KeyError:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
+
+    def _forward(self, function: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.__getattr__(function)(*args, **kwargs)
+
+
+def import_msgspec() -> None:
+    """Import msgspec in a process that runs only code of statecli."""
+    if "msgspec" in sys.modules:
+        return
+    modules: dict[str, Any] = {name: _DeferredModule(name, functions) for name, functions in _DEFERRED.items()}
+    temporary: dict[str, Any] = {}
+    if sys.version_info >= (3, 11):
+        temporary["typing_extensions"] = None  # an import of it fails, and msgspec uses typing instead
+    if sys.platform == "linux":
+        # uuid imports platform for the name of the system alone.
+        temporary["platform"] = platform = ModuleType("platform")
+        platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
+    temporary = {name: module for name, module in temporary.items() if name not in sys.modules}
+    sys.modules.update(modules | temporary)
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        for name in temporary:
+            del sys.modules[name]
