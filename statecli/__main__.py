@@ -133,11 +133,11 @@ def _run() -> None:
     interrupts.handle_interrupts()
     if not names_model_code(sys.argv[1:]):
         import_msgspec.import_msgspec()
-    from statecli.cli import command_runner, parser
+    from statecli.cli import command_runner, exit_status, parser
     from statecli.storage import files
 
     if len(sys.argv) == 3 and _VERSION_WORDS & set(sys.argv) and _VERBOSE_WORDS & set(sys.argv):
-        command_runner.run_body_and_exit(command_runner.show_installation, debug=False)
+        exit_status.run_body_and_exit(command_runner.show_installation, debug=False)
 
     files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.
@@ -149,8 +149,8 @@ def _run() -> None:
 
     command = find_help_request(words) if parser.find_ambiguous_word(words) is None else None
     if command is not None:
-        command_runner.run_body_and_exit(lambda: command_runner.show_help(command, words), debug=False)
-    command_runner.run_body_and_exit(lambda: _run_typer(words), debug=False)
+        exit_status.run_body_and_exit(lambda: command_runner.show_help(command, words), debug=False)
+    exit_status.run_body_and_exit(lambda: _run_typer(words), debug=False)
 
 
 def _run_typer(words: Sequence[str]) -> int:

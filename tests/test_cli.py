@@ -411,19 +411,19 @@ def test_an_ascii_stdout_gets_escapes(small):
 
 def test_colour_follows_its_variables(monkeypatch):
     """--color, then NO_COLOR, then FORCE_COLOR, then the terminal."""
-    from statecli.cli import console
+    from statecli.cli import streams
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert console._use_color("auto", terminal=True)
-    assert not console._use_color("auto", terminal=False)
+    assert streams.use_color("auto", terminal=True)
+    assert not streams.use_color("auto", terminal=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert console._use_color("auto", terminal=False)
+    assert streams.use_color("auto", terminal=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not console._use_color("auto", terminal=True)
-    assert console._use_color("always", terminal=False)
-    assert not console._use_color("never", terminal=True)
+    assert not streams.use_color("auto", terminal=True)
+    assert streams.use_color("always", terminal=False)
+    assert not streams.use_color("never", terminal=True)
 
 
 def test_stats_are_in_table_and_json(statecli, small):

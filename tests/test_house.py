@@ -241,7 +241,7 @@ def test_only_main_catches_our_errors():
     """
     places = """
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
-        cli/command_runner cli/git_driver commands/audit/run commands/diff/renames
+        cli/command_runner cli/exit_status cli/git_driver commands/audit/run commands/diff/renames
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts
         values/digest values/low_rank values/quantized_error values/merged_update

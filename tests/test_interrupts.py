@@ -32,7 +32,7 @@ print("still here")
 """
 TURNED = """
 import os, signal
-from statecli.cli import command_runner, interrupts
+from statecli.cli import exit_status, interrupts
 from statecli.core.errors import UnreadableError
 interrupts.handle_interrupts()
 def run():
@@ -40,7 +40,7 @@ def run():
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise UnreadableError("a worker was killed") from None
-command_runner.run_body_and_exit(run, debug=False)
+exit_status.run_body_and_exit(run, debug=False)
 """
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.__main__ import names_model_code
-from statecli.cli import command_runner
+from statecli.cli import exit_status
 from statecli.core.errors import UsageError
 from statecli.live.spec import parse_spec
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX: os
 #: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
-from statecli.cli import console, supervisor
+from statecli.cli import streams, supervisor
 from statecli.core.exit_code import Verdict
 supervisor.INTERRUPT_TIMEOUT_S = 0.3  # for a loop that ignores interrupts
 def overwrite():
@@ -40,11 +40,11 @@ class Model:
         {finalizer}
 def command():
     supervisor.get_connection().name_model("net.py:Net")
-    console.reserve_stdout()
+    streams.reserve_stdout()
     model = Model()
     {code}
-    console.open_stdout().text("result\\n")
-    console.print_error("a note", debug=False)
+    streams.open_stdout().text("result\\n")
+    streams.print_error("a note", debug=False)
     {late}
     raise Verdict(1)
 raise SystemExit(supervisor.run(command))
@@ -295,7 +295,7 @@ def test_a_terminal_keeps_its_width_and_colours():
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
-    show = "sink = console.open_stdout(); sink.text(f'{console._get_width(sink)} {sink.raw.isatty()}')"
+    show = "sink = streams.open_stdout(); sink.text(f'{streams.get_width(sink)} {sink.raw.isatty()}')"
     process = supervised(show, stdin=theirs, stdout=theirs)
     os.close(theirs)
     found = os.read(ours, 1 << 16)
@@ -396,7 +396,7 @@ def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
             raise RuntimeError("Error calling __set_name__") from done
 
     with pytest.raises(SystemExit) as ended:
-        command_runner.run_body_and_exit(body, debug=False)
+        exit_status.run_body_and_exit(body, debug=False)
     assert ended.value.code == 2
     assert "model code raised SystemExit(0); there is no result" in capsys.readouterr().err
 

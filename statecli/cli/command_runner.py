@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from statecli.cli import console, interrupts, output_files
+from statecli.cli import console, exit_status, output_files, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import StateError, UsageError, option
-from statecli.core.exit_code import Verdict
 from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.render import Output
@@ -39,37 +38,7 @@ from statecli.requests.run import run
 
 def run_and_exit(options: Options) -> NoReturn:
     """Run the command and exit with its status."""
-    run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
-
-
-def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
-    """Run the body of a command and exit with its status; a crash exits with 2, never with 1."""
-    try:
-        code = body()
-        console.flush_stdout()
-    except StateError as error:
-        code = 130 if interrupts.was_interrupted else console.print_state_error(error, debug)
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:
-        console.discard_stdout()
-        code = 141
-    except OSError as error:
-        code = console.print_system_error(error, debug)
-    except MemoryError:
-        code = console.print_error("not enough memory; there is no result", debug)
-    except SystemExit as done:
-        code = _print_exit(done, debug)
-    except Exception as error:  # noqa: BLE001  # an internal error is one line and status 2
-        # Python 3.11 wraps what a signal handler raises while a class is made.
-        ended = error.__cause__
-        code = _print_exit(ended, debug) if isinstance(ended, SystemExit) else console.print_crash(error, debug)
-    console.flush_stderr()
-    raise Verdict(130 if interrupts.was_interrupted else code)
-
-
-def _print_exit(done: SystemExit, debug: bool) -> int:
-    return console.print_error(f"model code raised SystemExit({done.code!r}); there is no result", debug)
+    exit_status.run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
 
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
@@ -94,7 +63,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     with console.show_warnings_once():
         check_not_empty(options)
         outputs = output_files.list_outputs(options)
-        console.reserve_stdout()
+        streams.reserve_stdout()
         outcome = run(options, _CommandLine(options, outputs), extra)
         # In git the exit status is that of git.
         shows_status = extra is None or extra.name is None
@@ -105,7 +74,7 @@ def show_installation() -> int:
     """Write the version of statecli and of what it runs on; return 0."""
     from statecli.cli import version_details
 
-    console.open_stdout().text("".join(f"{line}\n" for line in version_details.describe_installation()))
+    streams.open_stdout().text("".join(f"{line}\n" for line in version_details.describe_installation()))
     return 0
 
 
@@ -113,9 +82,9 @@ def show_help(command: str, words: Sequence[str]) -> int:
     """Write the help of a command, of statecli for "", in the colours requested by the words; return 0."""
     from statecli.cli import help_page
 
-    console.reserve_stdout()
+    streams.reserve_stdout()
     page = help_page.build_page(command)
-    console.write_help(
+    streams.write_help(
         lambda width, color: help_page.format_help(page, width, color=color), help_page.find_color(words).value
     )
     return 0
@@ -128,7 +97,7 @@ def _write_outcome(
     status = outcome.exit_code if shows_status else None
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:
-        console.print_warning(outcome.warning)
+        streams.print_warning(outcome.warning)
     for file in outcome.files:
         console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:
@@ -144,7 +113,7 @@ def _write_outcome(
         if outcome.text is None:
             console.write_pieces(outcome.content, last.path)
     for message in outcome.failures if quiet or not (outcome.reported and console.is_next_to_errors(last)) else ():
-        console.print_error(message, debug=False)
+        streams.print_error(message, debug=False)
     if outcome.report is not None:
         console.print_findings(notes)
     return outcome.exit_code
@@ -156,7 +125,7 @@ def _limit_time(seconds: float | None) -> None:
         return
     if not 0 < seconds < math.inf:
         raise UsageError(f"{option('--timeout', seconds)}: must be a number of seconds above 0")
-    console.limit_time(seconds)
+    streams.limit_time(seconds)
 
 
 class _CommandLine(Caller):
@@ -195,7 +164,7 @@ def _get_color(options: Any) -> str:
 def _print_completion_script(options: CompletionOptions) -> int:
     from statecli.cli import completion
 
-    console.open_stdout().text(completion.read_script(options.shell))
+    streams.open_stdout().text(completion.read_script(options.shell))
     return 0
 
 
@@ -203,7 +172,7 @@ def _write_samples(options: SamplesOptions) -> int:
     from statecli.cli import samples
 
     check_not_empty(options)
-    console.open_stdout().text("".join(f"{line}\n" for line in samples.write_samples(options.folder)))
+    streams.open_stdout().text("".join(f"{line}\n" for line in samples.write_samples(options.folder)))
     return 0
 
 
@@ -211,11 +180,11 @@ def _watch_run(options: WatchOptions) -> int:
     from statecli.requests import watch
 
     check_not_empty(options)
-    console.reserve_stdout()
+    streams.reserve_stdout()
 
     def write(line: str) -> None:
-        console.open_stdout().text(f"{line}\n")
-        console.flush_stdout()  # also in a pipe, because the next line may come in an hour
+        streams.open_stdout().text(f"{line}\n")
+        streams.flush_stdout()  # also in a pipe, because the next line may come in an hour
 
     return watch.run(options, write)
 
@@ -225,9 +194,9 @@ def _browse(options: BrowseOptions) -> int:
 
     check_not_empty(options)
     show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
-    copied = browse(options, console.reserve_stdout, show_stages)
+    copied = browse(options, streams.reserve_stdout, show_stages)
     if copied:
-        console.open_stdout().text(f"{copied}\n")
+        streams.open_stdout().text(f"{copied}\n")
     return 0
 
 
@@ -235,7 +204,7 @@ def _set_up_git(options: GitSetupOptions) -> int:
     from statecli.cli import git_setup
 
     change = git_setup.remove if options.remove else git_setup.set_up
-    console.open_stdout().text("".join(f"{line}\n" for line in change(everywhere=options.everywhere)))
+    streams.open_stdout().text("".join(f"{line}\n" for line in change(everywhere=options.everywhere)))
     return 0
 
 
@@ -243,7 +212,7 @@ def _convert_for_git(options: GitTextconvOptions) -> int:
     """Write a line for each tensor, or for an error; always return 0, because git aborts for any other status."""
     from statecli.cli import git_driver
 
-    sink = console.open_stdout()
+    sink = streams.open_stdout()
     try:
         for line in git_driver.convert_to_text(options.path):
             sink.text(f"{line}\n")
@@ -265,13 +234,13 @@ def _show_in_git_diff(options: GitExternalDiffOptions) -> int:
 
     try:
         for line in git_driver.compare_for_git(options.arguments, compare):
-            console.open_stdout().text(f"{line}\n")
+            streams.open_stdout().text(f"{line}\n")
     except UsageError:
         raise
     except StateError as error:
-        console.open_stdout().text(f"{error}\n")
+        streams.open_stdout().text(f"{error}\n")
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        console.open_stdout().text(f"{git_driver.describe_failure(error)}\n")
+        streams.open_stdout().text(f"{git_driver.describe_failure(error)}\n")
     return 0
 
 
@@ -285,7 +254,7 @@ def _show_in_difftool(options: GitDifftoolOptions) -> int:
     # Opened for each line, because a comparison reserves stdout.
     try:
         for line in git_driver.compare_files(options.before, options.after, compare, options.name):
-            console.open_stdout().text(f"{line}\n")
+            streams.open_stdout().text(f"{line}\n")
     except StateError as error:
-        console.open_stdout().text(f"{error}\n")
+        streams.open_stdout().text(f"{error}\n")
     return 0
