@@ -21,8 +21,6 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli
     except OSError:  # the current folder has been removed, and Python has not put it on the path
         pass
 
-from typing import TYPE_CHECKING, Any
-
 from statecli.core.errors import (
     MalformedError,
     MissingDependency,
@@ -37,10 +35,11 @@ from statecli.core.version import __version__
 
 check_import()
 
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
-    from typing import Literal
+    from typing import Any, Literal
 
     import torch
     from torch import nn
@@ -124,7 +123,7 @@ __tracebackhide__ = True  # pytest shows the caller's line
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> "Any":
         import importlib
 
         home = next((module for module, names in _TYPES.items() if name in names), None)
@@ -139,7 +138,7 @@ def inspect(
     to: "str | torch.device | None" = None,
     model: str | None = None,
     stats: bool = False,
-    inputs: Any = None,
+    inputs: "Any" = None,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
@@ -409,7 +408,7 @@ def verify(
     device: "str | torch.device | None" = None,
     dtype: "str | torch.dtype | None" = None,
     optimizer: "str | type[torch.optim.Optimizer] | None" = None,
-    inputs: Any = None,
+    inputs: "Any" = None,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),

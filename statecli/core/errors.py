@@ -21,13 +21,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
-
 from statecli.core.lazy_pattern import compile_on_use
 
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping, Sequence
+    from typing import ClassVar
+
     from statecli.core.model_state import Place
 
 
