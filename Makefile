@@ -48,6 +48,7 @@ pages: .venv/.test
 	$(COG) --check --check-fail-msg 'run: make docs' $(DOCUMENTS)
 
 docs: .venv/.test
+	$(BIN)/python docs/prebuilt.py
 	$(COG) -r $(DOCUMENTS)
 	$(BIN)/python docs/pictures.py
 

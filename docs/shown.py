@@ -255,13 +255,13 @@ def rooms() -> None:
 
 def commands() -> None:
     """Print the commands with the first sentence of the help of each."""
-    from statecli.cli import help_page
+    from statecli.cli import help_table
     from statecli.requests.options import COMMANDS
 
     print("| command | purpose |\n| --- | --- |")
     for name, options in COMMANDS.items():
         if name not in ("git textconv", "git external-diff", "git difftool"):  # git calls these
-            print(f"| `statecli {name}` | {help_page.summarize(options)} |")
+            print(f"| `statecli {name}` | {help_table.summarize(options)} |")
 
 
 def samples() -> None:

@@ -136,16 +136,16 @@ def capitalize(text: str) -> str:
 
 def list_commands(pages: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the page of each command: docs/reference/commands/NAME.md if there is one, then its help."""
-    from statecli.cli import help_page
+    from statecli.cli import help_table
     from statecli.requests.options import COMMANDS
 
     rows = []
     for name in COMMANDS:
-        page = help_page.build_page(name)
+        page = help_table.build_page(name)
         path = f"reference/commands/{name.replace(' ', '-')}.md"
-        rows.append((f"[`{page.name}`]({posixpath.basename(path)})", escape(help_page.summarize(COMMANDS[name]))))
+        rows.append((f"[`{page.name}`]({posixpath.basename(path)})", escape(help_table.summarize(COMMANDS[name]))))
         yield path, f"{pages.get(path, f'# {page.name}').rstrip()}\n\n{format_help(page)}"
-    rows += [(f"`statecli {name}`", text) for name, text in help_page.OTHER_COMMANDS.items()]
+    rows += [(f"`statecli {name}`", text) for name, text in help_table.OTHER_COMMANDS.items()]
     yield "reference/commands/index.md", f"# Commands\n\n{format_table(('command', 'purpose'), rows)}\n"
 
 

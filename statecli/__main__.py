@@ -128,38 +128,50 @@ def _run() -> None:
 
         raise Verdict(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
-    from statecli.cli import import_msgspec, interrupts
+    from statecli.cli import exit_status, interrupts
 
     interrupts.handle_interrupts()
-    if not names_model_code(sys.argv[1:]):
+    words = sys.argv[1:]
+    may_have_secrets = any(":" in word for word in words)
+    if not may_have_secrets:
+        _answer_early(words)
+    if not names_model_code(words):
+        from statecli.cli import import_msgspec
+
         import_msgspec.import_msgspec()
-    from statecli.cli import command_runner, exit_status, parser
+    from statecli.cli import command_runner, parser
     from statecli.storage import files
 
-    if len(sys.argv) == 3 and _VERSION_WORDS & set(sys.argv) and _VERBOSE_WORDS & set(sys.argv):
+    if len(words) == 2 and _VERSION_WORDS & set(words) and _VERBOSE_WORDS & set(words):
         exit_status.run_body_and_exit(command_runner.show_installation, debug=False)
 
     files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.
-    sys.argv[1:] = words = [*map(files.mask_urls, sys.argv[1:])]
+    sys.argv[1:] = words = [*map(files.mask_urls, words)]
+    if may_have_secrets:
+        _answer_early(words)
     options = parser.parse(words)
     if options is not None:
         command_runner.run_and_exit(options)
-    from statecli.cli.help_page import find_help_request
+    exit_status.run_body_and_exit(_run_typer, debug=False)
 
-    command = find_help_request(words) if parser.find_ambiguous_word(words) is None else None
+
+def _answer_early(words: Sequence[str]) -> None:
+    """Exit with the help that the words request, or with an error for an unknown word: neither needs the commands."""
+    from statecli.cli import exit_status, help_page, streams, unknown_word
+
+    if unknown_word.find_ambiguous_word(words) is not None:
+        return
+    command = help_page.find_help_request(words)
     if command is not None:
-        exit_status.run_body_and_exit(lambda: command_runner.show_help(command, words), debug=False)
-    exit_status.run_body_and_exit(lambda: _run_typer(words), debug=False)
+        exit_status.run_body_and_exit(lambda: help_page.show_help(command, words), debug=False)
+    mistake = unknown_word.describe_unknown_word(words)
+    if mistake is not None:
+        exit_status.run_body_and_exit(lambda: streams.print_error(mistake, debug=False), debug=False)
 
 
-def _run_typer(words: Sequence[str]) -> int:
-    """Answer a line that `parser` does not read. Raises UsageError for a mistake; the commonest ones need no Typer."""
-    from statecli.cli import parser
-    from statecli.cli.mistakes import refuse_unknown_word
-
-    if parser.find_ambiguous_word(words) is None:
-        refuse_unknown_word(words)
+def _run_typer() -> int:
+    """Answer a line that neither `_answer_early` nor `parser` answers. Raises UsageError for a mistake."""
     from statecli.cli.typer_app import run
 
     return run()

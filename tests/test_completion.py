@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from statecli.cli import completion, help_page
+from statecli.cli import completion, help_table
 from statecli.cli.completion import Kind, complete
 from statecli.core.output import Output
 from statecli.requests.options import COMMANDS, Shell
@@ -71,7 +71,7 @@ def test_every_option_of_a_command_is_offered(command):
     assert completed.kind is Kind.WORDS
     assert list(completed.candidates) == [
         *((parameter.flags[0], parameter.help) for parameter in listed),
-        ("--help", help_page.HELP_OPTION[1]),
+        ("--help", help_table.HELP_OPTION[1]),
     ]
 
 

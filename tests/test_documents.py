@@ -30,6 +30,7 @@ from statecli.rules.policy_config import Policy
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402 - the documents are not a package
+import prebuilt  # noqa: E402
 import screenshots  # noqa: E402
 import shown  # noqa: E402
 import site_pages  # noqa: E402
@@ -258,6 +259,12 @@ def test_every_link_of_a_document_leads_somewhere(document):
     for link in re.findall(r"(?:\]\(|src(?:set)?=\")([^)\s\"]+)", path.read_text("utf-8")):
         if "://" not in link:
             assert (path.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_files_of_the_package_are_those_of_the_table():
+    """`make docs` writes them."""
+    for path, text in prebuilt.build_files().items():
+        assert path.read_text("utf-8") == text, path
 
 
 @pytest.mark.parametrize("theme", pictures.THEMES)

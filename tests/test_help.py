@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import help_page, man_page, manuals
+from statecli.cli import help_page, help_table, man_page, manuals
 from statecli.commands.resume_check import run as resume_run
 from statecli.commands.watch.run import watch_run
 from statecli.requests.options import COMMANDS, Group
@@ -26,7 +27,7 @@ from statecli.requests.parameters import parameters_of
 from .forked_python import run_command
 from .test_light_start import imported
 
-PAGES = ("", *help_page.GROUPS, *COMMANDS)
+PAGES = ("", *help_table.GROUPS, *COMMANDS)
 MANUALS = {"": manuals.ROOT, **manuals.GROUPS, **manuals.MANUALS}
 EXAMPLES = [(command, example.line) for command, manual in MANUALS.items() for example in manual.examples]
 
@@ -53,8 +54,13 @@ def words_of(text):
     return " ".join(text.split())
 
 
+def help_page_lines():
+    """Each line of the pages, without their headings."""
+    return (Path(help_page.__file__).parent / "help_pages.txt").read_text("utf-8").splitlines()
+
+
 def help_of(command, width=80, **options):
-    return help_page.format_help(help_page.build_page(command), width, **options)
+    return help_page.format_help(help_page.read_page(command), width, **options)
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
@@ -111,7 +117,7 @@ BEFORE = {
 def test_every_command_has_three_to_five_examples_and_its_statuses():
     """And nothing else has."""
     assert set(manuals.MANUALS) == set(COMMANDS)
-    assert set(manuals.GROUPS) == set(help_page.GROUPS)
+    assert set(manuals.GROUPS) == set(help_table.GROUPS)
     for command, manual in MANUALS.items():
         assert 3 <= len(manual.examples) <= 5, command
         statuses = [status for status, _ in manual.list_statuses()]
@@ -177,7 +183,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
         if shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
             assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)
-    assert len(help_page.build_page(command).options) <= len(Group)
+    assert len(help_table.build_page(command).options) <= len(Group)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +208,39 @@ def test_defaults_are_shown(command, said):
 @pytest.mark.parametrize("command", PAGES)
 def test_no_line_is_wider_than_asked(command):
     """Except for a word, a usage or an example that nobody can break."""
-    page = help_page.build_page(command)
+    page = help_table.build_page(command)
     unbreakable = {example.line for example in page.examples}
     for width in (40, 60, 80, 100, 200):
-        for line in help_page.format_help(page, width).splitlines():
+        for line in help_of(command, width).splitlines():
             assert len(line) <= width or line.strip() in unbreakable or " " not in line.strip() or width == 40, line
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_lines_break_as_those_of_textwrap(color):
+    """At every width, with the colour of the usage too."""
+    texts = [line.partition("\t")[2] for line in help_page_lines() if "\t" in line]
+    texts += [f"\x1b[1mUsage:\x1b[0m {texts[0]}"] if color else []
+    assert len(texts) > 300 or color
+    for width in (1, 20, 21, *range(40, 201, 7)):
+        style = help_page._Style(width, color=color)
+        for text in texts:
+            expected = textwrap.wrap(text, max(width - 6, 20), break_long_words=False, break_on_hyphens=False)
+            assert style.wrap(text, 6) == expected
+
+
+def test_help_imports_neither_msgspec_nor_typing():
+    """Nor does an unknown word."""
+    heavy = ("msgspec", "typing", "textwrap", "json", "statecli.requests.options", "statecli.cli.console")
+    lines = [("--help",), ("inspect", "--help"), ("help", "diff"), ("inspect", "--colour"), ("inspekt",)]
+    command = "import runpy, sys; sys.argv[0] = 'statecli'; runpy.run_module('statecli', run_name='__main__')"
+    for words in lines:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", command, *words], capture_output=True, text=True
+        )
+        modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+        assert done.returncode == (2 if words[-1] in ("--colour", "inspekt") else 0)
+        assert "statecli.cli.help_page" in modules
+        assert not modules & set(heavy)
 
 
 def test_a_wide_terminal_is_used():
@@ -220,7 +254,7 @@ def test_the_list_of_commands_has_whole_descriptions():
     lines = help_of("").splitlines()
     for name, options in COMMANDS.items():
         if " " not in name:
-            summary = help_page.summarize(options)
+            summary = help_table.summarize(options)
             assert f"  {name:<12}  {summary}" in lines
             assert words_of(options.__doc__).startswith(summary)
             assert summary.endswith(".")
@@ -406,7 +440,7 @@ def test_there_is_a_page_for_each_command(sources):
 @pytest.mark.parametrize("command", PAGES)
 def test_a_manual_page_has_all_that_the_help_has(sources, command):
     """Each term with its text, each example and status, from the same table."""
-    page = help_page.build_page(command)
+    page = help_table.build_page(command)
     text = plain(sources["-".join(["statecli", *command.split()]) + ".1"])
     for section in filter(None, (page.operands, *page.options)):
         assert all(words_of(f"{term} {said}") in text for term, said in section.lines)
@@ -428,7 +462,7 @@ def test_no_text_is_read_as_markup(sources):
 @pytest.mark.parametrize("text", [".git", "'quoted'", r"^net\.=model.", '"a" `b` ~c', "a --b"])
 def test_any_text_survives_roff(text):
     """At the start of a line, with each character that roff treats apart."""
-    page = help_page.build_page("rules")._replace(summary=text, statuses=(("0", text),))
+    page = help_table.build_page("rules")._replace(summary=text, statuses=(("0", text),))
     source = man_page.format_man_page(page, "2026-01-01")
     assert f".SH DESCRIPTION {text} .SH" in plain(source)
     assert f"0 {text} .SH" in plain(source)

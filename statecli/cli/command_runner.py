@@ -78,18 +78,6 @@ def show_installation() -> int:
     return 0
 
 
-def show_help(command: str, words: Sequence[str]) -> int:
-    """Write the help of a command, of statecli for "", in the colours requested by the words; return 0."""
-    from statecli.cli import help_page
-
-    streams.reserve_stdout()
-    page = help_page.build_page(command)
-    streams.write_help(
-        lambda width, color: help_page.format_help(page, width, color=color), help_page.find_color(words).value
-    )
-    return 0
-
-
 def _write_outcome(
     outcome: Outcome, options: Any, outputs: Sequence[OutputTarget], *, shows_status: bool = True
 ) -> int:

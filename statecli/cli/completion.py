@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from statecli.cli.help_page import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
+from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.output import Output
 from statecli.requests.options import COMMANDS, Shell

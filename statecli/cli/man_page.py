@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 
-from statecli.cli.help_page import GROUPS, HelpPage, Section, build_page
+from statecli.cli.help_table import GROUPS, HelpPage, Section, build_page
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
 

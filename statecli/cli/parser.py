@@ -8,11 +8,10 @@ help is answered by `help_page`.
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from statecli.cli.unknown_word import find_ambiguous_word
 from statecli.requests.options import COMMANDS, Options
 from statecli.requests.parameters import Parameter, parameters_of
 
@@ -27,15 +26,6 @@ def parse(words: Sequence[str]) -> Options | None:
     if given is None or any(_is_missing(parameter, given) for parameter in parameters):
         return None
     return COMMANDS[name](**given)
-
-
-def find_ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that may be an option or a file, as from a shell's glob; None without such a word.
-
-    A file `-o.pt` in a folder would have `statecli audit *` write to `.pt`. After `--` there are no options.
-    """
-    options = itertools.takewhile(lambda word: word != "--", words)
-    return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
 
 
 def _split_command(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:

@@ -11,8 +11,9 @@ import msgspec
 import typer
 import typer.core
 
-from statecli.cli import command_runner, help_page, parser
+from statecli.cli import command_runner, help_page, help_table
 from statecli.cli.mistakes import describe_mistake
+from statecli.cli.unknown_word import find_ambiguous_word
 from statecli.core.errors import UsageError
 from statecli.core.exit_code import Verdict
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
@@ -39,7 +40,7 @@ def _root(
 def _format_help(context: Any) -> str:
     """Return the help of the table, for the lines left by `find_help_request`: `-qh`, or no command."""
     name = context.command_path.partition(" ")[2]
-    page = help_page.build_page("" if name in help_page.OTHER_COMMANDS else name)
+    page = help_page.read_page("" if name in help_page.OTHER_WORDS else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
 
 
@@ -123,7 +124,7 @@ def run() -> int:
 
     Raises UsageError for a mistake on the command line.
     """
-    word = parser.find_ambiguous_word(sys.argv[1:])
+    word = find_ambiguous_word(sys.argv[1:])
     if word is not None:
         raise UsageError(f"{word}: a file has the name of this option; write ./{word}, or -- before the targets")
     before = sys.stdout
@@ -148,7 +149,7 @@ def run() -> int:
 
 
 def _raise_usage_error(mistake: Any) -> int:
-    if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in help_page.GROUPS:
+    if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in help_table.GROUPS:
         typer.echo(mistake.format_message(), err=True)
         return 2
     raise UsageError(describe_mistake(mistake, sys.argv[1:]))

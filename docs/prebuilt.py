@@ -1,0 +1,30 @@
+"""Write the files of the package that are made from its tables, so that a command need not import the tables.
+
+`make docs` runs this, and tests compare the files with the tables.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statecli.cli import help_table
+
+PACKAGE = Path(__file__).parents[1] / "statecli"
+
+
+def main() -> None:
+    """Write every file."""
+    for path, text in build_files().items():
+        path.write_text(text, "utf-8", newline="\n")
+
+
+def build_files() -> dict[Path, str]:
+    """Return the text of each file."""
+    return {
+        PACKAGE / "cli" / "help_pages.txt": help_table.encode_pages(),
+        PACKAGE / "cli" / "known_options.txt": help_table.encode_options(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The help of each command as data, from the table of options and `manuals`.
+
+`make docs` writes the pages to a file, from which `help_page` prints them. `man_page` writes the same pages for man.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+from statecli.cli import manuals
+from statecli.cli.help_page import OTHER_WORDS
+from statecli.cli.manuals import Example
+from statecli.requests.options import COMMANDS, Group
+from statecli.requests.parameters import Parameter, parameters_of
+
+SUMMARY = "Inspect, verify and audit the state of PyTorch models and checkpoints."
+#: Commands with subcommands.
+GROUPS = {"git": "Show checkpoints in git diff, git log -p and git difftool."}
+#: Commands that are not in the table of options.
+OTHER_COMMANDS = dict(
+    zip(OTHER_WORDS, ("Show the help of statecli, or of a command.", "Print the version."), strict=True)
+)
+VERSION_OPTION = ("-V, --version", "Print the version and exit; with -v, also the versions of Python and packages.")
+HELP_OPTION = ("-h, --help", "Show this help and exit.")
+
+
+class Section(NamedTuple):
+    """A titled list: a term and its text in each line."""
+
+    title: str
+    lines: tuple[tuple[str, str], ...]
+
+
+class HelpPage(NamedTuple):
+    """The help of a command, of a group of commands, or of statecli.
+
+    Attributes:
+        name: The command as typed: "statecli diff".
+        usage: The command with its targets: "statecli diff [OPTIONS] BEFORE AFTER".
+        summary: Purpose of the command.
+        operands: Its targets or its commands; None without operands.
+        options: Its options by group.
+        examples: Command lines.
+        statuses: Each exit status and its meaning.
+        hint: The last line; "" for none.
+    """
+
+    name: str
+    usage: str
+    summary: str
+    operands: Section | None
+    options: tuple[Section, ...]
+    examples: tuple[Example, ...]
+    statuses: tuple[tuple[str, str], ...]
+    hint: str = ""
+
+
+def build_page(name: str) -> HelpPage:
+    """Return the help of a command or a group of commands; of statecli for ""."""
+    if name in COMMANDS:
+        return _build_command_page(name)
+    program = f"statecli {name}".rstrip()
+    commands = list_commands(name)
+    options = (HELP_OPTION,) if name else (VERSION_OPTION, HELP_OPTION)
+    manual = manuals.GROUPS[name] if name else manuals.ROOT
+    return HelpPage(
+        name=program,
+        usage=f"{program} [OPTIONS] COMMAND [ARGS]...",
+        summary=GROUPS[name] if name else SUMMARY,
+        operands=Section("COMMANDS", tuple(commands)),
+        options=(Section("OPTIONS", options),),
+        examples=manual.examples,
+        statuses=manual.list_statuses(),
+        hint=f"Run {program} COMMAND --help for the options of a command.",
+    )
+
+
+def list_commands(group: str) -> Iterator[tuple[str, str]]:
+    """Yield each command of a group with its summary; for "", statecli's own commands and the groups themselves."""
+    listed = {}
+    for name, options in COMMANDS.items():
+        parent, _, last = name.rpartition(" ")
+        if parent == group:
+            listed[last] = summarize(options)
+        elif not group:
+            listed[parent] = GROUPS[parent]
+    yield from (listed if group else listed | OTHER_COMMANDS).items()
+
+
+def summarize(options: Any) -> str:
+    """Return the first sentence about a command, for lists."""
+    return re.split(r"(?<=\.)\s", _describe(options), maxsplit=1)[0]
+
+
+def _describe(options: Any) -> str:
+    return " ".join((options.__doc__ or "").split())
+
+
+def _build_command_page(name: str) -> HelpPage:
+    parameters = [parameter for parameter in parameters_of(COMMANDS[name]) if not parameter.hidden]
+    targets = [parameter for parameter in parameters if parameter.is_target]
+    manual = manuals.MANUALS[name]
+    described = tuple((target.metavar or "", target.help) for target in targets if target.help)
+    return HelpPage(
+        name=f"statecli {name}",
+        usage=" ".join([f"statecli {name} [OPTIONS]", *map(format_operand, targets)]),
+        summary=_describe(COMMANDS[name]),
+        operands=Section("ARGUMENTS", described) if described else None,
+        options=tuple(_group_options(parameter for parameter in parameters if not parameter.is_target)),
+        examples=manual.examples,
+        statuses=manual.list_statuses(),
+    )
+
+
+def _group_options(options: Iterable[Parameter]) -> Iterator[Section]:
+    """Yield each group of options; the option of the help is the last of its group."""
+    lines: dict[Group, list[tuple[str, str]]] = {group: [] for group in Group}
+    for option in options:
+        lines[option.group].append((format_term(option), format_text(option)))
+    lines[Group.PROCESS].append(HELP_OPTION)
+    return (Section(group.value, tuple(members)) for group, members in lines.items() if members)
+
+
+def format_operand(target: Parameter) -> str:
+    """Return a target as in the usage: `TARGET...`, `[RULE]`."""
+    metavar = (target.metavar or "").strip("[]") + ("..." if target.repeatable else "")
+    return metavar if target.is_required else f"[{metavar}]"
+
+
+def format_term(option: Parameter) -> str:
+    """Return the flags of an option, short ones first, with its placeholder: `-o, --output FILE`."""
+    flags = ", ".join(sorted(option.flags, key=len))
+    return f"{flags} {format_placeholder(option)}".rstrip()
+
+
+def format_placeholder(option: Parameter) -> str:
+    """Return the placeholder of the value; the choices if there are few, "" for a flag."""
+    if option.is_flag:
+        return ""
+    return option.metavar or "|".join(option.choices) or "NUMBER"
+
+
+def format_text(option: Parameter) -> str:
+    """Return the help of an option, with its choices if the placeholder does not have them, and its default."""
+    text = option.help or ""
+    if option.metavar and option.choices:
+        text += f" [values: {', '.join(option.choices)}]"
+    default = option.default.value if isinstance(option.default, Enum) else option.default
+    if option.is_flag or default is None or default in ((), ""):
+        return text
+    return f"{text} [default: {default:g}]" if isinstance(default, float) else f"{text} [default: {default}]"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def encode_pages() -> str:
+    """Return the text of `help_pages.txt`: each page as `help_page.read_page` returns it, below its name."""
+    return "".join(f"# {name}\n{encode_page(build_page(name))}" for name in ("", *GROUPS, *COMMANDS))
+
+
+def encode_page(page: HelpPage) -> str:
+    """Return a page as lines: the usage, the summary, the hint, then sections with a tab after each term."""
+    sections = [
+        *filter(None, (page.operands, *page.options)),
+        Section("EXAMPLES", tuple((example.line, example.purpose) for example in page.examples)),
+        Section("EXIT STATUS", page.statuses),
+    ]
+    lines = [page.usage, page.summary, page.hint]
+    for section in sections if page.statuses else sections[:-1]:
+        lines += [f"## {section.title}", *map("\t".join, section.lines)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def encode_options() -> str:
+    """Return the text of `known_options.txt`, from which `unknown_word` describes mistakes.
+
+    Below the name of each command is a line for each option: listed spellings, other spellings, whether the option
+    takes a value, and its choices.
+    """
+    lines = []
+    for name, options in COMMANDS.items():
+        lines.append(f"# {name}\n")
+        for parameter in parameters_of(options):
+            if parameter.flags:
+                listed, others = ((), parameter.spellings) if parameter.hidden else (parameter.flags, parameter.aliases)
+                kind = "flag" if parameter.is_flag else "value"
+                choices = () if parameter.hidden else parameter.choices
+                lines.append("\t".join([" ".join(listed), " ".join(others), kind, " ".join(choices)]) + "\n")
+    return "".join(lines)

@@ -1,0 +1,158 @@
+"""Find an unknown command or option, the commonest mistakes, before the table of options is imported.
+
+The known words are in `known_options.txt`, which `make docs` writes (`help_table`).
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import takewhile
+
+from statecli.cli.help_page import OTHER_WORDS
+
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Least similarity of a suggested option, from 0 to 1.
+_SIMILARITY = 0.7
+#: Commands of other programs -> the command that does this here.
+_SIMILAR_COMMANDS = {
+    **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
+    **dict.fromkeys(("cmp", "compare"), "diff"),
+    **dict.fromkeys(("cat", "info", "list", "ls", "print", "show", "summary"), "inspect"),
+    **dict.fromkeys(("checksum", "digest", "hash"), "lock"),
+    "test": "verify",
+}
+
+
+class _Option:
+    """Option of a command: listed spellings, other spellings, whether it takes a value, and its choices."""
+
+    def __init__(self, line: str) -> None:
+        listed, others, kind, choices = line.split("\t")
+        self.listed = listed.split()
+        self.spellings = [*self.listed, *others.split()]
+        self.takes_value = kind == "value"
+        self.choices = choices.split()
+
+
+def find_ambiguous_word(words: Sequence[str]) -> str | None:
+    """Return the first word that may be an option or a file, as from a shell's glob; None without such a word.
+
+    A file `-o.pt` in a folder would have `statecli audit *` write to `.pt`. After `--` there are no options.
+    """
+    options = takewhile(lambda word: word != "--", words)
+    return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
+
+
+def describe_unknown_word(words: Sequence[str]) -> str | None:
+    """Return an error for an unknown command or long option; None without one.
+
+    A word behind an option that takes a value may be the value.
+    """
+    if not words or words[0].startswith("-"):
+        return None
+    commands = _read_commands()
+    if words[0] not in (*OTHER_WORDS, *(name.partition(" ")[0] for name in commands)):
+        return _describe_unknown_command(words[0], commands)
+    name = find_command(words)
+    typed = [*takewhile(lambda word: word != "--", words)]
+    if not name or not any(word.startswith("--") for word in typed):
+        return None
+    options = {spelling: option for option in _list_options(commands[name]) for spelling in option.spellings}
+    previous = None
+    for word in typed:
+        before, previous = previous, options.get(word)
+        flag = word.partition("=")[0]
+        is_value = before is not None and before.takes_value
+        if flag.startswith("--") and flag not in (*options, "--help") and not is_value:
+            return describe_unknown_option(flag, name)
+    return None
+
+
+def find_command(words: Sequence[str]) -> str:
+    """Return the name of the command at the beginning of a command line; "" without one."""
+    commands = _read_commands()
+    return next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), "")
+
+
+def see_help(name: str) -> str:
+    """Return the advice to read the help of a command, of statecli for ""."""
+    return f"see {' '.join(filter(None, ('statecli', name)))} --help"
+
+
+def join_or(names: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def describe_unknown_option(flag: str, name: str) -> str:
+    """Return the sentence for an option that the command does not have."""
+    text = f"{name} has no option {flag}"
+    commands = _read_commands()
+    others = [other for other, lines in commands.items() if any(flag in each.listed for each in _list_options(lines))]
+    if others:
+        have = "has" if len(others) == 1 else "have"
+        return f"{text}, but {', '.join(others)} {have}; {see_help(others[0] if len(others) == 1 else '')}"
+    options = _list_options(commands[name])
+    near = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
+    return f"{text}; did you mean {join_or(near)}?" if near else f"{text}; {see_help(name)}"
+
+
+def _read_commands() -> dict[str, list[str]]:
+    """Return the lines about the options of each command."""
+    with open(os.path.join(os.path.dirname(__file__), "known_options.txt"), encoding="utf-8") as file:
+        commands = f"\n{file.read()[:-1]}".split("\n# ")[1:]
+    return {name: lines for name, *lines in (command.split("\n") for command in commands)}
+
+
+def _list_options(lines: Iterable[str]) -> list[_Option]:
+    return [*map(_Option, lines)]
+
+
+def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    names = [name for name in commands if " " not in name]
+    near = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
+    near = [name for name in near if name.startswith(word)] or near
+    if not near:
+        return f"No such command {word!r}; {see_help('')}"
+    return f"No such command {word!r}; did you mean {join_or([repr(name) for name in near])}?"
+
+
+def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
+    """Return up to three flags that begin with the word, or are similar in whole or in their last word.
+
+    Old spellings count too. Compared without the dashes, because these would make all flags similar. A last word that
+    is a choice, as in --config-json, is left to `_find_similar_choices`.
+    """
+    from difflib import get_close_matches
+
+    flags: dict[str, str] = {}
+    choices = _list_choices(options)
+    for option in options:
+        for spelling in option.spellings if option.listed else ():
+            name = spelling.lstrip("-")
+            flags[name] = spelling if spelling in option.listed else max(option.listed, key=len)
+            last_word = name.rpartition("-")[2]
+            if last_word not in choices:
+                flags.setdefault(last_word, flags[name])
+    word = flag.lstrip("-")
+    near = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
+    near = near or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
+    return list(dict.fromkeys(flags[name] for name in near))[:3]
+
+
+def _find_similar_choices(flag: str, options: Sequence[_Option]) -> list[str]:
+    """Return `-f json` for `--json` or `--josn`: the option that takes the word as a value."""
+    from difflib import get_close_matches
+
+    choices = _list_choices(options)
+    return [choices[choice] for choice in get_close_matches(flag.lstrip("-"), choices, n=1, cutoff=_SIMILARITY)]
+
+
+def _list_choices(options: Iterable[_Option]) -> dict[str, str]:
+    """Return each choice of an option with the words to type: `-f json`."""
+    return {choice: f"{min(option.listed, key=len)} {choice}" for option in options for choice in option.choices}
