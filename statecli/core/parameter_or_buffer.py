@@ -23,13 +23,47 @@ from statecli.core.quantized_weights import find_quantized_by_section
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
-BUFFER_NAMES = compile_on_use(
-    r"^(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
-    r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
-    r"|alphas_cumprod(?:_prev)?|posterior_(?:variance|log_variance_clipped|mean_coef[12])"
-    r"|(?:sqrt_(?:recip_|recipm1_|one_minus_)?|log_one_minus_)alphas_cumprod|betas|cluster_size|embed_avg|codebook_usage"
-    r"|positional_encoding_gaussian_matrix|mel_filters|pe)$"
+BUFFER_NAMES = frozenset(
+    [
+        "running_mean",
+        "running_var",
+        "running_std",
+        "num_batches_tracked",
+        "position_ids",
+        "token_type_ids",
+        "inv_freq",
+        "relative_position_index",
+        "relative_coords_table",
+        "attn_mask",
+        "causal_mask",
+        "masked_bias",
+        "cos_cached",
+        "sin_cached",
+        "freqs_cis",
+        "freqs_cos",
+        "freqs_sin",
+        "alphas_cumprod",
+        "alphas_cumprod_prev",
+        "sqrt_alphas_cumprod",
+        "sqrt_recip_alphas_cumprod",
+        "sqrt_recipm1_alphas_cumprod",
+        "sqrt_one_minus_alphas_cumprod",
+        "log_one_minus_alphas_cumprod",
+        "betas",
+        "posterior_variance",
+        "posterior_log_variance_clipped",
+        "posterior_mean_coef1",
+        "posterior_mean_coef2",
+        "cluster_size",
+        "embed_avg",
+        "codebook_usage",
+        "positional_encoding_gaussian_matrix",
+        "mel_filters",
+        "pe",
+    ]
 )
+#: Ends of such names, after a prefix.
+_BUFFER_SUFFIXES = ("_position_ids", "_inv_freq")
 
 #: Attributes in which wrappers store the wrapped module, and no other class does: torch.compile; FSDP; activation
 #: checkpointing; Lightning around DeepSpeed and others; fairscale's and XLA's FSDP; torchrec's model parallelism.
@@ -127,7 +161,8 @@ _SPECTRAL_NORM_VECTOR = compile_on_use(r"(?:^|\.)parametrizations\.\w+\.\d+\._[u
 
 @lru_cache(maxsize=1024)
 def _is_buffer_name(last: str) -> bool:
-    return BUFFER_NAMES.match(last) is not None
+    prefix = next((last.removesuffix(suffix) for suffix in _BUFFER_SUFFIXES if last.endswith(suffix)), "")
+    return last in BUFFER_NAMES or prefix.replace("_", "a").isalnum()
 
 
 #: Optimizers times entries that are compared. With more, the optimizers are ignored.
@@ -214,7 +249,7 @@ _COPY_NAME = compile_on_use(
 
 def is_copy(section: str) -> bool:
     """Return True if the section's name stands for averaged weights, or for the weights before averaging."""
-    return _COPY_NAME.search(section) is not None
+    return section != "" and _COPY_NAME.search(section) is not None
 
 
 def select_loaded_sections(sections: Sequence[str]) -> list[str]:

@@ -64,6 +64,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 def split_class_options(text: str) -> tuple[str, ClassOptions]:
     """Return the text without the options at its end, and the options."""
+    if " --" not in text:
+        return text, ClassOptions()
     match = _OPTIONS.match(text)
     assert match is not None  # noqa: S101 - the expression matches any text
     return match["model"], ClassOptions(match["config_json"], match["trust"] is not None)

@@ -284,7 +284,7 @@ def mask_urls(text: str) -> str:
 
 def _hide_typo(text: str) -> str:
     """Return the text; hide a possible password, unless the text names a file."""
-    if _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
+    if ":" in text and _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
         from statecli.storage.masked_url import hide_in_typo
 
         hide_in_typo(text)
