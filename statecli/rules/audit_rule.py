@@ -5,7 +5,6 @@ A rule never reads a file: readers have recorded what is odd, and `Subject` has 
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
 
     def build(find: Find) -> AuditRule:
         name, group = find.__name__.strip("_").replace("_", "-"), find.__module__.rpartition(".")[2]
-        explanation = _EXPLANATION.fullmatch(inspect.cleandoc(find.__doc__ or ""))
+        explanation = _EXPLANATION.fullmatch(_dedent(find.__doc__ or ""))
         if explanation is None:
             form = "a summary, and then paragraphs that begin with 'Why: ', 'Example: ' and 'Fix: '"
             raise ValueError(f"the docstring of {find.__name__} must have {form}")
@@ -79,6 +78,13 @@ def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
         return AuditRule(name, group, ("audit",), severity, summary, why, example, fix, find, needs)
 
     return build
+
+
+def _dedent(docstring: str) -> str:
+    """Return a docstring without the indentation of the source, as `inspect.cleandoc` does."""
+    first, *lines = docstring.strip().splitlines() or [""]
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join([first, *(line[margin:] for line in lines)])
 
 
 def judges(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:

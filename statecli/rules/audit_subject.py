@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from statecli.commands.diff.result import Diff
 from statecli.commands.lock.companion_files import CompanionChanges
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True, dict=True):
     """One target as the rules see it.
 
     `state` is the target, `policy` the project's policy. `module` is the state of the class: the target itself if it is
@@ -35,7 +35,7 @@ class Subject:
 
     target: str
     state: ModelState
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = msgspec.field(default_factory=Policy)
     module: ModelState | None = None
     #: Why the target is not compared with class and reference: it has no model, or belongs to another model.
     not_compared_because: str | None = None

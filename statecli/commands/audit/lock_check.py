@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from statecli.commands.audit import references
 from statecli.commands.lock import compare_lock
@@ -41,16 +42,16 @@ def check_lock(subject: Subject, request: Request, progress: Progress | None) ->
     if lock is None or not request.checks_lock or (text == request.model and text not in request.targets):
         return subject
     if lock.has_no_names and subject.not_compared_because in references.REASONS_WITHOUT_MODEL:
-        return dataclasses.replace(subject, not_locked_because=subject.not_compared_because)
+        return replace(subject, not_locked_because=subject.not_compared_because)
     by_name = subject.not_compared_because is not None
     if not subject.full_state.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
-        return dataclasses.replace(subject, lock=())
+        return replace(subject, lock=())
     lock_request = _build_lock_request(request, by_name)
     state, lines = load.select_section(subject.full_state, text), compare_lock.select_target(text, lock_request)
     differences = compare_lock.compare_with_lock(state, lines, lock_request, progress)
     only_tensors = request.weights_only or request.frozen_only
     companions = None if only_tensors else compare_companions(state, lines, lock.digest)
-    return dataclasses.replace(subject, lock=differences, companions=companions)
+    return replace(subject, lock=differences, companions=companions)
 
 
 def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request:

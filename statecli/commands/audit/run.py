@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -135,7 +134,7 @@ class _Run:
                     pickles += tuple(check_generator_states(self.read_state))
                     pickles += tuple(check_dtype_texts(self.read_state))
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
-                subject = dataclasses.replace(
+                subject = replace(
                     subject,
                     pickles=pickles,
                     pickles_unread_because=pickles_unread_because,
@@ -377,7 +376,7 @@ class _Run:
             if reference_text
             else None
         )
-        return dataclasses.replace(subject, load_diff=load_diff, reference_diff=reference_diff)
+        return replace(subject, load_diff=load_diff, reference_diff=reference_diff)
 
     def _get_side(self, text: str) -> Side:
         """Read a reference once. Its error is the error of every target."""
@@ -406,7 +405,7 @@ class _Run:
             return subject
         unread_because = self.budget.explain_unread(subject.target, subject.state.tensors)
         if unread_because is not None:
-            return dataclasses.replace(subject, unread_because=unread_because)
+            return replace(subject, unread_because=unread_because)
         with require_numpy():
             from statecli.values.compare import check_checksums
             from statecli.values.facts import read_facts
@@ -419,7 +418,7 @@ class _Run:
             unreadable_values.discard_corrupt_facts(*entry) for entry in zip(tensors, facts, errors, strict=True)
         )
         requested = bool(self.request.values)
-        return dataclasses.replace(subject, values=values, checksum_errors=errors, values_requested=requested)
+        return replace(subject, values=values, checksum_errors=errors, values_requested=requested)
 
 
 def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:
