@@ -23,7 +23,7 @@ EXIT_TIMEOUT_S = 2.0
 #: Seconds after which a started thread sleeps.
 THREAD_START_S = 0.001
 #: New objects between two searches for unused cycles, where no model code runs: a command makes few cycles.
-GC_THRESHOLD = 20_000
+GC_THRESHOLD = 50_000
 
 
 def command() -> None:
