@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ def encode_json(value: Any) -> bytes:
     try:
         encoded = _ENCODER.encode(value)
     except UnicodeEncodeError:
+        import json
+
         return json.dumps(msgspec.to_builtins(value), ensure_ascii=True, separators=(",", ":")).encode("ascii")
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded

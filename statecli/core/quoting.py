@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -42,6 +41,8 @@ def quote(text: str) -> str:
 
 def quote_for_shell(word: str) -> str:
     """Return a word for a shell: in quotes if the word has parentheses or other special characters."""
+    import shlex
+
     quoted = shlex.quote(word)
     return quoted if "'" not in word or re.search(r'["$`\\!]', word) else f'"{word}"'
 

@@ -6,8 +6,6 @@ backbones or a quantizer are removed or refused, and the hub is off during the b
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,6 +103,8 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
+    import difflib
+
     if _AUTO_CLASS.fullmatch(name):
         return _choose_class(transformers, name, document, config)
     model_class: Any = getattr(transformers, name, None)
@@ -166,6 +166,8 @@ def divide_arguments(name: str, config: str, arguments: Mapping[str, Any]) -> Di
 
 
 def _divide_arguments(model_class: Any, config_class: Any, arguments: Mapping[str, Any]) -> DividedArguments:
+    import inspect
+
     parameters = list(inspect.signature(model_class.__init__).parameters)[2:]
     own = {key: value for key, value in arguments.items() if key in parameters}
     rest = {key: value for key, value in arguments.items() if key not in own}

@@ -120,7 +120,7 @@ class Machine(MachineState):
     def _run_burst(self, pos: int) -> int:
         """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent opcodes are here."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
-        u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD, self.frame_end, 0
+        u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:
             for _ in self._start_burst():
                 if pos >= frame_end:
@@ -253,7 +253,7 @@ _RECORD = compile_on_use(
         )
     ),
     re.DOTALL,
-).match
+)
 # Five or seven consecutive memo entries from n, written as one number of 32-bit digits, are n * ONES + STEPS.
 _ONES_5, _STEPS_5 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 5, range(5)))
 _ONES_7, _STEPS_7 = (sum(digit << 32 * place for place, digit in enumerate(run)) for run in ([1] * 7, range(7)))

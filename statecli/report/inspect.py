@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
@@ -175,6 +174,8 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
 
 def _format_command(state: ModelState) -> str:
     """Return the command that reads the values of a checkpoint."""
+    import shlex
+
     return f"statecli report {escape(shlex.quote(state.target))} --stats -o report.html"
 
 

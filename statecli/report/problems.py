@@ -69,9 +69,9 @@ _OWNER = compile_on_use(
     r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) allows no change: |outside (--only .+?): "
 )
 _SHORTER = (
-    (re.compile(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
-    (re.compile(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
-    (re.compile(r"changed, but --frozen .+ allows no change: |outside --only .+?: "), ""),
+    (compile_on_use(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
+    (compile_on_use(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
+    (compile_on_use(r"changed, but --frozen .+ allows no change: |outside --only .+?: "), ""),
 )
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 from statecli.core.documentation import rule_url
 from statecli.core.errors import UsageError, option
@@ -28,6 +26,8 @@ def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
 
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
+    from difflib import get_close_matches
+
     known = {rule.name: rule for rule in rules}
     present = [name, *list_present_names(name)]
     text = next((known[word] for word in present if word in known), None)
@@ -97,5 +97,7 @@ def format_explanation(rule: RuleText, width: int) -> str:
 
 
 def _fill(text: str, width: int, indent: str) -> str:
+    import textwrap
+
     words = " ".join(text.split())
     return textwrap.fill(words, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -126,6 +125,8 @@ def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
 
 
 def _hash_contents(contents: Iterable[str]) -> str:
+    import hashlib
+
     return hashlib.sha256("\0".join(sorted(contents)).encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
-from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -259,6 +258,8 @@ def _find_odd_layer(stack: Stack, values: Mapping[int, _T]) -> int | None:
 
 
 def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
+    from statistics import median
+
     for positions in _group_by_suffix(stack).values():
         sizes = {index: _typical_size(values[n]) for index, n in positions.items()}
         nonzero = {index: size for index, size in sizes.items() if size}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Collection
 from typing import NamedTuple
@@ -244,6 +243,8 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
 
     `names` are the files of the folder.
     """
+    import json
+
     found: list[object] = []
     for name in (MODULES, EXPORT, *ROUTERS):
         if name in names:

@@ -6,7 +6,6 @@ surrogate, no NaN or infinity. Other readers would refuse a document with any of
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from math import isfinite
@@ -36,6 +35,8 @@ def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
 
     Raises MalformedError, with a message that begins with `what`, for another document.
     """
+    import json
+
     repeats: list[Repeat] = []
     check_brackets(raw, what)
     try:

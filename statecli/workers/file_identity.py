@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -47,6 +46,8 @@ def identify_files(paths: Iterable[str]) -> dict[str, FileIdentity]:
 
 
 def _identify_local(path: str) -> FileIdentity:
+    import hashlib
+
     try:
         file = files.open_file(path)
     except UnreadableError:

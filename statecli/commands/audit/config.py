@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -359,6 +358,8 @@ def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collectio
 
 def suggest_names(word: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean select?`, or an empty text."""
+    from difflib import get_close_matches
+
     matches = get_close_matches(word, list(dict.fromkeys(candidates)), n=3)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 

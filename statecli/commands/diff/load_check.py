@@ -24,7 +24,6 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
-from statecli.live import hf_auto
 from statecli.live.load_state_dict_api import Answer, Entries
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def pair_as_loaded(
     """
     if built is None or built.spec.config is None:
         return matches, []
+    from statecli.live import hf_auto
+
     model_rows = {id(tensor) for tensor in model.tensors}
     swapped = any(id(match.before) in model_rows for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +31,8 @@ def _name_metadata(state: ModelState, state_dict: StateDict) -> str:
 
 def _compare_module(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ScalarChange]:
     """Yield the differences between two modules; a dict of versions as text."""
+    import json
+
     for name in dict.fromkeys((*old, *new)):
         before, after = (
             json.dumps(value) if isinstance(value, dict) else value for value in (old.get(name), new.get(name))

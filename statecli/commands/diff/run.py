@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -45,7 +46,6 @@ from statecli.core.progress import Progress
 from statecli.core.quantized_weights import split_codes
 from statecli.core.selection import Selection, glob_names
 from statecli.core.units import plural
-from statecli.live.built_model import BuiltModel
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.targets import load
@@ -54,6 +54,9 @@ from statecli.values.delta import CompareOptions, Delta
 from statecli.values.plain_bytes import read_plain_bytes
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
+
+if TYPE_CHECKING:
+    from statecli.live.built_model import BuiltModel
 
 
 class Request(msgspec.Struct, frozen=True):

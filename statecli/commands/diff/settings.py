@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -291,5 +290,7 @@ def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
 
 
 def _format_json(value: Scalar, longest: int) -> str:
+    import json
+
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

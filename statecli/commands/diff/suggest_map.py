@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,6 +35,8 @@ def suggest_prefix_rule(
     `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
     tensor loses its partner.
     """
+    import shlex
+
     unpaired = [match for match in matches if match.before is None or match.after is None]
     if not unpaired:
         return []
@@ -134,6 +135,8 @@ def suggest_component_rules(
     rule, and together the rules pair most of the tensors without a partner. They were tried: no tensor loses its
     partner. Arguments as `suggest_prefix_rule`.
     """
+    import shlex
+
     unpaired = [match for match in matches if match.before is None or match.after is None]
     names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
     gone = [(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)]

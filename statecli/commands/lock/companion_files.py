@@ -7,7 +7,6 @@ Files about the course of the training (`trainer_state.json`), the optimizer and
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -214,6 +213,8 @@ def _compute_file_digest(path: str, algorithm: Algorithm) -> str:
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
     """Return the digest of a JSON file's content, independent of order and indentation; None for any other file."""
+    import json
+
     stem, suffix = os.path.splitext(files.get_name(path))
     if suffix != ".json" or stem not in SETTINGS_FILES:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -94,6 +93,8 @@ def _is_on_other_side(text: str, lock: Lock) -> bool:
 
 def _describe_lock(text: str, request: Request) -> str:
     """Return the targets of the lock in words."""
+    from difflib import get_close_matches
+
     if request.lock.has_no_names:
         return "has only one target"
     names = [str(target.target) for target in request.lock.targets]

@@ -44,16 +44,16 @@ class _Sign(NamedTuple):
 
 
 _JSON_SIGNS = (
-    _Sign(re.compile(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles text from this file"),
+    _Sign(compile_on_use(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles text from this file"),
     _Sign(
-        re.compile(rb"__enum__|default_factory_module"),
+        compile_on_use(rb"__enum__|default_factory_module"),
         "torch.utils._pytree",
         "imports modules that this file names",
     ),
-    _Sign(re.compile(rb'"__kind__"\s*:'), "GluonTS", "calls functions that this file names"),
+    _Sign(compile_on_use(rb'"__kind__"\s*:'), "GluonTS", "calls functions that this file names"),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
     _Sign(
-        re.compile(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
+        compile_on_use(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
         "open_clip",
         "lets transformers run Python code from a repository (trust_remote_code)",
     ),
@@ -63,13 +63,13 @@ _PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple di
 _YAML_SIGNS = (
     # A tuple and a reference are texts that are loaded again, and may compute such a tag.
     _Sign(
-        re.compile(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
+        compile_on_use(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
         "HyperPyYAML",
         "calls functions that this file names",
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
     _Sign(
-        re.compile(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
+        compile_on_use(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
         "PyYAML",
         "calls functions that this file names",
     ),
