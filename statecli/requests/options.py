@@ -5,6 +5,8 @@ of the option, and the default of a field is the default of the option. The pars
 of the Python API and the tables of the documents are derived from these classes (`parameters`).
 """
 
+from __future__ import annotations
+
 import enum
 from typing import Annotated, Any
 
@@ -242,7 +244,7 @@ _FORMAT_OF_SUFFIX = {
 }
 
 
-def _set_format_of_suffix(options: "OutputOptions | RulesOptions | ConfigOptions", forms: type[enum.Enum]) -> None:
+def _set_format_of_suffix(options: OutputOptions | RulesOptions | ConfigOptions, forms: type[enum.Enum]) -> None:
     """Take the format from the suffix of the output file, unless `-f` names it."""
     _, dot, suffix = (options.output or "").rpartition(".")
     form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None

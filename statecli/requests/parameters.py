@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from enum import Enum
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -73,29 +73,27 @@ class Parameter(msgspec.Struct, frozen=True):
 @cache
 def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
     """Return the parameters of a command: targets in order, then options in the order of the help."""
-    annotations: dict[str, Any] = {}
-    for base in reversed(options.__mro__):
-        annotations |= getattr(base, "__annotations__", {})
-    fields = [field for field in msgspec.structs.fields(options) if field.name in annotations]
-    parameters = [_build_parameter(field, annotations[field.name]) for field in fields]
+    annotations = get_type_hints(options, include_extras=True)
+    names, defaults = options.__struct_fields__, options.__struct_defaults__
+    defaults = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + defaults
+    parameters = [_build_parameter(*field, annotations[field[0]]) for field in zip(names, defaults, strict=True)]
     groups = list(Group)
     return tuple(sorted(parameters, key=lambda parameter: (not parameter.is_target, groups.index(parameter.group))))
 
 
-def _build_parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Parameter:
+def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
     plain, info = get_args(annotation)
     repeatable = get_origin(plain) is tuple
     if repeatable:
         plain = get_args(plain)[0]
     elif isinstance(plain, types.UnionType):
         plain = next(part for part in get_args(plain) if part is not types.NoneType)
-    default = field.default
     if isinstance(info, Target):
-        return Parameter(field.name, field.name, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
+        return Parameter(field, field, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
     return Parameter(
-        field=field.name,
-        argument=info.argument or field.name,
+        field=field,
+        argument=info.argument or field,
         flags=info.flags,
         type=info.type or plain,
         repeatable=repeatable,
