@@ -74,6 +74,8 @@ _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
 _PICKLE_BEGINNING = compile_on_use(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
+#: First bytes of what `_PICKLE_BEGINNING` matches, of an archive and of an array of numpy.
+_BEGINNINGS = frozenset(bytes([byte]) for byte in b"\x80()]}ciP\x93")
 #: What an archive of torch has in its small records: digits are not opcodes that import anything.
 _INERT = compile_on_use(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
@@ -333,8 +335,10 @@ class FileScan:
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, with their storages, by `_read_cache_key`.
         self.cached_pickles: dict[tuple[RecordUse, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
-        #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
-        self.storages: dict[str, Region | None] = {}
+        #: Small records by name in lower case, because torch's reader ignores case; None for others.
+        self.small_records: dict[str, Region | None] = {}
+        #: Archives of which no record is in `small_records` yet.
+        self.unlisted: deque[tuple[_Piece, Archive]] = deque()
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
         #: The bytes of the file at which pickles were looked for because a frame ends there.
@@ -531,13 +535,25 @@ class FileScan:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
         read.append(key)
         folder, _, suffix = piece.where.rpartition(".")
-        region = self.storages.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
+        records = self._list_small_records()
+        region = records.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
         order = f"{folder.rpartition('/')[0]}/byteorder".lower()
-        if order in self.storages:
-            record = self.storages[order]
+        if order in records:
+            record = records[order]
             if record is None or record.head != b"little":  # torch.load swaps the numbers
                 return None
         return region.read(0, region.size) if region else None
+
+    def _list_small_records(self) -> dict[str, Region | None]:
+        """Return the small records of the archives that were opened."""
+        while self.unlisted:
+            piece, archive = self.unlisted.popleft()
+            for record in archive.records.values():
+                name = self._name_record(piece, record).lower()
+                is_small = record.method == STORED and record.compressed_size <= _MAX_INERT_BYTES
+                part = piece.region.get_part(record.data_offset, record.compressed_size) if is_small else None
+                self.small_records[name] = part if name not in self.small_records else None
+        return self.small_records
 
     def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:
         """Add the names that unpicklers import if they read other opcodes from the frames of the pickle."""
@@ -637,24 +653,27 @@ class FileScan:
                 "the folder name in the archive has a NUL character; torch cuts each record name there, and reads "
                 f"{cut} for every record",
             )
-        use_of, unread, zeros = classify_records(archive)
-        if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
-            bomb = Bomb(f"creates {zeros:,} zeros for tensors without data; this may fill the memory", 0)
-            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
+        if not piece.depth:
+            self.unlisted.append((piece, archive))
+        use_of, unread, zeros, numbered = classify_records(archive)
+        idle = self._find_idle_storages(piece.region, archive, numbered)
+        self.steps.take(Budget.PIECES, sum(idle.values()))
+        self._report_zeros(piece, zeros)
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
         scripts = [
             (self._read_code(piece, record, name := self._name_record(piece, record)), name)
             for record in archive.records.values()
-            if use_of(record) is Use.SCRIPT
+            if record.name not in idle and use_of(record) is Use.SCRIPT
         ]
         types = self._scan_scripts(scripts)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
         for record in archive.records.values():
-            use = use_of(record)
-            name = self._name_record(piece, record)
+            if record.name in idle:
+                continue
+            use, name = use_of(record), self._name_record(piece, record)
             self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
             if use is Use.COMPILED:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
@@ -667,6 +686,30 @@ class FileScan:
             self._report_compiled(folder_name, pieces)
         if modules:
             self._report_modules(modules)
+
+    def _report_zeros(self, piece: _Piece, zeros: int) -> None:
+        if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
+            bomb = Bomb(f"creates {zeros:,} zeros for tensors without data; this may fill the memory", 0)
+            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
+
+    @staticmethod
+    def _find_idle_storages(region: Region, archive: Archive, numbered: Collection[str]) -> dict[str, int]:
+        """Return the numbered storages that begin neither as a pickle nor as an archive or an array.
+
+        The values are the pieces that each counts as: none if the bytes are digits.
+        """
+        if len(archive.records) == 1:  # torch.hub gives the only record to torch.load
+            return {}
+        idle: dict[str, int] = {}
+        read = archive.open_window(region).read
+        for name, record in archive.records.items():
+            if name not in numbered:
+                continue
+            size = record.compressed_size
+            head = read(record.data_offset, min(size, _MAX_INERT_BYTES))
+            if record.method == STORED and head[:1] not in _BEGINNINGS:
+                idle[name] = size > _MAX_INERT_BYTES or not _INERT.fullmatch(head)
+        return idle
 
     def _is_npz(self, archive: Archive) -> bool:
         """Return whether numpy writes an archive and records of these names; torch.hub keeps no `.npy` files."""
@@ -688,9 +731,6 @@ class FileScan:
     def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
         name = self._name_record(piece, record)
         region = piece.region.get_part(record.data_offset, record.compressed_size)
-        if not piece.depth:
-            is_small = record.method == STORED and region.size <= _MAX_INERT_BYTES and name.lower() not in self.storages
-            self.storages[name.lower()] = region if is_small else None
         if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT.fullmatch(region.head):
             return
         own = record.name.removeprefix(f"{archive.folder}/")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -63,6 +63,8 @@ _COMPILED_CONSTANTS = "data/constants"
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
 _MACHINE_CODE = compile_on_use(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
 _SCRIPT = compile_on_use(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
+#: A storage of torch.save in a folder of any name, without characters that loaders read as another folder or an end.
+_NUMBERED_STORAGE = compile_on_use(r"[^/\\\0]+/data/[0-9]+")
 #: What torch.export.load unpickles before it looks at a configuration.
 _ALL_TENSORS = compile_on_use(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
 #: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.
@@ -76,22 +78,30 @@ class RecordUses(NamedTuple):
     """The use of each record by torch's loaders, and the configuration that cannot be read, with the reason.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
+    `numbered` are the names of the storages that torch.save writes; their use is `Use.OTHER`.
     """
 
     use_of: Callable[[Record], Use]
     unread: str | None
-    zeros: int = 0
+    zeros: int
+    numbered: Set[str]
 
 
 def classify_records(archive: Archive) -> RecordUses:
     """Return the uses of the records. Without a readable configuration, any record may be an object."""
     folder = _normalize_name(f"{archive.folder}/")
-    names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
+    numbered = _list_numbered_storages(archive)
+    names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records if name not in numbered}
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
     declared, unread = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
+    if packaged or declared is None:  # then a loader may unpickle any record
+        names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered)
+        numbered = frozenset()
 
     def use_of(record: Record) -> Use:
+        if record.name in numbered:
+            return Use.OTHER
         name = names[record.name]
         if _is_compiled(record.name):
             return Use.COMPILED
@@ -113,7 +123,14 @@ def classify_records(archive: Archive) -> RecordUses:
             return Use.STORAGE if name in declared.storages else Use.PICKLE
         return script
 
-    return RecordUses(use_of, unread, sum(declared.zeros.values()) if declared is not None else 0)
+    zeros = sum(declared.zeros.values()) if declared is not None else 0
+    return RecordUses(use_of, unread, zeros, numbered)
+
+
+def _list_numbered_storages(archive: Archive) -> Set[str]:
+    """Return the names of the records that torch.save writes for storages, in the folder of the archive."""
+    is_numbered, prefix = _NUMBERED_STORAGE.fullmatch, f"{archive.folder}/data/"
+    return {name for name in archive.records if is_numbered(name) and name.startswith(prefix)}
 
 
 def _classify_script_record(name: str) -> Use:
@@ -155,12 +172,12 @@ class _Declared(NamedTuple):
 def _read_declared(archive: Archive, names: Mapping[str, str]) -> tuple[_Declared | None, str | None]:
     """Return the declared records; None and the reason if a configuration cannot be read.
 
-    `names`: the records' names below the archive's folder, as torch compares names.
+    `names`: the records' names below the archive's folder, as torch compares names, without numbered storages.
     """
     declared = _Declared(set(), set(), {})
-    empty = {names[record.name] for record in archive.records.values() if not record.size}
-    for record in archive.records.values():
-        config = _CONFIG.fullmatch(names[record.name])
+    empty = {name for record_name, name in names.items() if not archive.records[record_name].size}
+    for record_name, own_name in names.items():
+        record, config = archive.records[record_name], _CONFIG.fullmatch(own_name)
         if config is None:
             continue
         try:

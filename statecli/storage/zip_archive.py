@@ -164,6 +164,11 @@ class Archive:
                 "other programs may read the wrong record",
             )
 
+    def open_window(self, source: Source) -> Window:
+        """Return a buffer for reads from many records of the archive: small records are read together."""
+        is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.is_remote
+        return Window(source, _WINDOW if is_dense else 0)
+
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
         """Fetch the records of these names together, before their reads."""
         records = (
@@ -332,7 +337,7 @@ class Archive:
             )
         trusted = self._looked_at is None and self._source.is_trusted
         starts = self._place_as_torch(ordered, end.offset) if trusted else None
-        starts = starts or self._read_starts(ordered, end.offset)
+        starts = starts or self._read_starts(ordered)
         free, last = 0, ""
         for record in ordered:
             if record.offset < free:
@@ -349,10 +354,9 @@ class Archive:
                 raise _outside_error(last, free, end.offset)
         self._add_space(last, free, end.offset)
 
-    def _read_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
+    def _read_starts(self, ordered: list[Record]) -> Iterator[int]:
         """Yield the offset of the data of each record, by the local header."""
-        dense = len(ordered) * _DENSE_RECORD_BYTES > end and not self._source.is_remote
-        window = Window(self._source, _WINDOW if dense else 0)
+        window = self.open_window(self._source)
         more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(ordered):
             if n % _HEADERS_AT_ONCE == 0:
