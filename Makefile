@@ -85,9 +85,9 @@ release-check: .venv/.release
 	@echo 'Making a virtual environment in .venv.'
 	@$(PYTHON) -m venv .venv
 
-.venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c constraints.txt
+.venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c statecli/pickles/_native.c constraints.txt
 	@echo 'Installing statecli and torch into .venv: about a minute, most of it the download of torch.'
-	@rm -f statecli/values/_native.*.so
+	@rm -f statecli/*/_native.*.so
 	@$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 
@@ -118,4 +118,4 @@ release-check: .venv/.release
 	@touch $@
 
 clean:
-	rm -rf .venv build statecli/values/_native.*.so *.egg-info
+	rm -rf .venv build statecli/*/_native.*.so *.egg-info

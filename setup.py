@@ -82,6 +82,15 @@ KERNEL = Extension(
     # Without a compiler numpy does the same work in more passes.
     optional=True,
 )
+RECORDS = Extension(
+    "statecli.pickles._native",
+    ["statecli/pickles/_native.c"],
+    define_macros=[("Py_LIMITED_API", "0x030B0000")] if IS_LIMITED else [],
+    py_limited_api=IS_LIMITED,
+    extra_compile_args=[] if sys.platform == "win32" else ["-O2", "-g0"],
+    # Without a compiler the machine reads these opcodes too.
+    optional=True,
+)
 
 setup(
     # The links of README.md are those of the repository; on the page of a package index they would be dead.
@@ -90,6 +99,6 @@ setup(
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel, "install_data": InstallManPages},
     # Empty, so that setuptools runs install_data.
     data_files=[("share/man/man1", [])],
-    ext_modules=[] if IS_PURE else [KERNEL],
+    ext_modules=[] if IS_PURE else [KERNEL, RECORDS],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED and not IS_PURE else {},
 )

@@ -6,20 +6,24 @@ keys of a file and recurse over them: a few hundred bytes hang them for ever, tw
 
 Opcodes, memo entries, containers, stack and nesting of marks each have a budget.
 
-The 28 opcodes written by torch for each tensor are read in one step if exactly as torch writes them (`_RECORD`);
-`read_pickle(..., fast=False)` reads every opcode by itself and is the reference for the tests.
+The 28 opcodes written by torch for each tensor are read in one step if exactly as torch writes them (`_RECORD`), and
+the entries that follow by `_native.c`, if compiled. `read_pickle(..., fast=False)` reads every opcode by itself and is
+the reference for the tests.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from itertools import repeat
+from collections import deque
+from itertools import islice, repeat
+from operator import length_hint
 
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickles.compiled_records import native
 from statecli.pickles.machine_state import BURST_OPCODES, CALLABLE_TYPES, MachineState
-from statecli.pickles.nodes import Obj, Persistent, Pickle
+from statecli.pickles.nodes import Obj, Persistent, Pickle, Value
 from statecli.pickles.opcodes import HANDLERS, Handler, Stopped
 
 #: A tensor of a state_dict takes 32 opcodes; this is 300,000 tensors and at most a few seconds.
@@ -36,6 +40,8 @@ MAX_GLOBALS = 100_000
 STOP = b"."
 _STOP = STOP[0]
 _U32 = struct.Struct("<I").unpack_from
+#: What an entry of a state_dict counts as: BINUNICODE, LONG_BINPUT, a GET and its record; and the objects of a record.
+_OPCODES_OF_ENTRY, _OBJECTS_OF_RECORD = 4, 3
 
 
 def read_pickle(
@@ -153,7 +159,7 @@ class Machine(MachineState):
                     stack.append(self.read_text(pos - length, pos))
                 elif op == 0x28:  # MARK
                     if fast and (m := record(data, pos)) and m.end() <= frame_end and self.take_record(m):
-                        pos = m.end()
+                        pos = m.end() if native is None else self.take_similar_records(m.end())
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -206,7 +212,27 @@ class Machine(MachineState):
         args = (storage, numbers[offset], shape, strides, grad == b"\x88", called)
         tensor = stack[-1] = Obj(function, args)
         memo.extend((name, pid, shape, strides, called, args, tensor) if size else (name, pid, called, args, tensor))
-        self.object_count += 3
+        self.object_count += _OBJECTS_OF_RECORD
+        return True
+
+    def take_similar_records(self, pos: int) -> int:
+        """Read the entries from byte `pos` on whose calls are those of the last record; return the byte after them.
+
+        Each entry counts as the opcodes that the machine reads without this method.
+        """
+        tensor = self.stack[-1]
+        hooks = tensor.args[-1].cls
+        limit = length_hint(self._remaining) // _OPCODES_OF_ENTRY if self.may_repeat(tensor.cls, hooks) else 0
+        pos, count = native.take_records(
+            *(self.data, pos, self.frame_end, limit, self.stack, self.memo, self.persistent, self.shapes),
+            *(Obj, Persistent, tensor.cls, hooks),
+        )
+        self.object_count += _OBJECTS_OF_RECORD * count
+        deque(islice(self._remaining, _OPCODES_OF_ENTRY * count), maxlen=0)
+        return pos
+
+    def may_repeat(self, function: Value, hooks: Value) -> bool:  # noqa: ARG002  # for machines that note calls
+        """Return whether a record of these calls needs no more than its operations."""
         return True
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import random
 import zipfile
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import torch_legacy, torch_zip
+from statecli.pickle_scan.imported_names import Scanner
+from statecli.pickles import machine, machine_state
 from statecli.pickles.machine import Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 
@@ -166,6 +169,8 @@ def differential(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
         data = mutant(rng, seeds)
         plain, fast = outcome(data, fast=False), outcome(data, fast=True)
         assert plain == fast, data
+        with mock.patch.object(machine, "native", None):
+            assert plain == outcome(data, fast=True), data
         read += not isinstance(plain, str)
     return read, count
 
@@ -176,9 +181,76 @@ def test_the_fast_path_does_what_the_plain_machine_does(corpus):
     assert count // 50 < read < count
 
 
+needs_compiled_records = pytest.mark.skipif(machine.native is None, reason="no compiled kernel")
+
+
+def scanned(data: bytes) -> list[object]:
+    """What a scan reports of a pickle, and what it counts."""
+    scanner = Scanner(data, "data.pkl")
+    error = ""
+    try:
+        scanner.run(0)
+    except MalformedError as raised:
+        error = str(raised)
+    counts = [scanner.opcodes, scanner.object_count, scanner.call_count, scanner.change_count, scanner.held_values]
+    lengths = [len(scanner.memo), len(scanner.stack), len(scanner.persistent), len(scanner.flow.calls)]
+    reports = [scanner.nested_data, list(scanner.iter_mentions()), scanner.find_bombs(1000), scanner.find_hazards()]
+    return [error, scanner.end, scanner.refused_opcode, counts, lengths, reports, dict(scanner.flow.steps.taken)]
+
+
+@needs_compiled_records
+def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
+    """Names, hazards, nested pickles and all counts, over mutants of torch's pickles."""
+    rng = generator(SEED + 1)
+    for data in (*corpus, *NEARLY.values(), *(mutant(rng, corpus) for _ in range(MUTANTS))):
+        compiled = scanned(data)
+        with mock.patch.object(machine, "native", None):
+            assert scanned(data) == compiled, data
+
+
+@needs_compiled_records
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 7, 50, 101])
+def test_bursts_end_at_the_same_opcodes(corpus, monkeypatch, budget):
+    """The budgets are compared after as many opcodes with the compiled reader as without."""
+    monkeypatch.setattr(machine_state, "BURST_OPCODES", 40)
+    monkeypatch.setattr(machine, "BURST_OPCODES", 40)
+    monkeypatch.setattr(machine, "MAX_OPCODES", 40 * budget)
+    compiled = [outcome(data, fast=True) for data in corpus]
+    monkeypatch.setattr(machine, "native", None)
+    assert [outcome(data, fast=True) for data in corpus] == compiled
+
+
+@needs_compiled_records
+def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
+    """A scan looks for pickles in texts of other characters than names of tensors have."""
+    names = ["a.b-c_9", "", "x" * 70_000, "a b", "a\n", "\u00e9", "PK\3\4", "cos\nsystem\n", "\x80\2", "a/b", "a:b"]
+    import torch
+
+    fill = {f"l{n}": torch.zeros(n) for n in range(50)}
+    data = saved_pickle({**fill, **{name: torch.zeros(2) for name in names}, **{f"m{n}": fill["l9"] for n in range(3)}})
+    compiled, plain = outcome(data, fast=True), outcome(data, fast=False)
+    assert compiled == plain
+    scans = [scanned(data)]
+    monkeypatch.setattr(machine, "native", None)
+    assert scans == [scanned(data)]
+
+
+@needs_compiled_records
+def test_the_compiled_reader_is_used(corpus):
+    """Otherwise the comparisons above would compare nothing."""
+    real, taken = machine.native.take_records, []
+    with mock.patch.object(machine, "native") as native:
+        native.take_records = lambda *args: taken.append(real(*args)) or taken[-1]
+        for data in corpus[:2]:
+            taken.clear()
+            read_pickle(data)
+            assert sum(count for _, count in taken) > 20
+
+
 def test_the_fast_path_is_taken(corpus, monkeypatch):
     """Otherwise the comparison above would compare nothing."""
     taken: list[bool] = []
+    monkeypatch.setattr(machine, "native", None)
     original = Machine.take_record
     monkeypatch.setattr(Machine, "take_record", lambda self, match: taken.append(original(self, match)) or taken[-1])
     for data in corpus[:5]:
@@ -258,10 +330,10 @@ def test_a_record_counts_as_its_opcodes_do(data):
     """A call, an OrderedDict and a storage, whichever way they are made."""
     counts = []
     for fast in (True, False):
-        machine = Machine(data, "data.pkl", fast=fast, module_ids=False)
+        reader = Machine(data, "data.pkl", fast=fast, module_ids=False)
         with contextlib.suppress(MalformedError):
-            machine.run(0)
-        counts.append(machine.object_count)
+            reader.run(0)
+        counts.append(reader.object_count)
     assert counts == [3, 3]
 
 
