@@ -88,6 +88,19 @@ class _StoredAs(NamedTuple):
     length: int
 
 
+class _Layout(NamedTuple):
+    """Facts of tensors that have all elements of their storage in order, as nearly all tensors of a file.
+
+    `length` is the size of the storage in bytes.
+    """
+
+    dtype: str
+    device: str
+    length: int
+    shape: tuple[int, ...]
+    elements: int
+
+
 class Decoder:
     """Decoder of rebuild calls to `Tensor`s, against the storages of one file.
 
@@ -106,6 +119,10 @@ class Decoder:
         self.storages, self.dtypes = storages, dtypes
         self.disputed = find_disputed(persistent)
         self.checked: dict[int, _StoredAs] = {}
+        #: Persistent ids of storages that one tensor has as a whole.
+        self.whole: set[int] = set()
+        #: By class, device and elements of the storage, and by size and stride.
+        self.layouts: dict[tuple[int, int, int, int, int], _Layout] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
@@ -113,9 +130,10 @@ class Decoder:
         self.builders: dict[int, Builder | None] = {}
         #: The FQNs of storages saved by themselves.
         self.bare: list[str] = []
+        self._plain: Builder = self._build_plain
         self.named: dict[str, Builder] = {
-            "torch._utils._rebuild_tensor": self._build_plain,
-            "torch._utils._rebuild_tensor_v2": self._build_plain,
+            "torch._utils._rebuild_tensor": self._plain,
+            "torch._utils._rebuild_tensor_v2": self._plain,
             "torch._utils._rebuild_tensor_v3": self._with_dtype,
             "torch._utils._rebuild_parameter": self._build_parameter,
             "torch._utils._rebuild_parameter_with_state": self._build_parameter,
@@ -147,8 +165,8 @@ class Decoder:
         if type(node) is not Obj:
             return self._decode_bare_storage(node, fqn) if type(node) is Persistent else None
         builder = self._find_builder(node.cls)
-        if builder == self._build_plain and node.state is None:
-            return self._build_plain(node.args, fqn)
+        if builder is self._plain and node.state is None:
+            return self._build_whole(node.args) or self._build_plain(node.args, fqn)
         if id(node) not in self.done:
             self.done[id(node)] = self._decode_composed(node, builder, fqn)
         return self.done[id(node)]
@@ -223,7 +241,13 @@ class Decoder:
         """Raise MalformedError for a storage that contradicts the file, used by a tensor or not."""
         for storage in storages:
             pid = storage.pid
-            if id(pid) not in self.checked and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
+            if (
+                id(pid) not in self.checked
+                and id(pid) not in self.whole
+                and type(pid) is tuple
+                and len(pid) >= 5
+                and pid[0] == "storage"
+            ):
                 self._resolve_storage(storage, "data.pkl")
 
     def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
@@ -252,10 +276,44 @@ class Decoder:
 
     # One method a rebuild function; the argument orders are torch's.
 
+    def _build_whole(self, args: tuple[Any, ...]) -> Tensor | None:
+        """Return a tensor that has all elements of its storage, with the layout of a tensor decoded before; else None.
+
+        Each value that differs between the tensors of a file is checked here; the others are those of the layout.
+        """
+        if len(args) != 6 or type(args[0]) is not Persistent or args[1] != 0 or type(args[1]) is not int:
+            return None
+        pid, grad = args[0].pid, args[4]
+        if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage" or type(pid[4]) is not int:
+            return None
+        layout = self.layouts.get((id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])))
+        key = pid[2]
+        if layout is None or type(key) is not str or key in self.disputed or (grad is not False and grad is not True):
+            return None
+        dtype, device, length, shape, elements = layout
+        where = self.storages.get(key)
+        if where is None or where.length != length or where.big_endian:
+            return None
+        self.whole.add(id(pid))
+        data = TensorData(where, dtype, shape)
+        return Tensor(dtype, shape, elements, length, device, grad, storage=key, storage_bytes=length, data=data)
+
+    def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
+        """Keep the layout of a decoded tensor if the tensor has all elements of its storage."""
+        pid, data, shape = args[0].pid, tensor.data, tensor.shape
+        if data is not None and shape is not None and len(args) == 6 and len(pid) == 5:
+            is_whole = tensor.nbytes == tensor.storage_bytes and not tensor.note
+            if is_whole and data == TensorData(data.storage, tensor.dtype, shape) and tensor.device is not None:
+                self.layouts[id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])] = _Layout(
+                    tensor.dtype, tensor.device, tensor.nbytes, shape, tensor.elements
+                )
+
     def _build_plain(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 4, fqn)
         flags = args[6] if len(args) > 6 else None
-        return self._build_strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
+        tensor = self._build_strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
+        self._keep_layout(args, tensor)
+        return tensor
 
     def _with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 7, fqn)

@@ -1,0 +1,84 @@
+"""Tensors that have all elements of their storage are decoded by the layout of an earlier one: the same rows result."""
+
+from __future__ import annotations
+
+import random
+import zipfile
+
+import pytest
+import torch
+
+from statecli.core.errors import UnreadableError
+from statecli.formats import torch_zip
+from statecli.formats.torch.tensors import Decoder
+
+from .test_fuzz import mutant, saved_pickle
+
+
+def save(path, pickle: bytes, sizes: list[int], byteorder: bytes = b"little") -> None:
+    """An archive of torch with this pickle, and a storage of each size."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle)
+        archive.writestr("archive/byteorder", byteorder)
+        for key, size in enumerate(sizes):
+            archive.writestr(f"archive/data/{key}", bytes(size))
+        archive.writestr("archive/version", b"3\n")
+
+
+def read(path) -> object:
+    try:
+        return torch_zip.read(str(path))
+    except UnreadableError as error:
+        return str(error)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Twenty tensors of each kind: of few shapes, with gradients, expanded, offset, strided, conjugated, shared."""
+    base = torch.zeros(4, 6)
+    kinds = [
+        lambda: torch.zeros(2, 3),
+        lambda: torch.zeros(3, 2).t(),
+        lambda: torch.zeros(2, 3, requires_grad=True),
+        lambda: torch.zeros(()),
+        lambda: torch.zeros(0, 3),
+        lambda: torch.zeros(2, 3, dtype=torch.int8),
+        lambda: torch.zeros(7)[1:],
+        lambda: torch.zeros(1, 3).expand(2, 3),
+        lambda: torch.zeros(3, dtype=torch.complex64).conj(),
+        lambda: base[1:3],
+        lambda: base.reshape(6, 4),
+    ]
+    return {f"{kind}.{n}": make() for n in range(20) for kind, make in enumerate(kinds)}
+
+
+@pytest.fixture(scope="module")
+def seeds():
+    made = tensors()
+    storages = {one.untyped_storage().data_ptr() or id(one): one for one in made.values()}
+    assert len(storages) > 100
+    return saved_pickle(made), [one.untyped_storage().nbytes() for one in storages.values()]
+
+
+def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
+    """Over mutants of the pickle, records of other sizes, and another byte order."""
+    rng = random.Random(5)  # noqa: S311 - nothing secret
+    pickle, sizes = seeds
+    path = tmp_path / "m.pt"
+    plain = []
+    real, used = Decoder._build_whole, []
+    for n in range(300):
+        others = list(sizes)
+        if n % 3 == 0:
+            key = rng.randrange(len(others))
+            others[key] = max(0, others[key] + rng.choice((-1, 1, 8)))
+        save(path, mutant(rng, [pickle]) if n % 2 else pickle, others, b"big" if n % 7 == 1 else b"little")
+        with monkeypatch.context() as changed:
+            changed.setattr(Decoder, "_build_whole", lambda *args: used.append(real(*args)) or used[-1])
+            fast = read(path)
+        with monkeypatch.context() as changed:
+            changed.setattr(Decoder, "_build_whole", lambda *_: None)
+            slow = read(path)
+        assert fast == slow, n
+        plain.append(isinstance(fast, str))
+    assert 0 < sum(plain) < len(plain)
+    assert sum(tensor is not None for tensor in used) > 1000
