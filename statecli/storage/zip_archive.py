@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -42,8 +43,8 @@ _METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 
 _END = struct.Struct("<4sHHHHIIH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
-_ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_ENTRY = struct.Struct("<8xHH4xIIIHHHH2xII")
+_LOCAL = struct.Struct("<4s2xHH4xIIIHH")
 #: Bytes from the end of a file in which the reader of torch finds an end record: a comment, and one read.
 FARTHEST_END = _END.size + 65_535 + 4096
 #: Bytes from the end of a file that contain the end records of nearly every archive.
@@ -325,7 +326,7 @@ class Archive:
 
     def _locate(self, end: _End) -> None:
         """Find the start of each record's bytes, and check for overlaps."""
-        ordered = sorted(self.records.values(), key=lambda record: record.offset)
+        ordered = sorted(self.records.values(), key=attrgetter("offset"))
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
             self._add_oddity(
@@ -393,14 +394,14 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
             raise _damage_error(f"no entry of its list of records (central directory) begins at byte {at} of the list")
-        fields = unpack(directory, at)
-        flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, marks, offset = fields[3:]
+        flags, method, crc, packed, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
         name_end = at + 46 + n
         after = name_end + extra + comment
         if after > end:
             raise _damage_error("an entry of its list of records (central directory) runs past the end of the list")
-        name = _decode_name(directory[at + 46 : name_end], flags)
-        if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
+        raw = directory[at + 46 : name_end]
+        name = str(raw, "ascii") if raw.isascii() else _decode_name(raw, flags)
+        if extra and _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
             _check_unicode_path(name, directory[name_end : name_end + extra])
         if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
             extras = directory[name_end : name_end + extra]
@@ -516,17 +517,19 @@ def _read_of(data: bytes, start: int) -> Callable[[int, int], bytes]:
 
 def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     """Return the offset of a record's data, by the local header with torch's padding for alignment."""
-    header = read(record.offset, _LOCAL.size)
+    raw = record.name.encode() if record.name.isascii() else b""
+    header = read(record.offset, _LOCAL.size + len(raw))
     n: int
     extra: int
-    signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
+    signature, flags, method, crc, packed, size, n, extra = _LOCAL.unpack_from(header)
     if signature != b"PK\3\4":
         raise _damage_error(
             f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
             "begins at this byte"
         )
-    # No character takes more than four bytes.
-    same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
+    same = n == len(raw) and header[_LOCAL.size :] == raw
+    if not same:  # no character takes more than four bytes
+        same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
     same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
     if same and not flags & _SIZES_FOLLOW:
         pairs = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))

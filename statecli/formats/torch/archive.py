@@ -174,16 +174,19 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
     prefix = f"{archive.folder}/data/"
     end: int | None = None
     seen: set[str] = set()
+    records, bits_by_class = archive.records, dict[int, int | None]()
     for persistent in pickle.persistent:
         pid = persistent.pid
         if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str or pid[2] in seen:
             continue
-        dtype = STORAGE_DTYPES.get(pid[1].name) if type(pid[1]) is Global else None
-        record = archive.records.get(prefix + pid[2])
-        if record is None or dtype is None or type(pid[4]) is not int:
+        if id(pid[1]) not in bits_by_class:
+            dtype = STORAGE_DTYPES.get(pid[1].name) if type(pid[1]) is Global else None
+            bits_by_class[id(pid[1])] = ELEMENT_BITS[dtype] if dtype else None
+        record, bits = records.get(prefix + pid[2]), bits_by_class[id(pid[1])]
+        if record is None or bits is None or type(pid[4]) is not int:
             return  # torch does not find it either, or the reader refuses the file
         seen.add(pid[2])
-        size = pid[4] * ELEMENT_BITS[dtype] // 8
+        size = pid[4] * bits // 8
         start = record.data_offset if end is None else compute_data_offset(end, record.name, size, alignment or 1)
         if start != record.data_offset:
             message = (
@@ -194,13 +197,13 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
             yield Oddity(OddityKind.MISPLACED_STORAGE.value, message, place=place)
             return
         header = record.offset if end is None else end
-        end = start + size + ((24 if max(header, size) >= _ZIP64 else 16) if size else 0)
+        end = start + size + ((24 if header >= _ZIP64 or size >= _ZIP64 else 16) if size else 0)
 
 
 def compute_data_offset(header: int, name: str, size: int, alignment: int) -> int:
     """Return where the data of a record begins: `get_record_offset_no_read` of caffe2/serialize/inline_container.cc."""
-    start = header + 34 + len(name.encode(errors="surrogateescape"))
-    if max(header, size) >= _ZIP64:
+    start = header + 34 + (len(name) if name.isascii() else len(name.encode(errors="surrogateescape")))
+    if header >= _ZIP64 or size >= _ZIP64:
         start += 4 + 16 * (size >= _ZIP64) + 8 * (header >= _ZIP64)
     return -(-start // alignment) * alignment
 
