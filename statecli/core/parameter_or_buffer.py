@@ -87,15 +87,13 @@ Shape = tuple[int, ...] | None
 def classify_tensors(state: ModelState) -> ModelState:
     """Return the state with the best evidence for each entry whose kind is only assumed."""
     tensors = list(state.tensors)
-    unclassified = [row for row, tensor in enumerate(tensors) if _is_unclassified(tensor)]
+    parameter, assumed = Kind.PARAMETER, Evidence.ASSUMED
+    unclassified = [
+        row for row, tensor in enumerate(tensors) if tensor.kind is parameter and tensor.evidence is assumed
+    ]
     if not unclassified:
         return _fill_belongs_to(state, tensors)
-    weight_orig_names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
-    by_convention = {
-        row
-        for row in unclassified
-        if is_buffer_by_convention(tensors[row]) or _is_spectral_norm_vector(tensors[row], weight_orig_names)
-    }
+    by_convention = _find_buffers_by_convention(unclassified, tensors)
     group_count = sum(len(optimizer.groups) for optimizer in state.optimizers)
     if (
         len(state.optimizers) * len(unclassified) > MAX_OPTIMIZER_ENTRY_PAIRS
@@ -109,7 +107,7 @@ def classify_tensors(state: ModelState) -> ModelState:
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
     trained = _find_all_trained(state, unclassified, by_convention, tensors)
     quantized = _find_registered_parts(tensors)
-    for row in unclassified:
+    for row in unclassified if trained or quantized else sorted(by_convention):
         if row in trained:
             tensors[row] = replace(tensors[row], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
         elif quantized.get((tensors[row].section, tensors[row].fqn)) is Kind.PARAMETER:
@@ -135,10 +133,6 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
     return kinds
 
 
-def _is_unclassified(tensor: TensorInfo) -> bool:
-    return tensor.kind is Kind.PARAMETER and tensor.evidence is Evidence.ASSUMED
-
-
 def is_buffer_by_convention(tensor: TensorInfo) -> bool:
     """Return True for untrainable dtypes (integers, bool) and for names that are always buffers.
 
@@ -149,10 +143,29 @@ def is_buffer_by_convention(tensor: TensorInfo) -> bool:
     return _SPECTRAL_NORM_VECTOR.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
 
 
-def _is_spectral_norm_vector(tensor: TensorInfo, weight_orig_names: set[tuple[str, str]]) -> bool:
-    """Return True for a vector of the old spectral_norm, next to `weight_orig`; weight_norm's `weight_v` is trained."""
-    stem = tensor.fqn[:-2]
-    return tensor.fqn.endswith(("weight_u", "weight_v")) and (tensor.section, f"{stem}_orig") in weight_orig_names
+def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """Return the rows that are buffers by convention, and the vectors of the old spectral_norm.
+
+    Those stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
+    """
+    buffers: set[int] = set()
+    vectors: list[int] = []
+    for row in rows:
+        tensor = tensors[row]
+        fqn = tensor.fqn
+        last = fqn[fqn.rfind(".") + 1 :]
+        if last.endswith(("_u", "_v")):
+            vectors.append(row)
+        elif tensor.dtype in INTEGER_DTYPES or _is_buffer_name(last):
+            buffers.add(row)
+    if vectors:
+        weight_orig_names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
+        for row in vectors:
+            section, fqn = tensors[row].section, tensors[row].fqn
+            is_vector = fqn.endswith(("weight_u", "weight_v")) and (section, f"{fqn[:-2]}_orig") in weight_orig_names
+            if is_vector or is_buffer_by_convention(tensors[row]):
+                buffers.add(row)
+    return buffers
 
 
 #: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
@@ -180,6 +193,8 @@ def _find_all_trained(
     No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer: if the
     optimizer does not fit without the buffers by convention, these buffers are included.
     """
+    if not state.optimizers:
+        return set()
     sections: dict[str, list[int]] = defaultdict(list)
     for row in candidates:
         if tensors[row].dtype not in INTEGER_DTYPES:
@@ -416,8 +431,11 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
             if group.names:
                 named = zip(map(str, group.params), group.names, strict=True)
                 owners.setdefault(optimizer.section, {}).update(named)
-    for row, tensor in enumerate(tensors):
-        if tensor.kind is Kind.OPTIMIZER and (match := _OPTIMIZER_ENTRY.match(tensor.fqn)):
+    kind = Kind.OPTIMIZER
+    entries = [row for row, tensor in enumerate(tensors) if tensor.kind is kind]
+    for row in entries:
+        tensor = tensors[row]
+        if match := _OPTIMIZER_ENTRY.match(tensor.fqn):
             owner = match["name"] or owners.get(tensor.section, {}).get(match["id"] or "")
             if owner:
                 tensors[row] = replace(tensor, belongs_to=owner)

@@ -122,7 +122,8 @@ def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWe
 def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInfo]]:
     """Return the tensors of models by section; quickly {} without codes."""
     sections: dict[str, list[TensorInfo]] = {}
-    if not any(tensor.dtype in _CODE_DTYPES or tensor.fqn.endswith(".quant_map") for tensor in tensors):
+    has_codes = not _CODE_DTYPES.isdisjoint({tensor.dtype for tensor in tensors})
+    if not has_codes and not [tensor for tensor in tensors if tensor.fqn.endswith(".quant_map")]:
         return sections
     for tensor in tensors:
         if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER):

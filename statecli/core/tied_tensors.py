@@ -20,6 +20,9 @@ SAVE_TIES_AS_SAFETENSORS = (
 
 def fill_tied_to(state: ModelState) -> ModelState:
     """Return the state with `tied_to` set to the names of the other rows with the same storage."""
+    storages = [tensor.storage for tensor in state.tensors if tensor.storage is not None and tensor.nbytes]
+    if len(set(storages)) == len(storages):
+        return state
     groups: dict[object, list[int]] = {}
     for position, tensor in enumerate(state.tensors):
         # An empty storage holds nothing to share.
