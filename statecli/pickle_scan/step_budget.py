@@ -54,8 +54,9 @@ class Steps:
 
     def __init__(self) -> None:
         self.taken: Counter[Budget] = Counter()
-        #: Opcodes of the pickle that is being read, which are taken when it ends.
-        self.unfinished: Callable[[], int] = int
+        self._unfinished: Callable[[], int] = int
+        #: A limit on `Budget.FLOW` that more opcodes can only raise.
+        self._flow_limit = 0
         #: The first budget that was exceeded.
         self.exceeded: OutOfSteps | None = None
 
@@ -63,11 +64,26 @@ class Steps:
         """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
         taken = self.taken[budget] + count
         self.taken[budget] = taken
-        if taken > budget.limit and taken > self.limit(budget):
+        if taken > budget.limit and (budget is not Budget.FLOW or taken > self._flow_limit) and self._exceeds(budget):
             self.exceeded = self.exceeded or OutOfSteps(
                 f"statecli stopped at its limit of {self.limit(budget):,} {budget.noun}"
             )
             raise self.exceeded
+
+    @property
+    def unfinished(self) -> Callable[[], int]:
+        """Opcodes of the pickle that is being read, which are taken when it ends."""
+        return self._unfinished
+
+    @unfinished.setter
+    def unfinished(self, count: Callable[[], int]) -> None:
+        self._unfinished, self._flow_limit = count, 0
+
+    def _exceeds(self, budget: Budget) -> bool:
+        limit = self.limit(budget)
+        if budget is Budget.FLOW:
+            self._flow_limit = limit
+        return self.taken[budget] > limit
 
     def limit(self, budget: Budget) -> int:
         """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
