@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
+from operator import itemgetter
 
 from statecli.core.dtypes import ELEMENT_BITS, contiguous_strides
 from statecli.core.errors import UnreadableError
@@ -14,6 +15,10 @@ from statecli.storage import files
 
 #: Bytes of all tensors. numpy is imported in the time in which so many are read.
 MAX_BYTES = 1 << 20
+#: Tensors for which so many bytes more are read, because numpy's work for each tensor takes longer; and how many times.
+TENSORS_OF_MAX_BYTES, MAX_TIMES = 1024, 128
+#: Bytes of a small tensor, and bytes that are read at once for small neighbours.
+SMALL_BYTES, READ_BYTES = 1 << 10, 1 << 18
 #: Types of which an element is a whole number of bytes and no scale belongs to it.
 _TYPES = frozenset(
     [
@@ -30,10 +35,16 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     None if one of them needs more than a read (strides, a scale, a checksum, another store), together they are too
     large, or a read fails: the reader of all tensors then finds the tensor to name.
     """
-    if sum(tensor.nbytes for tensor in tensors) > MAX_BYTES:
+    size = sum([tensor.nbytes for tensor in tensors])
+    if size > MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES):
         return None
-    places = [place for tensor in tensors if (place := _locate(tensor)) is not None]
-    if len(places) < len(tensors):
+    places = []
+    for tensor in tensors:
+        place = _locate(tensor)
+        if place is None:
+            return None
+        places.append(place)
+    if any(map(files.reads_are_requests, {path for path, _, _ in places})):
         return None
     try:
         return list(_read(places))
@@ -42,13 +53,18 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
 
 
 def _read(places: Sequence[tuple[str, int, int]]) -> Iterator[bytes]:
-    for path, group in groupby(places, key=lambda place: place[0]):
+    """Yield the bytes of each place; a read goes on past a small tensor, because its neighbour often follows."""
+    for path, group in groupby(places, key=itemgetter(0)):
         with closing(files.open_file(path)) as file:
+            start, data = 0, b""
             for _, offset, length in group:
-                data = file.read(offset, length)
-                if len(data) < length:
-                    raise EOFError
-                yield data
+                at = offset - start
+                if at < 0 or at + length > len(data):
+                    ahead = min(READ_BYTES, file.size - offset) if length <= SMALL_BYTES else 0
+                    start, at, data = offset, 0, file.read(offset, max(length, ahead))
+                    if len(data) < length:
+                        raise EOFError
+                yield data[at : at + length]
 
 
 def _locate(tensor: TensorInfo) -> tuple[str, int, int] | None:
@@ -67,5 +83,4 @@ def _is_plain(data: TensorData) -> bool:
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     is_as_stored = not (data.conjugate or data.negative) and data.quantizer is None and data.inline is None
     is_in_one_place = where.packing is None and where.boxes is None and where.crc32 is None and not where.big_endian
-    is_local = bool(where.path) and not files.reads_are_requests(where.path)
-    return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and is_local
+    return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and bool(where.path)

@@ -31,6 +31,17 @@ def test_the_bytes_are_those_of_the_elements(tmp_path_factory, shapes, dtype):
     assert read_plain_bytes(tensors) == [raw(state[tensor.fqn]) for tensor in tensors]
 
 
+def test_many_small_tensors_are_read_in_any_order(tmp_path, monkeypatch):
+    """Thousands of neighbours with gaps, ties and large tensors between them, over several reads."""
+    state = {f"w{n}": torch.randint(0, 255, (n % 300 if n % 50 else 5000,), dtype=torch.uint8) for n in range(3000)}
+    save_file(state, tmp_path / "a.safetensors")
+    monkeypatch.setattr(plain_bytes, "MAX_BYTES", 1 << 18)
+    tensors = list(formats.read(str(tmp_path / "a.safetensors")).tensors)
+    assert sum(tensor.nbytes for tensor in tensors) > plain_bytes.MAX_BYTES
+    for order in (tensors, tensors[::-1], tensors[::7] + tensors[::3], sorted(tensors, key=lambda tensor: tensor.fqn)):
+        assert read_plain_bytes(order) == [raw(state[tensor.fqn]) for tensor in order]
+
+
 def test_what_needs_another_reader_is_left_to_it(tmp_path, monkeypatch):
     """A transposed view, a recorded checksum, a file that was cut, more bytes than the limit, and a mix with these."""
     save_file({"w": torch.ones(8), "v": torch.ones(3)}, tmp_path / "a.safetensors")

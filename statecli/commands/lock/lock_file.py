@@ -12,7 +12,7 @@ import msgspec
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
-from statecli.core.json_text import encode_json
+from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.core.model_state import Kind, Scalar
 from statecli.core.result_views import ResultViews
 from statecli.core.similar_paths import append_suggestion
@@ -26,6 +26,8 @@ SCHEMA = "statecli.lock/1"
 _LOCK_AGAIN = "run `statecli lock` again"
 #: Bytes of the largest lock file that is read: enough for millions of tensors.
 MAX_BYTES = 1 << 30
+#: Lines of tensors that are encoded together.
+_LINES_OF_PIECE = 1 << 14
 #: Markers that git writes around a conflict; no line of JSON begins with them.
 CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
@@ -121,8 +123,9 @@ def encode_lock(lock: Lock) -> Iterator[bytes]:
             encode_json(target.target),
             _encode_companions(target),
         )
-        for m, tensor in enumerate(target.tensors):
-            yield b"%b\n%b" % (b"," if m else b"", encode_json(tensor))
+        for start in range(0, len(target.tensors), _LINES_OF_PIECE):
+            yield b",\n" if start else b"\n"
+            yield encode_json_lines(target.tensors[start : start + _LINES_OF_PIECE], b",\n")
         yield b"\n]}"
     yield b"\n]}\n"
 
@@ -213,6 +216,8 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
 
 def refuse_twins(names: Sequence[str], what: str) -> None:
     """Raise `UsageError` for the first repeated name."""
+    if len(set(names)) == len(names):
+        return
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -222,7 +223,7 @@ def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[Lock
         )
         for tensor, digest in zip(state.tensors, digests, strict=True)
     ]
-    return tuple(sorted(lines, key=lambda line: (line.section, line.fqn)))
+    return tuple(sorted(lines, key=attrgetter("section", "fqn")))
 
 
 def is_outside_state_dict(tensor: TensorInfo) -> bool:
