@@ -227,6 +227,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def pieces(self) -> list[TensorData]:
         """Strided views of the tensor, including the scales of a quantized view."""
+        if self.data and not self.parts and not self.data.quantizer:
+            return [self.data]
         views = ([self.data] if self.data else []) + [data for _, data in self.parts]
         scale_pairs = [(data.quantizer.scales, data.quantizer.zero_points) for data in views if data.quantizer]
         return views + [data for pair in scale_pairs for data in pair if data is not None]

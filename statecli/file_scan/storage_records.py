@@ -53,6 +53,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
     is_empty_allowed = posixpath.basename(own) == _WITHOUT_VALUES
     folders = (own.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(own), _CONSTANTS))
     seen: set[Value] = set()
+    sizes, first_folder, bits_by_class = records.sizes, folders[0], dict[int, int | None]()
     for storage in storages:
         pid = storage.pid if type(storage.pid) is tuple else ()
         if len(pid) < 5 or type(pid[1]) is not Global or type(pid[2]) is not str or type(pid[4]) is not int:
@@ -61,15 +62,21 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
         if description in seen:
             continue
         seen.add(description)
-        # torch's reader in C++ takes the number of any other name for a dtype.
-        dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in modules else None
-        claimed = pid[4] * ELEMENT_BITS[dtype] // 8 if dtype is not None else -1
+        if id(pid[1]) not in bits_by_class:
+            # torch's reader in C++ takes the number of any other name for a dtype.
+            dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in modules else None
+            bits_by_class[id(pid[1])] = ELEMENT_BITS[dtype] if dtype is not None else None
+        bits = bits_by_class[id(pid[1])]
+        claimed = pid[4] * bits // 8 if bits is not None else -1
         key = pid[2].partition("\0")[0].lower()
-        names = [f"{folder}/{key}" for folder in folders]
-        name = next((name for name in names if name in records.sizes), None)
-        if name is None or records.sizes[name] == claimed or (is_empty_allowed and not records.sizes[name]):
+        name = f"{first_folder}/{key}"
+        if sizes.get(name) == claimed:
             continue
-        yield Misfit(name, claimed, records.sizes[name], pid[1].position)
+        names = [f"{folder}/{key}" for folder in folders]
+        found = next((name for name in names if name in sizes), None)
+        if found is None or sizes[found] == claimed or (is_empty_allowed and not sizes[found]):
+            continue
+        yield Misfit(found, claimed, sizes[found], pid[1].position)
 
 
 def is_of_script(records: ArchiveRecords) -> bool:

@@ -153,12 +153,15 @@ class Allocations:
         sizes: dict[Value, int] = {}
         records: set[str] = set()
         total, again = 0, 0
+        bytes_by_class: dict[int, int] = {}
         for storage in storages:
             pid = storage.pid if type(storage.pid) is tuple else ()
             if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
                 continue
             key = _key_of(pid)
-            size = pid[4] * element_bytes(pid[1].name)
+            if id(pid[1]) not in bytes_by_class:
+                bytes_by_class[id(pid[1])] = element_bytes(pid[1].name)
+            size = pid[4] * bytes_by_class[id(pid[1])]
             self._held[key] = min(size, self._held.get(key, size))
             if sizes.get(key, 0) >= size:
                 continue

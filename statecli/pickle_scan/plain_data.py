@@ -221,7 +221,7 @@ class _Walk:
             reason = random_states.explain_unsafe_dict(items, self._get_spelled_items)
             if reason:
                 yield Hazard(_join_path(self.describe_path(node), reason))
-        if any(type(key) is Key and read_text(key) is COMPUTED_TEXT for key in items):
+        if Key in set(map(type, items)) and any(type(key) is Key and read_text(key) is COMPUTED_TEXT for key in items):
             yield describe_computed_text(f"a key of {self.describe_path(node) or 'the root'}")
         for key, value in items.items():
             if type(value) in _CONTAINERS:

@@ -96,7 +96,7 @@ _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
 
 def is_dtype_key(name: str) -> bool:
     """Return whether HQQ evaluates the letters at this key; in a list, the name of a tensor ends in a subscript."""
-    return _DTYPE_KEY.search(name) is not None
+    return "_dtype" in name and _DTYPE_KEY.search(name) is not None
 
 
 def is_dtype(letters: str) -> bool:

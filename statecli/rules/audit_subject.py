@@ -90,6 +90,11 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         """Return the storages of all tensors, computed once for all rules."""
         return group_by_storage(self.full_state)
 
+    @cached_property
+    def divided_storages(self) -> list[Storage]:
+        """Return the storages that no single tensor fills."""
+        return [storage for storage in self.storages if not storage.plain]
+
 
 #: Why rules about values did not run.
 NO_VALUES = "no values were read: give --values"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
@@ -97,12 +97,13 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     parts = [part for weight in weights for part in weight.parts]
     misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
     owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts}
-    for stack in find_stacks(subject.state.tensors, owners.keys()):
+    stacks = find_stacks(subject.state.tensors, owners.keys())
+    for stack in stacks:
         yield from _report_odd_names(stack, missing, owners)
         yield from _report_odd_dtypes(subject, stack)
     # Codes and texts among the parts have no size of values, and texts no usual length.
     numbers = {(part.section, part.fqn) for part in parts if is_floating(part.dtype)}
-    for stack in find_stacks(subject.state.tensors, numbers):
+    for stack in stacks if numbers == owners.keys() else find_stacks(subject.state.tensors, numbers):
         yield from _report_missing_layer(subject, stack)
         yield from _report_odd_shapes(subject, stack, misfits)
         if subject.values is not None:
@@ -115,13 +116,16 @@ def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = f
 
     `parts` are sections and names of buffers that belong to parameters.
     """
-    layers_by_stack: dict[tuple[str, str], dict[int, dict[str, int]]] = {}
+    layers_by_stack: defaultdict[tuple[str, str], defaultdict[int, dict[str, int]]]
+    layers_by_stack = defaultdict(lambda: defaultdict(dict))
+    parameter, find_indexes = Kind.PARAMETER, _INDEX.finditer
     for position, tensor in enumerate(tensors):
-        if tensor.kind is not Kind.PARAMETER and (tensor.section, tensor.fqn) not in parts:
+        section, fqn = tensor.section, tensor.fqn
+        if tensor.kind is not parameter and (section, fqn) not in parts:
             continue
-        for match in _INDEX.finditer(tensor.fqn):
-            layers = layers_by_stack.setdefault((tensor.section, tensor.fqn[: match.start()]), {})
-            layers.setdefault(int(match[0]), {})[tensor.fqn[match.end() + 1 :]] = position
+        for match in find_indexes(fqn):
+            start, end = match.span()
+            layers_by_stack[section, fqn[:start]][int(fqn[start:end])][fqn[end + 1 :]] = position
     return [Stack(*key, layers) for key, layers in layers_by_stack.items() if len(layers) >= MIN_LAYERS]
 
 

@@ -46,7 +46,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
     """Yield the storages of the selected tensors, except those that a single tensor fills."""
-    shared = (storage for storage in subject.storages if not storage.plain)
+    shared = subject.divided_storages
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
         return
@@ -203,8 +203,10 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     for section in subject.state.sections:
         rows = [row for row in subject.state.tensors if row.section == section and is_floating(row.dtype)]
-        rows = [row for row in rows if row.data not in copies]
-        rows = [row for row in rows if of_class.get((section, row.fqn), row).kind is Kind.PARAMETER]
+        rows = [row for row in rows if row.data not in copies] if copies else rows
+        rows = [
+            row for row in rows if (of_class.get((section, row.fqn), row) if of_class else row).kind is Kind.PARAMETER
+        ]
         rows = _drop_float32_vectors(rows)
         counts = Counter(row.dtype for row in rows)
         if len(counts) > 1:

@@ -91,7 +91,9 @@ def group_by_storage(state: ModelState) -> list[Storage]:
             if size and tensor.storage is not None:
                 by_place.setdefault(tensor.storage, Storage(size, None, [])).users.append((tensor, None))
             continue
-        for piece in _pieces(tensor):
+        data = tensor.data
+        is_single = data is not None and not tensor.parts and data.quantizer is None
+        for piece in (data,) if data is not None and is_single else _pieces(tensor):
             where = piece.storage
             if where.length and piece.inline is None:
                 storage = by_place.get(where)
