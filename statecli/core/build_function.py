@@ -14,6 +14,8 @@ from statecli.core.units import join_names
 
 #: A class, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)\b", re.MULTILINE)
+#: The call of a class that holds settings.
+_CONFIGURATION = compile_on_use(r"(?:Config|Cfg|Args|Configuration|HParams)\(")
 #: Classes of transformers that choose another class by a name or a file.
 _AUTO = "auto"
 
@@ -38,7 +40,7 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 def write_for_class(module: str, name: str, file: str) -> str | None:
     """Return how to build a class of a file whose arguments are objects; None for another name."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
-    if model is None or not (model.takes_object or len(model.names) > 1):
+    if model is None or not (model.takes_object or model.call.count("(") > 1):
         return None
     factories = list(python_names.list_model_factories(file))
     factory = _find_factory(name, factories)
@@ -51,8 +53,9 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 
 def spell(spec: str) -> str:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
-    with_values = ", with a value for each `...`, or give --config-json FILE" if "..." in spec else ""
-    return f"write {quote_for_shell(spec)}{with_values}"
+    with_values = ", with a value for each `...`" if "..." in spec else ""
+    or_file = ", or give --config-json FILE" if with_values and _CONFIGURATION.search(spec) else ""
+    return f"write {quote_for_shell(spec)}{with_values}{or_file}"
 
 
 def write_for_name(module: str, name: str, file: str) -> str | None:

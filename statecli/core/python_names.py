@@ -21,6 +21,10 @@ _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
     *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
 }
+#: Objects of base classes of which no instance can be built.
+_EXAMPLES = {"PreTrainedModel": "transformers.BertModel(BertConfig())", "PeftConfig": "LoraConfig()"}
+#: Arguments without a useful annotation that take a module.
+_MODULE_NAMES = ("nn", "module", "net", "network", "layer")
 #: Errors of reading and parsing a file, which may be nested too deeply for Python's parser.
 _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
@@ -54,6 +58,9 @@ def list_model_classes(path: str) -> Iterator[ModelClass]:
         required = _list_init_arguments(classes[name], classes)
         writer = _CallWriter(classes)
         call = writer.write_call(name)
+        if writer.takes_object:  # the call becomes code of the file, which may not import the package of an example
+            writer = _CallWriter(classes, has_examples=False)
+            call = writer.write_call(name)
         yield ModelClass(name, tuple(arg.arg for arg in required), writer.takes_object, call, tuple(writer.names))
 
 
@@ -94,6 +101,18 @@ def takes_object(name: str, annotation: str) -> bool:
     """Return True if an argument takes an object, such as a configuration or a module, that no literal can fill."""
     words = {word for word in re.findall(r"\w+", annotation) if word[:1].isupper()}
     return takes_configuration(name, annotation) or bool(words - _LITERAL_TYPES)
+
+
+def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
+    """Return code that builds an object for an argument of any module, or of another base class; None for others.
+
+    `names`: all arguments of the function.
+    """
+    words = re.findall(r"\w+", annotation)
+    if "Module" in words or (name in _MODULE_NAMES and (not words or "Callable" in words)):
+        # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
+        return _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
+    return next((_EXAMPLES[word] for word in words if word in _EXAMPLES), None)
 
 
 def list_classes(path: str) -> Iterator[str]:
@@ -224,7 +243,9 @@ def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str |
     """Return the class of the file whose instance an argument takes: its annotation, or the only configuration."""
     annotation = _format_annotation(argument)
     if annotation or not takes_configuration(argument.arg, annotation):
-        return annotation if annotation in classes else None
+        words = re.findall(r"\w+", annotation)
+        named = [word for word in words if word in classes]
+        return named[0] if len(named) == 1 and set(words) <= {named[0], "Optional", "None"} else None
     configurations = [name for name in classes if name.endswith(_CONFIGURATION_ENDS)]
     return configurations[0] if len(configurations) == 1 else None
 
@@ -235,8 +256,9 @@ class _CallWriter:
     `takes_object`: an argument of the call is an object of no class of the file.
     """
 
-    def __init__(self, classes: Mapping[str, ast.ClassDef]) -> None:
+    def __init__(self, classes: Mapping[str, ast.ClassDef], *, has_examples: bool = True) -> None:
         self.classes = classes
+        self.has_examples = has_examples
         self.names: list[str] = []
         self.takes_object = False
 
@@ -250,6 +272,9 @@ class _CallWriter:
         class_name = _find_class(argument, self.classes)
         if class_name is not None and class_name not in callers:
             return self.write_call(class_name, callers)
+        example = write_example(argument.arg, _format_annotation(argument)) if self.has_examples else None
+        if example is not None:
+            return example
         self.takes_object = self.takes_object or _takes_object(argument, self.classes)
         return "..."
 

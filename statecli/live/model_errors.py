@@ -18,7 +18,7 @@ from statecli.core.errors import ModelError, StateError
 from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
-from statecli.live import constructor_arguments, downloads, torchscript_errors
+from statecli.live import downloads, suggested_arguments, torchscript_errors
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
@@ -222,7 +222,7 @@ def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
     in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
     if in_file is not None and not (spec.args or spec.kwargs):
         return in_file
-    values_to_write = constructor_arguments.write_values(spec, callee, missing)
+    values_to_write = suggested_arguments.write_values(spec, callee, missing)
     if values_to_write is not None:
         call = format_call(spec.args, {**spec.kwargs, **values_to_write})
         return build_function.spell(f"{spec.base}({call})")

@@ -1,13 +1,25 @@
-"""Arguments in the spec of a model class, as values: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated."""
+"""Arguments in the spec of a model class, as values: `(32, act=nn.GELU, cfg=Config(depth=2))`. Nothing is evaluated.
+
+A class of another package is `transformers:BertModel(...)` or `transformers.BertModel(...)`.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from statecli.core.errors import UsageError
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
+
+#: A string, or a module and a name with a colon between them.
+_STRING_OR_COLON = compile_on_use(
+    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?<![\w.])(?!(?:True|False|None)\b)[^\W\d][\w.]*:(?=[^\W\d])""", re.DOTALL
+)
+#: What stands for the colon in the syntax tree.
+_COLON = "__colon__"
 
 
 def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -33,7 +45,7 @@ def _parse_call(text: str, rest: str) -> ast.Call:
     if not rest.rstrip().endswith(")"):
         raise UsageError(f"{text}: the parenthesis after the class name is not closed")
     try:
-        node = ast.parse(f"f({rest.strip()}", mode="eval").body
+        node = ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", mode="eval").body
     except SyntaxError as error:
         raise UsageError(f"{text}: the arguments are not Python literals: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
@@ -43,15 +55,19 @@ def _parse_call(text: str, rest: str) -> ast.Call:
     return node
 
 
+def _replace_colon(match: re.Match[str]) -> str:
+    return f"{match[0][:-1]}.{_COLON}." if match[0].endswith(":") else match[0]
+
+
 def _convert_value(text: str, name: str, node: ast.expr) -> Any:
     """Return the value of an argument: a literal, a name, a class with arguments, or a list, tuple, set or dict."""
     if isinstance(node, ast.Constant) and node.value is ...:
         raise UsageError(f"{text}: write a value in place of `...` ({name}): a number, a string or a list")
-    dotted = _find_dotted_name(node.func if isinstance(node, ast.Call) else node)
-    if dotted is not None and isinstance(node, ast.Call):
-        return ObjectCall(dotted, *_convert_arguments(text, node))
-    if dotted is not None:
-        return ObjectName(dotted)
+    named = _find_name(node.func if isinstance(node, ast.Call) else node)
+    if named is not None and isinstance(node, ast.Call):
+        return ObjectCall(named.name, *_convert_arguments(text, node), named.module)
+    if named is not None:
+        return named
     if isinstance(node, (ast.List, ast.Tuple)):
         items = [_convert_value(text, name, item) for item in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)
@@ -61,14 +77,17 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
     return _read_literal(text, name, node)
 
 
-def _find_dotted_name(node: ast.expr) -> str | None:
+def _find_name(node: ast.expr) -> ObjectName | None:
     """Return `nn.GELU` of a name with dots, without an underscore in front; None for other code."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    names = [*parts, node.id] if isinstance(node, ast.Name) else []
-    return ".".join(reversed(names)) if names and not any(part.startswith("_") for part in names) else None
+    dotted = ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else ""
+    module, colon, name = dotted.rpartition(f".{_COLON}.")
+    if not name or any(part.startswith("_") for part in f"{module}.{name}".strip(".").split(".")):
+        return None
+    return ObjectName(name, module if colon else None)
 
 
 def _read_literal(text: str, name: str, node: ast.expr) -> Any:

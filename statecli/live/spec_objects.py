@@ -1,4 +1,8 @@
-"""Names and calls in the arguments of a class on the command line, which stand for objects of the class's module."""
+"""Names and calls in the arguments of a class on the command line, which stand for objects of a module.
+
+It is the module before the colon: `transformers:BertModel`. A name without a colon belongs to the class's module, or
+begins with the name of a package.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,13 @@ import msgspec
 
 
 class ObjectName(msgspec.Struct, frozen=True):
-    """A name in the arguments of a class: `nn.GELU`."""
+    """A name in the arguments of a class: `nn.GELU`, `torch.nn:GELU`."""
 
     name: str
+    module: str | None = None
 
     def __repr__(self) -> str:
-        return self.name
+        return self.name if self.module is None else f"{self.module}:{self.name}"
 
 
 class ObjectCall(msgspec.Struct, frozen=True):
@@ -23,11 +28,30 @@ class ObjectCall(msgspec.Struct, frozen=True):
     name: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    module: str | None = None
+
+    @property
+    def callee(self) -> ObjectName:
+        """The name before the parenthesis."""
+        return ObjectName(self.name, self.module)
 
     def __repr__(self) -> str:
-        return f"{self.name}({format_call(self.args, self.kwargs)})"
+        return f"{self.callee!r}({format_call(self.args, self.kwargs)})"
 
 
 def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     """Return arguments as written in a call."""
     return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+
+
+def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
+    """Return an argument with another call in place of `old`, at any depth."""
+    if value is old:
+        return new
+    if isinstance(value, ObjectCall):
+        args = tuple(replace_call(item, old, new) for item in value.args)
+        kwargs = {name: replace_call(item, old, new) for name, item in value.kwargs.items()}
+        return ObjectCall(value.name, args, kwargs, value.module)
+    if type(value) in (list, tuple):
+        return type(value)(replace_call(item, old, new) for item in value)
+    return {key: replace_call(item, old, new) for key, item in value.items()} if type(value) is dict else value

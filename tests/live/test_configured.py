@@ -498,7 +498,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ),
         ("cfg=torch", "torch is not a class or a value in net.py"),
         ("cfg=Confg(3)", r"Confg is not defined in net.py; did you mean Config\?"),
-        ("cfg=relu", "relu is not defined in net.py; write a string in quotes: 'relu'"),
+        ("cfg=relu", "relu is not defined in net.py; for a string, write \"net.py:Net\\(cfg='relu'\\)\""),
         (
             "cfg=oz.system",
             "oz.system is not defined in net.py; an argument is a number, a string in quotes, or a class",
@@ -524,7 +524,8 @@ def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each `...`" in more
     listed = statecli("inspect", "net.py").err.splitlines()
     assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
-    assert listed[3].startswith("Other needs thing; add the line `def make(): return Other(thing=...)` to net.py")
+    assert listed[3] == "  'net.py:Other(thing=torch.nn.Linear(2, 3))'"
+    assert statecli("inspect", "net.py:Other(thing=torch.nn.Linear(2, 3))").code == 0
 
 
 # --- a configuration from a file --------------------------------------------------------------------------------------
@@ -728,7 +729,7 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
         (
             "transformers:BertModel(BertConfig(hidden_siz=3))",
             "transformers:BertModel(BertConfig(hidden_siz=3)): BertConfig: got an unexpected keyword argument "
-            "'hidden_siz'; did you mean hidden_size?",
+            "'hidden_siz'; did you mean hidden_size? write 'transformers:BertModel(BertConfig(hidden_size=3))'",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
@@ -16,8 +16,9 @@ from statecli.commands.explain.recipe import ModelCode
 from statecli.commands.explain.renaming import format_text
 from statecli.live import configured_model, model_registries
 from statecli.live.config_document import Library, find_config_file, read_document
-from statecli.live.constructor_arguments import describe_configuration, find_namespace
+from statecli.live.configuration_argument import describe_configuration
 from statecli.live.import_model import LoadedObject, find_import_folder, load_object, load_with_module
+from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec, split_class_options
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.storage import files
@@ -35,14 +36,13 @@ def build_model_code(spec: ModelSpec) -> ModelCode:
         return ModelCode((f"import {module}",), f"{function}({format_call((spec.attribute, *spec.args), spec.kwargs)})")
     names = _Names(spec, loaded)
     names.add(loaded.module, spec.attribute)
-    kwargs, lines = dict(spec.kwargs), list[str]()
-    for name in _list_object_names((*spec.args, *kwargs.values())):
-        space = find_namespace(loaded.module, loaded.value, name.partition(".")[0])
-        names.add(loaded.module if space is None else space, name)
+    scope, lines = Scope.around(spec, loaded.module, loaded.value), list[str]()
+    args = tuple(names.add_objects(scope, value) for value in spec.args)
+    kwargs = {name: names.add_objects(scope, value) for name, value in spec.kwargs.items()}
     if spec.options.config_json is not None:
         argument, value = _add_configuration(spec, loaded, names, lines)
         kwargs[argument] = value
-    expression = spec.attribute if is_instance else f"{spec.attribute}({format_call(spec.args, kwargs)})"
+    expression = spec.attribute if is_instance else f"{spec.attribute}({format_call(args, kwargs)})"
     return ModelCode(tuple(names.format_imports()), expression, tuple(lines), names.doubt)
 
 
@@ -52,11 +52,33 @@ class _Names:
     def __init__(self, spec: ModelSpec, loaded: LoadedObject) -> None:
         self._spec, self._own = spec, loaded.module
         self._imported: dict[str, dict[str, None]] = {}
+        self._packages: dict[str, None] = {}
         self.doubt = ""
 
     def add(self, module: types.ModuleType, dotted: str) -> None:
         """Import the first part of a dotted name."""
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
+
+    def add_objects(self, scope: Scope, value: Any) -> Any:
+        """Import the names in an argument; return the argument as Python code spells it."""
+        if isinstance(value, ObjectName):
+            return self._add_object(scope, value)
+        if isinstance(value, ObjectCall):
+            inner = scope.enter(scope.find(value.callee))
+            kwargs = {name: self.add_objects(inner, item) for name, item in value.kwargs.items()}
+            args = tuple(self.add_objects(inner, item) for item in value.args)
+            return ObjectCall(self._add_object(scope, value.callee).name, args, kwargs)
+        if type(value) in (list, tuple):
+            return type(value)(self.add_objects(scope, item) for item in value)
+        return {key: self.add_objects(scope, item) for key, item in value.items()} if type(value) is dict else value
+
+    def _add_object(self, scope: Scope, named: ObjectName) -> ObjectName:
+        package = scope.find(named).imported
+        if package is None:
+            self.add(scope.find_namespace(named) or self._own, named.name)
+            return named
+        self._packages[package] = None
+        return ObjectName(named.name if named.module is None else f"{named.module}.{named.name}")
 
     def add_class(self, added: type) -> str:
         """Import a class, from the spec's own module if possible; return its name."""
@@ -78,6 +100,8 @@ class _Names:
             yield "import runpy"
         if file is not None and file.folder:
             yield f"sys.path.insert(0, {format_text(file.folder)})"
+        for package in self._packages:
+            yield f"import {package}"
         for module, names in self._imported.items():
             listed = ", ".join(sorted(names))
             if file is None or module != self._own.__name__:
@@ -109,21 +133,6 @@ class _ImportedFile(NamedTuple):
         folder = "" if top == os.getcwd() else top if os.path.isabs(path) else os.path.relpath(top)
         is_importable = all(part.isidentifier() and not iskeyword(part) for part in parts)
         return cls(folder, ".".join(parts), is_importable and parts[0] not in sys.stdlib_module_names)
-
-
-def _list_object_names(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the names of classes and other objects in the arguments, at any depth."""
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (ObjectName, ObjectCall)):
-            yield value.name
-        if isinstance(value, ObjectCall):
-            pending += [*value.args, *value.kwargs.values()]
-        elif isinstance(value, dict):
-            pending += value.values()
-        elif isinstance(value, (list, tuple)):
-            pending += value
 
 
 def _add_configuration(

@@ -1,0 +1,187 @@
+"""The argument of a class that takes a configuration: its class, and its value from a file (`--config-json`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from statecli.core.errors import ModelError
+from statecli.core.python_names import takes_configuration
+from statecli.core.units import join_names
+from statecli.live import config_guards
+from statecli.live.object_scope import Scope
+from statecli.live.spec import ModelSpec
+from statecli.storage import files
+
+#: Ends of the names of classes that hold settings.
+_CONFIGURATION_ENDS = ("Config", "Cfg", "Args", "Configuration", "HParams")
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.7
+
+
+def find_configuration(scope: Scope, callee: Any) -> tuple[str, type]:
+    """Return the parameter that takes the configuration, and its class. Raises ModelError."""
+    spec = scope.spec
+    parameters = list_parameters(callee)[len(spec.args) :]
+    names = [parameter.name for parameter in parameters if parameter.name not in spec.kwargs]
+    for name in names:
+        found = find_class(callee, name, scope.namespaces)
+        if found is not None and is_configuration(found):
+            return name, found
+    raise ModelError(
+        f"{spec.text}: no argument of {spec.attribute} takes a configuration class; write the arguments in "
+        f"parentheses: {spec.base}({', '.join(f'{name}=...' for name in names[:4])})"
+    )
+
+
+def list_parameters(callee: Any) -> list[inspect.Parameter]:
+    """Return the parameters that can be named; [] if the object has no signature."""
+    try:
+        parameters = inspect.signature(callee).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+
+
+def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
+    """Return the class that a parameter takes; None if unknown.
+
+    It is the class in the annotation (`Config`, `"Config"`, `Config | None`), the class that a class of transformers
+    names, or for an argument such as `cfg` the only configuration class of the module.
+    """
+    annotation = inspect.signature(callee).parameters[name].annotation
+    if isinstance(annotation, str):
+        words = [word.strip() for word in annotation.replace("Optional[", "").rstrip("]").split("|")]
+        values: list[Any] = [getattr(space, word.rpartition(".")[2], None) for word in words for space in namespaces]
+    else:
+        values = [annotation, *getattr(annotation, "__args__", ())]
+    classes = (value for value in values if isinstance(value, type) and value.__module__ != "builtins")
+    annotated = next((value for value in classes if value is not inspect.Parameter.empty), None)
+    if annotated is not None or not takes_configuration(name, ""):
+        return annotated
+    config_class = getattr(callee, "config_class", None)
+    known = _list_configuration_classes(namespaces[:1])
+    return config_class if isinstance(config_class, type) else known[0] if len(known) == 1 else None
+
+
+def is_configuration(value: type) -> bool:
+    """Return True for a class that holds settings."""
+    return (
+        dataclasses.is_dataclass(value) or hasattr(value, "from_dict") or value.__name__.endswith(_CONFIGURATION_ENDS)
+    )
+
+
+def _list_configuration_classes(namespaces: tuple[types.ModuleType, ...]) -> list[type]:
+    values = [value for space in namespaces for value in vars(space).values()]
+    return [value for value in values if isinstance(value, type) and value.__name__.endswith(_CONFIGURATION_ENDS)]
+
+
+def build_from_json(spec: ModelSpec, path: str, config_class: type) -> Any:
+    """Build a configuration from a file. Raises ModelError, UsageError."""
+    from statecli.formats.shared import config_files
+
+    folder, name = files.split(path)
+    document = config_files.read_document(folder or ".", name)
+    if not _has_from_dict(config_class):
+        return _build_class(spec, path, config_class, document)
+    from_dict = getattr(config_class, "from_dict", None)
+    assert from_dict is not None  # noqa: S101 - checked by `_has_from_dict`
+    if not is_of_transformers(config_class):
+        return from_dict(document)
+    _check_model_type(path, config_class, document)
+    config_guards.check_config({**document, "quantization_config": None}, path)
+    return from_dict(config_guards.remove_fetches(document))
+
+
+def _has_from_dict(config_class: type) -> bool:
+    """Return True if `from_dict` of the class builds the configuration; False if the class takes the fields."""
+    is_plain = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
+    return hasattr(config_class, "from_dict") and not is_plain
+
+
+def is_of_transformers(config_class: type) -> bool:
+    """Return True for a configuration class of transformers, or a subclass: a dataclass whose file has other keys."""
+    return any(base.__module__ == "transformers.configuration_utils" for base in config_class.__mro__)
+
+
+def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]) -> None:
+    """Raise ModelError for the configuration of another model, which `from_dict` accepts."""
+    own, given = getattr(config_class, "model_type", ""), document.get("model_type")
+    if own and type(given) is str and given != own:
+        raise ModelError(
+            f"{path}: model_type is {given!r}, but {config_class.__name__} needs {own!r}; give the configuration of "
+            "that model"
+        )
+
+
+def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mapping[str, Any]) -> Any:
+    """Build a class from the fields of a document; a field that is a dataclass is built from the inner object."""
+    parameters = list_parameters(config_class)
+    names = [parameter.name for parameter in parameters]
+    unknown = [key for key in document if key not in names]
+    if unknown and not _takes_any_keyword(config_class):
+        near = get_close_matches(unknown[0], names, 1, _SIMILARITY)
+        hint = f"did you mean {near[0]}?" if near else f"its fields are {join_names(names, 8)}"
+        raise ModelError(f"{path}: {config_class.__name__} has no field {unknown[0]!r}; {hint}")
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in document]
+    if missing:
+        raise ModelError(f"{path}: {config_class.__name__} needs {join_names(missing, 8)}; add the fields to the file")
+    values = dict(document)
+    for name, inner in _list_inner_classes(config_class, values):
+        values[name] = _build_class(spec, path, inner, values[name])
+    return config_class(**values)
+
+
+def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list[tuple[str, type]]:
+    """Return the fields of a configuration class whose values are built from inner objects, with their classes."""
+    spaces = tuple(filter(None, [sys.modules.get(config_class.__module__)]))
+    classes = {
+        parameter.name: find_class(config_class, parameter.name, spaces)
+        for parameter in list_parameters(config_class)
+        if type(document.get(parameter.name)) is dict
+    }
+    return [(name, found) for name, found in classes.items() if found is not None and dataclasses.is_dataclass(found)]
+
+
+def _takes_any_keyword(callee: Any) -> bool:
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(callee).parameters.values())
+
+
+class JsonConfiguration(NamedTuple):
+    """How an argument is built from a file of JSON.
+
+    `has_from_dict`: by `from_dict` of the class, else by a call with the fields. `inner`: the keys of each inner object
+    that is built first, with its class; the innermost first.
+    """
+
+    argument: str
+    config_class: type
+    has_from_dict: bool
+    inner: tuple[tuple[tuple[str, ...], type], ...]
+
+
+def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Any) -> JsonConfiguration:
+    """Return how `resolve_arguments` builds the configuration of `--config-json`. Raises ModelError."""
+    from statecli.formats.shared import config_files
+
+    path = spec.options.config_json
+    assert path is not None  # noqa: S101 - the caller has such a spec
+    argument, config_class = find_configuration(Scope.around(spec, module, callee), callee)
+    if _has_from_dict(config_class):
+        return JsonConfiguration(argument, config_class, True, ())
+    folder, name = files.split(path)
+    document = config_files.read_document(folder or ".", name)
+    return JsonConfiguration(argument, config_class, False, tuple(_iter_inner_objects(config_class, document, ())))
+
+
+def _iter_inner_objects(
+    config_class: type, document: Mapping[str, Any], keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type]]:
+    for name, inner in _list_inner_classes(config_class, document):
+        yield from _iter_inner_objects(inner, document[name], (*keys, name))
+        yield (*keys, name), inner

@@ -1,0 +1,234 @@
+"""Find the objects that names in the arguments of a spec stand for, and the line to type for a name without one.
+
+A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
+`torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` of any module that Python finds. The arguments of
+such a class may also use the names of its module. Nothing of Python's standard library is named, so that no argument
+runs a command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from statecli.core.errors import ModelError
+from statecli.core.quoting import quote_for_shell
+from statecli.live import search_path
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.7
+_STANDARD_LIBRARY = sys.stdlib_module_names
+#: Modules in which a class is looked up that the spec's own module does not have.
+_LIBRARIES = ("torch.nn", "transformers", "diffusers", "peft", "torch_geometric.nn", "torchmetrics", "torch")
+_MISSING = object()
+
+
+class FoundObject(NamedTuple):
+    """The object of a name.
+
+    `owner` is the module of the object if the name begins with a module: torch.nn for `nn.Linear`. `imported` is the
+    name of this module, if the name begins with it in full: "torch.nn" for `torch.nn.Linear`.
+    """
+
+    value: Any
+    owner: types.ModuleType | None = None
+    imported: str | None = None
+
+
+class Replacement(NamedTuple):
+    """What to write in place of an unknown name, and whether the name is only similar."""
+
+    value: ObjectName | str
+    is_similar: bool = False
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The modules whose names an argument may use: the most specific first."""
+
+    spec: ModelSpec
+    namespaces: tuple[types.ModuleType, ...]
+
+    @classmethod
+    def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Any) -> Scope:
+        """Return the scope of the arguments of `callee`, which the spec looks up in `module`."""
+        return cls(spec, tuple(_iter_namespaces(module, callee)))
+
+    def enter(self, callee: FoundObject) -> Scope:
+        """Return the scope of the arguments of a class in the arguments."""
+        if callee.owner is None:
+            return self
+        return Scope(self.spec, (*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
+
+    def find(self, named: ObjectName) -> FoundObject:
+        """Return the object of a name. Raises ModelError."""
+        found = self._look_up(named)
+        if found is None:
+            raise ModelError(
+                f"{self.spec.text}: {named.name} is not defined in {self._where(named)}{self._advise(named)}"
+            )
+        if found.value is _MISSING or isinstance(found.value, types.ModuleType):
+            problem = f"{named.name} is not a class or a value in {self._where(named)}"
+            advice = self._advise(named) if found.owner is not None else ""
+            raise ModelError(f"{self.spec.text}: {problem}{advice}")
+        if callable(found.value) and _is_standard(str(getattr(found.value, "__module__", ""))):
+            raise ModelError(
+                f"{self.spec.text}: {named.name} belongs to Python's standard library, not to {self._where(named)}"
+            )
+        return found
+
+    def find_namespace(self, named: ObjectName) -> types.ModuleType | None:
+        """Return the module whose name begins an argument: that of `nn` of `nn.GELU`; None without one."""
+        first = named.name.partition(".")[0]
+        return next((space for space in self.namespaces if hasattr(space, first)), None)
+
+    def _where(self, named: ObjectName) -> str:
+        return named.module or self.spec.module
+
+    def _look_up(self, named: ObjectName) -> FoundObject | None:
+        """Return the object; None if the first part of the name is unknown."""
+        if named.module is not None:
+            owner = self._import(named.module)
+            return FoundObject(_get(owner, named.name), owner, named.module) if _has(owner, named.name) else None
+        first, _, rest = named.name.partition(".")
+        value: Any = getattr(self.find_namespace(named), first, _MISSING)
+        if value is not _MISSING and (not rest or _has(value, rest)):
+            return FoundObject(_get(value, rest) if rest else value, _find_owner(value, rest))
+        from statecli.core.target_suggestions import split_module_name
+
+        with search_path.use_installed_only():
+            split = split_module_name(named.name) if rest and not _is_standard(first) else None
+            package = importlib.import_module(split.module) if split is not None else None
+        if split is not None and _has(package, split.attribute):
+            return FoundObject(_get(package, split.attribute), package, split.module)
+        return (
+            None if value is _MISSING else FoundObject(_MISSING, value if isinstance(value, types.ModuleType) else None)
+        )
+
+    def _import(self, module: str) -> types.ModuleType:
+        if _is_standard(module):
+            raise ModelError(f"{self.spec.text}: {module} belongs to Python's standard library")
+        try:
+            with search_path.use_folder_last():
+                return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if module != missing and not module.startswith(f"{missing}."):
+                raise
+            raise ModelError(
+                f"{self.spec.text}: no module is named {missing}; install the package of {missing}, or correct the name"
+            ) from error
+
+    # --- the line to type ---------------------------------------------------------------------------------------------
+
+    def _advise(self, named: ObjectName) -> str:
+        replacement = self._find_replacement(named)
+        if replacement is None:
+            return "; an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)"
+        line = spell(self.spec, self.rewrite)
+        if isinstance(replacement.value, str):
+            return f"; for a string, write {line}"
+        return f"; did you mean {replacement.value}? write {line}" if replacement.is_similar else f"; write {line}"
+
+    def rewrite(self, value: Any) -> Any:
+        """Return an argument with a known name in place of each unknown one."""
+        if isinstance(value, ObjectName):
+            return value if self._is_known(value) else self._replace(value)
+        if isinstance(value, ObjectCall):
+            callee = value.callee if self._is_known(value.callee) else self._replace(value.callee)
+            if isinstance(callee, str):
+                return value
+            scope = self.enter(self.find(callee)) if self._is_known(callee) else self
+            kwargs = {name: scope.rewrite(item) for name, item in value.kwargs.items()}
+            return ObjectCall(callee.name, tuple(map(scope.rewrite, value.args)), kwargs, callee.module)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.rewrite, value))
+        return {key: self.rewrite(item) for key, item in value.items()} if type(value) is dict else value
+
+    def _is_known(self, named: ObjectName) -> bool:
+        try:
+            found = self._look_up(named)
+        except ModelError:
+            return False
+        return found is not None and found.value is not _MISSING
+
+    def _replace(self, named: ObjectName) -> ObjectName | str:
+        replacement = self._find_replacement(named)
+        return named if replacement is None else replacement.value
+
+    def _find_replacement(self, named: ObjectName) -> Replacement | None:
+        owner, _, last = named.name.rpartition(".")
+        owners = {} if named.module else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
+        if last in owners:
+            return Replacement(owners[last])
+        own = {} if owner else {key: ObjectName(key, named.module) for key in self._list_own(named)}
+        near = get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
+        if near:
+            return Replacement({**owners, **own}[near[0]], is_similar=True)
+        return None if owner or named.module else Replacement(named.name)
+
+    def _list_own(self, named: ObjectName) -> Iterator[str]:
+        return _list_public(*(self.namespaces if named.module is None else (self._import(named.module),)))
+
+
+def spell(spec: ModelSpec, change: Callable[[Any], Any]) -> str:
+    """Return the spec as a word for a shell, with each argument changed."""
+    kwargs = {name: change(value) for name, value in spec.kwargs.items()}
+    word = quote_for_shell(f"{spec.base}({format_call(map(change, spec.args), kwargs)})")
+    config = spec.options.config_json
+    return word if config is None else f"{word} --config-json {quote_for_shell(config)}"
+
+
+def _iter_namespaces(module: types.ModuleType, callee: Any) -> Iterator[types.ModuleType]:
+    defining = sys.modules.get(getattr(callee, "__module__", None) or "")
+    for start in filter(None, (module, defining)):
+        if _is_standard(start.__name__):
+            continue
+        yield start
+        package = start.__name__
+        while "." in package:
+            package = package.rpartition(".")[0]
+            if package in sys.modules:
+                yield sys.modules[package]
+
+
+def _is_standard(module: str) -> bool:
+    return module.partition(".")[0] in _STANDARD_LIBRARY
+
+
+def _get(value: Any, dotted: str) -> Any:
+    """Return an attribute of a module or a class, `_MISSING` without one."""
+    for attribute in dotted.split("."):
+        value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
+    return value
+
+
+def _find_owner(value: Any, dotted: str) -> types.ModuleType | None:
+    """Return the last module in a name with dots that begins with the object `value`."""
+    owner = None
+    for attribute in dotted.split(".") if dotted else ():
+        owner = value if isinstance(value, types.ModuleType) else owner
+        value = _get(value, attribute)
+    return owner
+
+
+def _has(value: Any, dotted: str) -> bool:
+    return _get(value, dotted) is not _MISSING
+
+
+def _list_public(*modules: types.ModuleType) -> Iterator[str]:
+    return (key for module in modules for key in dir(module) if not key.startswith("_"))
+
+
+def _iter_library_names() -> Iterator[tuple[str, str]]:
+    """Yield the classes of the libraries that are imported: the module and the name, the preferred module last."""
+    for library in reversed(_LIBRARIES):
+        if library in sys.modules:
+            yield from ((library, key) for key in _list_public(sys.modules[library]) if key[0].isupper())

@@ -1,0 +1,57 @@
+"""Values to type for the arguments that a class needs: `cfg=Config(size=...)`, `nn=torch.nn.Linear(2, 3)`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from statecli.core.python_names import takes_object, write_example
+from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
+from statecli.live.object_scope import Scope
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectCall, ObjectName
+
+#: Configurations inside of configurations that a line to type shows.
+_MAX_DEPTH = 3
+
+
+def write_values(spec: ModelSpec, callee: Any, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return values to type for arguments of a class: `Config(size=...)`; None if an object is of no known class."""
+    module = None if spec.is_file else sys.modules.get(spec.module)
+    defining = sys.modules.get(getattr(callee, "__module__", None) or "")
+    start = module or defining
+    scope = Scope(spec, ()) if start is None else Scope.around(spec, start, callee)
+    values = {name: _write_value(callee, name, scope) for name in names}
+    return None if None in values.values() else values
+
+
+def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
+    parameters = inspect.signature(callee).parameters
+    annotation = parameters[name].annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)[0]
+    text = "" if annotation is inspect.Parameter.empty else _get_text(annotation)
+    example = write_example(name, text, parameters)
+    if example is not None:
+        return ObjectName(example)
+    found = find_class(callee, name, scope.namespaces)
+    if found is None or depth > _MAX_DEPTH:
+        return None if takes_object(name, text) else ObjectName("...")
+    is_named = any(getattr(space, found.__name__, None) is found for space in scope.namespaces)
+    if not is_named or not (is_configuration(found) or _is_module_class(found)):
+        return None
+    needed = [one.name for one in list_parameters(found) if one.default is one.empty]
+    values = {inner: _write_value(found, inner, scope, depth + 1) for inner in needed}
+    return None if None in values.values() else ObjectCall(found.__name__, (), values)
+
+
+def _get_text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _is_module_class(value: type) -> bool:
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and issubclass(value, nn.Module)

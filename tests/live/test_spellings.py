@@ -1,0 +1,177 @@
+"""A wrong spelling of a model is one line with the line to type, and that line works."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+#: Packages with the functions that statecli calls of libraries that may not be installed.
+STAND_INS = {
+    "adapters/__init__.py": """
+        from torch import nn
+        class PreTrainedModel(nn.Module): pass
+        class LoraConfig:
+            def __init__(self, rank=2, names=()): self.rank = rank
+        class Adapted(nn.Module):
+            def __init__(self, model: nn.Module, config: LoraConfig):
+                super().__init__()
+                self.model = model
+                self.adapter = nn.Linear(config.rank, 2)
+        def adapt(model: nn.Module, config: LoraConfig): return Adapted(model, config)
+    """,
+    "bodies/__init__.py": """
+        from torch import nn
+        from bodies.settings import BodyConfig
+        class Body(nn.Module):
+            def __init__(self, config: BodyConfig):
+                super().__init__()
+                self.layer = nn.Linear(config.width, 2)
+    """,
+    "bodies/settings.py": """
+        class BodyConfig:
+            def __init__(self, width=3): self.width = width
+    """,
+    "graphs/__init__.py": "",
+    "graphs/layers.py": """
+        from typing import Callable
+        import torch
+        class Conv(torch.nn.Module):
+            def __init__(self, nn: Callable, scale: float = 1.0, name: str = "conv"):
+                super().__init__()
+                self.nn, self.name = nn, name
+            def forward(self, x): return self.nn(x)
+    """,
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder, and the stand-ins as installed packages of another folder."""
+    for path, source in STAND_INS.items():
+        (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "installed" / path).write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "here"
+    names = {path.partition("/")[0] for path in STAND_INS}
+    for key in [key for key in sys.modules if key.partition(".")[0] in names]:
+        del sys.modules[key]
+
+
+@pytest.fixture
+def advise(statecli):
+    """Type a target that is refused; return the message and the target that it says to write, which must work."""
+
+    def type_line(*words: str) -> tuple[str, str]:
+        refused = statecli("inspect", *words)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused.err
+        advised = shlex.split(refused.err.rstrip("\n").rpartition("write ")[2])
+        result = statecli("inspect", *advised, "-f", "json")
+        assert result.code == 0, (advised, result.err)
+        return refused.err, shlex.join(advised)
+
+    return type_line
+
+
+# --- classes of other packages in the arguments -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["bodies:Body(BodyConfig(4))", "bodies.Body(BodyConfig(4))", "bodies:Body(bodies.settings:BodyConfig(width=4))"],
+)
+@pytest.mark.parametrize("callee", ["adapt", "Adapted"])
+def test_an_argument_is_a_class_of_another_package(here, statecli, callee, model):
+    """With a colon or a dot; the arguments of that class use the names of its own module."""
+    result = statecli("inspect", f"adapters:{callee}({model}, config=LoraConfig(rank=5))", "-f", "json")
+    assert result.code == 0, result.err
+    shapes = {name: row["shape"] for name, row in result.rows().items()}
+    assert (shapes["model.layer.weight"], shapes["adapter.weight"]) == ([2, 4], [2, 5])
+
+
+def test_only_packages_that_the_line_names_are_imported(here, statecli):
+    """A refused line imports none of the others."""
+    assert statecli("inspect", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())").code == 0
+    assert statecli("inspect", "adapters:adapt(Body(), LoraConfig())").code == 2
+    assert "adapters" in sys.modules
+    assert "bodies" not in sys.modules
+
+
+def test_a_dotted_name_is_of_an_installed_package(here, statecli):
+    """A module of the current folder is named by a colon, which imports an installed module first."""
+    Path("own.py").write_text(
+        "import torch\nclass Own(torch.nn.Linear):\n    def __init__(self): super().__init__(1, 1)\n"
+    )
+    assert statecli("inspect", "adapters:adapt(own.Own(), LoraConfig())").code == 2
+    assert "own" not in sys.modules
+    assert statecli("inspect", "adapters:adapt(own:Own(), LoraConfig())").code == 0
+    del sys.modules["own"]
+    Path("bodies.py").write_text("1 / 0\n")
+    assert statecli("inspect", "adapters:adapt(bodies:Body(BodyConfig()), LoraConfig())").code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("os:system('touch ran')", "os belongs to Python's standard library"),
+        ("os.system('touch ran')", "os.system is not defined in adapters; an argument is a number, a string in quotes"),
+        ("bodies:os.system('touch ran')", "os.system is not defined in bodies"),
+        ("bodies:missing", "missing is not defined in bodies; an argument is a number"),
+        ("no_package:Body()", "no module is named no_package; install the package of no_package, or correct the name"),
+        ("bodies:_hidden()", "is code, not a literal"),
+    ],
+)
+def test_a_name_of_another_package_runs_no_command(here, statecli, model, problem):
+    """It is one line, and nothing runs."""
+    result = statecli("inspect", f"adapters:adapt({model}, LoraConfig())")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert problem in result.err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("adapters:adapt(Linear(2, 3), LoraConfig())", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())"),
+        (
+            "adapters:adapt(Sequential(Linear(2, 3), ReLU()), LoraConfg())",
+            "adapters:adapt(torch.nn.Sequential(Linear(2, 3), ReLU()), LoraConfig())",
+        ),
+        ("adapters:adapt(nn.Liner(2, 3), LoraConfig())", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())"),
+        ("graphs.layers:Conv", "graphs.layers:Conv(nn=torch.nn.Linear(2, 3))"),
+        ("graphs.layers.Conv", "graphs.layers:Conv(nn=torch.nn.Linear(2, 3))"),
+        ("graphs.layers:Conv(nn=Linear(2,3))", "graphs.layers:Conv(nn=torch.nn.Linear(2, 3))"),
+        ("adapters:Adapted", "adapters:Adapted(model=torch.nn.Linear(2, 3), config=LoraConfig())"),
+        (
+            "graphs.layers:Conv(torch.nn.Linear(2, out_feature=3))",
+            "graphs.layers:Conv(torch.nn.Linear(2, out_features=3))",
+        ),
+        (
+            "graphs.layers:Conv(torch.nn.Linear(2, 3), name=convolution)",
+            "graphs.layers:Conv(torch.nn.Linear(2, 3), name='convolution')",
+        ),
+    ],
+)
+def test_the_line_for_a_class_of_another_package_works(here, advise, typed, written):
+    """The package is written before the class."""
+    assert shlex.split(advise(typed)[1]) == [written]
+
+
+def test_the_lines_of_explain_import_the_other_package(here):
+    """As Python runs them."""
+    from statecli.commands.explain.model_code import build_model_code
+    from statecli.targets.load import find_class_spec
+
+    text = "adapters:Adapted(bodies:Body(bodies.settings.BodyConfig(4)), config=LoraConfig(5))"
+    code = build_model_code(find_class_spec(text))
+    names: dict[str, object] = {}
+    exec("\n".join([*code.imports, f"model = {code.expression}"]), names)  # noqa: S102 - the printed lines
+    assert names["model"].adapter.weight.shape == (2, 5)
+    assert code.expression == "Adapted(bodies.Body(bodies.settings.BodyConfig(4)), config=LoraConfig(5))"
