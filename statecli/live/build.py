@@ -150,4 +150,8 @@ def _call_spec(
         raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module")
+    if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:
+        from statecli.live import stored_text
+
+        stored_text.check_stored_texts(spec, loaded.module, model)
     return model

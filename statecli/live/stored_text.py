@@ -1,0 +1,53 @@
+"""Refuse a text for an argument that takes a module: the class stores the text, and fails when it calls the module."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from typing import Any
+
+from statecli.core.errors import ModelError, UsageError
+from statecli.core.python_names import write_example
+from statecli.live.object_scope import Scope, spell
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_arguments import parse_arguments
+from statecli.live.spec_objects import ObjectCall, ObjectName
+
+
+def check_stored_texts(spec: ModelSpec, module: types.ModuleType, built: Any) -> None:
+    """Raise ModelError for a text of the spec in an attribute that the class of the model calls."""
+    try:
+        given = inspect.signature(type(built)).bind_partial(*spec.args, **spec.kwargs).arguments
+    except (TypeError, ValueError):
+        return
+    for name, text in given.items():
+        if type(text) is str and vars(built).get(name) == text and _is_called(type(built), name):
+            line = _spell_with_module(Scope.around(spec, module, type(built)), text)
+            problem = f"{name} must be a module, because the class calls self.{name}, but {text!r} is a string"
+            raise ModelError(f"{spec.text}: {problem}; write {line}")
+
+
+def _is_called(kind: type, name: str) -> bool:
+    """Return True if the source of the class, or of its bases, has a call of this attribute."""
+    call = re.compile(rf"\bself\.{re.escape(name)}\(")
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            continue
+        if call.search(source):
+            return True
+    return False
+
+
+def _spell_with_module(scope: Scope, text: str) -> str:
+    """Return the spec with the module that the text names, or with another, in place of the text."""
+    try:
+        (value,), _ = parse_arguments(text, f"{text})")
+    except (UsageError, ValueError):
+        value = None
+    module = scope.rewrite(value) if isinstance(value, ObjectCall) else ObjectName(write_example("module", "") or "...")
+    return spell(scope.spec, lambda argument: module if argument == text else argument)
