@@ -72,17 +72,19 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
     return f"{name} needs {_join(model)}; {advice_for_class}"
 
 
-def write_function(module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = ()) -> str:
+def write_function(
+    module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = (), imports: str = ""
+) -> str:
     """Return the line of Python that builds a model by `call`, where to write the line, and what to type then.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
-    `taken`: names of functions of the file.
+    `taken`: names of functions of the file. `imports`: lines of other imports, which end in "; ".
     """
     with_values = " with a value for each `...`" if "..." in call else ""
     file, name = (module, "make") if module.endswith(".py") else ("build.py", "make")
     if name in taken:
         name = f"make_{names[0].lower()}"
-    imports = "" if file == module else f"from {module} import {', '.join(sorted(names))}; "
+    imports += "" if file == module else f"from {module} import {', '.join(sorted(names))}; "
     return f"add the line `def {name}(): {imports}return {call}` to {file}{with_values}, and give {file}:{name}"
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from statecli.core import configuration_fields
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Ends of the names of classes that hold settings.
@@ -162,6 +163,14 @@ def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _iter_statements(node.body)
 
 
+def map_classes(source: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module by name; {} for a text that is not in Python's syntax."""
+    try:
+        return _map_classes([*_iter_statements(ast.parse(source).body)])
+    except _PARSE_ERRORS:
+        return {}
+
+
 def _map_classes(body: Iterable[ast.stmt]) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
@@ -239,15 +248,28 @@ def _takes_object(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> boo
     return annotation in classes or takes_object(argument.arg, annotation)
 
 
-def _find_class(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """Return the class of the file whose instance an argument takes: its annotation, or the only configuration."""
+def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """Return the class of the file whose instance an argument of the class `owner` takes.
+
+    It is the annotation, or the only configuration with the fields that the code reads from the argument.
+    """
     annotation = _format_annotation(argument)
     if annotation or not takes_configuration(argument.arg, annotation):
         words = re.findall(r"\w+", annotation)
         named = [word for word in words if word in classes]
         return named[0] if len(named) == 1 and set(words) <= {named[0], "Optional", "None"} else None
-    configurations = [name for name in classes if name.endswith(_CONFIGURATION_ENDS)]
-    return configurations[0] if len(configurations) == 1 else None
+    read = configuration_fields.list_read_fields(owner, argument.arg, classes)
+    fitting = [
+        name
+        for name in classes
+        if name.endswith(_CONFIGURATION_ENDS)
+        and configuration_fields.fits(
+            read,
+            configuration_fields.list_class_fields(name, classes),
+            is_complete=configuration_fields.has_all_fields(name, classes),
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 class _CallWriter:
@@ -269,7 +291,7 @@ class _CallWriter:
         return f"{name}({', '.join(f'{arg.arg}={self._write_value(arg, (*callers, name))}' for arg in required)})"
 
     def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
-        class_name = _find_class(argument, self.classes)
+        class_name = _find_class(argument, callers[-1], self.classes)
         if class_name is not None and class_name not in callers:
             return self.write_call(class_name, callers)
         example = write_example(argument.arg, _format_annotation(argument)) if self.has_examples else None

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from statecli.core import configuration_fields
+from statecli.core.build_function import write_function
 from statecli.core.errors import ModelError
-from statecli.core.python_names import takes_configuration
+from statecli.core.python_names import list_factories, map_classes, takes_configuration
 from statecli.core.units import join_names
 from statecli.live import config_guards
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectName, format_call
 from statecli.storage import files
 
 #: Ends of the names of classes that hold settings.
@@ -33,10 +36,23 @@ def find_configuration(scope: Scope, callee: Any) -> tuple[str, type]:
         found = find_class(callee, name, scope.namespaces)
         if found is not None and is_configuration(found):
             return name, found
+    unknown = next((name for name in names if takes_configuration(name, "")), None)
+    if unknown is not None:
+        raise ModelError(
+            f"{spec.text}: {unknown} takes a configuration whose class is unknown; {_write_function(spec, unknown)}"
+        )
     raise ModelError(
         f"{spec.text}: no argument of {spec.attribute} takes a configuration class; write the arguments in "
         f"parentheses: {spec.base}({', '.join(f'{name}=...' for name in names[:4])})"
     )
+
+
+def _write_function(spec: ModelSpec, argument: str) -> str:
+    """Return the function that builds the class with the fields of the file of `--config-json`."""
+    value = ObjectName(f"types.SimpleNamespace(**json.load(open({spec.options.config_json!r})))")
+    call = f"{spec.attribute}({format_call(spec.args, {**spec.kwargs, argument: value})})"
+    taken = list(list_factories(spec.module)) if spec.is_file else []
+    return write_function(spec.module, call, (spec.attribute.partition(".")[0],), taken, imports="import json, types; ")
 
 
 def list_parameters(callee: Any) -> list[inspect.Parameter]:
@@ -52,7 +68,8 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     """Return the class that a parameter takes; None if unknown.
 
     It is the class in the annotation (`Config`, `"Config"`, `Config | None`), the class that a class of transformers
-    names, or for an argument such as `cfg` the only configuration class of the module.
+    names, or for an argument such as `cfg` the only configuration class of the module with the fields that the code
+    reads from the argument.
     """
     annotation = inspect.signature(callee).parameters[name].annotation
     if isinstance(annotation, str):
@@ -65,8 +82,28 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     if annotated is not None or not takes_configuration(name, ""):
         return annotated
     config_class = getattr(callee, "config_class", None)
-    known = _list_configuration_classes(namespaces[:1])
-    return config_class if isinstance(config_class, type) else known[0] if len(known) == 1 else None
+    if isinstance(config_class, type):
+        return config_class
+    read = _list_read_fields(callee, name)
+    fitting = [known for known in _list_configuration_classes(namespaces[:1]) if _has_fields(known, read)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _list_read_fields(callee: Any, argument: str) -> set[str]:
+    """Return the fields that the constructor reads from an argument, from the source of its module."""
+    names = [base.__qualname__ for base in getattr(callee, "__mro__", ()) if base.__module__ == callee.__module__]
+    try:
+        source = inspect.getsource(sys.modules[callee.__module__])
+    except (OSError, TypeError, KeyError, AttributeError):
+        return set()
+    return configuration_fields.list_read_fields(names[0], argument, map_classes(source)) if names else set()
+
+
+def _has_fields(config_class: type, read: set[str]) -> bool:
+    bases = [base for base in config_class.__mro__ if base is not object]
+    names = {parameter.name for base in bases for parameter in list_parameters(base)}
+    is_complete = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
+    return configuration_fields.fits(read, names.union(dir(config_class)), is_complete=is_complete)
 
 
 def is_configuration(value: type) -> bool:

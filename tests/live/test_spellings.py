@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -191,3 +192,54 @@ def test_the_lines_of_explain_import_the_other_package(here):
     exec("\n".join([*code.imports, f"model = {code.expression}"]), names)  # noqa: S102 - the printed lines
     assert names["model"].adapter.weight.shape == (2, 5)
     assert code.expression == "Adapted(bodies.Body(bodies.settings.BodyConfig(4)), config=LoraConfig(5))"
+
+
+# --- an argument without an annotation that takes a configuration -----------------------------------------------------
+
+GUESSED = """
+from dataclasses import dataclass
+from torch import nn
+@dataclass
+class OptimizerConfig:
+    lr: float = 0.1
+@dataclass
+class NetConfig:
+    width: int = 3
+class Block(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.layer = nn.Linear(cfg.width, 2)
+class Net(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.block = Block(cfg)
+class Other(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.layer = nn.Linear(cfg.size, cfg.lr)
+"""
+
+
+@pytest.mark.parametrize("name", ["Block", "Net"])
+def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise, statecli, name):
+    """Of several; if the constructor reads none, the fields that the other classes read."""
+    Path("net.py").write_text(GUESSED)
+    assert f"'net.py:{name}(cfg=NetConfig())'" in statecli("inspect", "net.py").err
+    assert shlex.split(advise(f"net.py:{name}")[1]) == [f"net.py:{name}(cfg=NetConfig())"]
+    Path("net.json").write_text('{"width": 7}')
+    result = statecli("inspect", f"net.py:{name}", "--config-json", "net.json", "-f", "json")
+    assert [7] in [row["shape"][1:] for row in result.rows().values()]
+
+
+@pytest.mark.parametrize("words", [["net.py:Other"], ["net.py:Other", "--config-json", "net.json"], ["net.Other"]])
+def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words):
+    """The function of the message works; a value is added where the message has dots."""
+    Path("net.py").write_text(GUESSED)
+    Path("net.json").write_text('{"size": 3, "lr": 2}')
+    error = statecli("inspect", *words).err
+    assert error.count("\n") == 1
+    (line,) = re.findall(r"add the line `(.*)` to net.py", error)
+    with Path("net.py").open("a") as file:
+        file.write(line.replace("...", "__import__('types').SimpleNamespace(size=3, lr=2)") + "\n")
+    assert error.rstrip().endswith("net.py:make")
+    assert statecli("inspect", "net.py:make").code == 0

@@ -1,0 +1,103 @@
+"""Evidence that an argument such as `cfg` takes a certain class: the attributes that the code reads from the argument.
+
+`self.fc = nn.Linear(cfg.width, 2)` reads the field `width`, which the class of the configuration must have.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Set
+
+
+def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
+    """Return the attributes that `__init__` of the class `owner` reads from `argument` or `self.argument`.
+
+    If the constructor passes the argument on to other classes, their attributes belong to it too.
+    """
+    fields: set[str] = set()
+    seen: set[str] = set()
+    pending = [owner]
+    while pending:
+        name = pending.pop()
+        init = find_init(classes[name], classes) if name in classes and name not in seen else None
+        seen.add(name)
+        if init is None:
+            continue
+        fields |= {
+            node.attr
+            for node in ast.walk(init)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_argument(node.value, argument)
+        }
+        pending += _list_receivers(init, argument)
+        pending += _list_bases(classes[name], classes) if "super" in _list_receivers(init, argument) else []
+    return fields
+
+
+def find_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
+    """Return the `__init__` of a class, or of its base class in the file."""
+    own = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+    rest = {name: other for name, other in classes.items() if name != node.name}
+    bases = _list_bases(node, rest)
+    return next(own, None) or (find_init(rest[bases[0]], rest) if bases else None)
+
+
+def _list_receivers(init: ast.FunctionDef, argument: str) -> list[str]:
+    """Return the classes that are called with the argument; "super" for the constructor of the base class."""
+    calls = [
+        node
+        for node in ast.walk(init)
+        if isinstance(node, ast.Call)
+        and any(_is_argument(value, argument) for value in (*node.args, *(keyword.value for keyword in node.keywords)))
+    ]
+    return [ast.unparse(call.func).partition("(")[0] for call in calls]
+
+
+def _is_argument(node: ast.expr, argument: str) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == argument and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return isinstance(node, ast.Name) and node.id == argument
+
+
+def fits(read: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
+    """Return True if a class with these fields can be the configuration.
+
+    `is_complete`: the class has no other fields; else one known field is enough.
+    """
+    return bool(read & fields) and (not is_complete or read <= fields)
+
+
+def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
+    """Return the fields, methods and arguments of a class and of its bases in the file."""
+    node = classes[name]
+    fields: set[str] = set()
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            fields.add(part.target.id)
+        elif isinstance(part, ast.Assign):
+            fields.update(target.id for target in part.targets if isinstance(target, ast.Name))
+        elif isinstance(part, ast.FunctionDef):
+            fields.add(part.name)
+            fields.update(_list_own_attributes(part))
+    rest = {other: base for other, base in classes.items() if other != name}
+    return fields.union(*(list_class_fields(base, rest) for base in _list_bases(node, rest)))
+
+
+def has_all_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> bool:
+    """Return True if all bases of the class are in the file."""
+    node = classes[name]
+    rest = {other: base for other, base in classes.items() if other != name}
+    known = _list_bases(node, rest)
+    return len(known) == len(node.bases) and all(has_all_fields(base, rest) for base in known)
+
+
+def _list_bases(node: ast.ClassDef, classes: Iterable[str]) -> list[str]:
+    return [base for base in map(ast.unparse, node.bases) if base in classes]
+
+
+def _list_own_attributes(function: ast.FunctionDef) -> Iterable[str]:
+    """Yield the arguments of `__init__`, and what a method assigns to `self`."""
+    if function.name == "__init__":
+        yield from (argument.arg for argument in (*function.args.args, *function.args.kwonlyargs))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            yield node.attr
