@@ -24,9 +24,9 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
     """
     import torch
 
-    from statecli.live import model_reader
+    from statecli.live import library_lines, model_reader
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with library_lines.hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
         return model_reader.read(built, target, stats_of=stats_of)
 
 
@@ -39,9 +39,9 @@ def read_without_move(
     """
     import torch
 
-    from statecli.live import model_reader
+    from statecli.live import library_lines, model_reader
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with library_lines.hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
         return model_reader.read_without_move(built, target, why_not, stats_of=stats_of)
 
 
@@ -55,9 +55,9 @@ def move(
     """
     import torch
 
-    from statecli.live import model_reader
+    from statecli.live import library_lines, model_reader
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with library_lines.hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
         return model_reader.move(built, target, device, stats_of=stats_of)
 
 

@@ -18,6 +18,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.config_document import read_document
+from statecli.live.library_lines import hide_library_lines
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
 def import_transformers(config: str) -> Any:
     """Return the installed package, never a module in the current folder or the configuration's."""
     try:
-        with search_path.use_installed_only(files.get_folder(config)):
+        with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             import transformers
             import transformers.models.auto.modeling_auto
     except ImportError as error:

@@ -12,6 +12,7 @@ from statecli.core.errors import MissingDependency, ModelError
 from statecli.core.installed_package import install_packages
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
+from statecli.live.library_lines import hide_library_lines
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
 def import_library(name: str, config: str) -> Any:
     """Import an installed package, never one of the current folder or the configuration's. Raises MissingDependency."""
     try:
-        with search_path.use_installed_only(files.get_folder(config)):
+        with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")

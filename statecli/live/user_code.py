@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from statecli.live import search_path
 from statecli.live.downloads import refuse_downloads
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.spec import ModelSpec
 from statecli.storage import files
 
@@ -43,7 +44,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 @contextmanager
 def protect_streams() -> Iterator[None]:
     """Restore the process after code of the user, as `protect_process` does; the search path stays as it is."""
-    with _restore_process(), _redirect_prints(), _forbid_exit():
+    with _restore_process(), hide_library_lines(), _redirect_prints(), _forbid_exit():
         yield
 
 

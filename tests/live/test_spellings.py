@@ -243,3 +243,35 @@ def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words
         file.write(line.replace("...", "__import__('types').SimpleNamespace(size=3, lr=2)") + "\n")
     assert error.rstrip().endswith("net.py:make")
     assert statecli("inspect", "net.py:make").code == 0
+
+
+# --- lines of libraries -----------------------------------------------------------------------------------------------
+
+LOUD = """
+import logging, sys, warnings
+print("printed at import")
+print("to stderr", file=sys.stderr)
+warnings.warn("deprecated", FutureWarning)
+logging.getLogger("loud").warning("a missing extension")
+from torch import nn
+class Net(nn.Linear):
+    def __init__(self):
+        warnings.warn("deprecated in the constructor", FutureWarning)
+        super().__init__(2, 3)
+def say(text): print(text, file=sys.stderr)
+"""
+
+
+def test_lines_of_an_installed_library_do_not_come_before_the_result(here, statecli, tmp_path):
+    """At import and in a constructor; a function of the library that the user's code calls may print."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/loud.py").write_text(LOUD)
+    sys.path.insert(0, str(tmp_path / "site-packages"))
+    Path("net.py").write_text("import loud, sys\nloud.say('by the library')\nprint('by me')\nNet = loud.Net\n")
+    try:
+        assert statecli("inspect", "loud:Net").err == ""
+        del sys.modules["loud"]
+        assert statecli("inspect", "net.py:Net").err == "by the library\nby me\n"
+    finally:
+        sys.path.remove(str(tmp_path / "site-packages"))
+        sys.modules.pop("loud", None)

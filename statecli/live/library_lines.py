@@ -1,0 +1,98 @@
+"""Keep lines that installed libraries print off the terminal: they would come before the result or the error.
+
+A library prints while it is imported (a missing extension, a deprecated call), and torch.hub before each download.
+Lines of the user's own code stay, also those that it prints by a library such as rich.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from statecli.live.installed_code import is_installed_file
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_SITE = f"{os.sep}site-packages{os.sep}"
+#: A library whose lines never are the user's.
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+@contextmanager
+def hide_library_lines() -> Iterator[None]:
+    """Drop what libraries write to stderr, warn of, and log below ERROR while the block runs."""
+    stderr, handle, show = sys.stderr, logging.Logger.handle, warnings.showwarning
+    if stderr is not None:
+        sys.stderr = _OwnLines(stderr)
+    logging.Logger.handle = _wrap_handle(handle)  # type: ignore[method-assign]
+    warnings.showwarning = _wrap_warning(show)
+    try:
+        yield
+    finally:
+        sys.stderr, warnings.showwarning = stderr, show
+        logging.Logger.handle = handle  # type: ignore[method-assign]
+
+
+class _OwnLines:
+    """The stream of stderr, without the lines of libraries."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if _is_by_library(sys._getframe(1)) else self._stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            if not _is_by_library(sys._getframe(1)):
+                self._stream.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _wrap_handle(handle: Callable[..., None]) -> Callable[..., None]:
+    def handle_unless_by_library(self: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR or not _is_by_library(sys._getframe(1)):
+            handle(self, record)
+
+    return handle_unless_by_library
+
+
+def _wrap_warning(show: Callable[..., None]) -> Callable[..., None]:
+    def show_unless_by_library(*args: Any, **kwargs: Any) -> None:
+        if not _is_by_library(sys._getframe(1)):
+            show(*args, **kwargs)
+
+    return show_unless_by_library
+
+
+def _is_by_library(frame: types.FrameType | None) -> bool:
+    """Return True if a library writes while it is imported, or while statecli itself has called it, or if it is torch.
+
+    Between the library and the code of the user there is the body of a module, if the user's code imports it.
+    """
+    is_import = False
+    library = ""
+    while frame is not None:
+        code = frame.f_code
+        path = code.co_filename
+        if path.startswith(_PACKAGE):
+            return bool(library)
+        if not path.startswith("<") and not _is_standard(path):
+            if not is_installed_file(path):
+                return is_import or _TORCH in library
+            library = library or path
+            is_import = is_import or code.co_name == "<module>"
+        frame = frame.f_back
+    return False
+
+
+def _is_standard(path: str) -> bool:
+    return path.startswith(_STANDARD_LIBRARY) and _SITE not in path
