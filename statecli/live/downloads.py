@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -148,17 +148,19 @@ class _Guard:
         return getaddrinfo
 
 
-def explain_refusal(error: BaseException) -> str | None:
-    """Return what a refused download needs, and what to write instead; None for another error."""
+class Refusal(NamedTuple):
+    """The source of a refused download, and the argument that makes it needless, with its value; None if unknown."""
+
+    source: str
+    argument: tuple[str, bool | None] | None
+
+
+def find_refusal(error: BaseException) -> Refusal | None:
+    """Return the refused download that is the cause of an error; None for another error."""
     source = next(filter(None, map(_get_source, _iter_causes(error))), None)
     if source is None or _are_allowed():
         return None
-    argument = next((name for cause in _iter_causes(error) if (name := _find_argument(cause))), None)
-    write = f"write {argument}, or " if argument else ""
-    return (
-        f"needs a download from {source}, but statecli does not download by default: {write}set {ALLOWED_BY}=1 to "
-        "allow the download"
-    )
+    return Refusal(source, next((found for cause in _iter_causes(error) if (found := _find_argument(cause))), None))
 
 
 def _get_source(error: BaseException) -> str | None:
@@ -175,10 +177,10 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _find_argument(error: BaseException) -> str | None:
-    """Return `pretrained=False` or `weights=None`, for the outermost call that asks for weights."""
+def _find_argument(error: BaseException) -> tuple[str, bool | None] | None:
+    """Return `pretrained` with False or `weights` with None, for the outermost call that asks for weights."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name, value in tuple(frame.f_locals.items()):
             if _ARGUMENT.fullmatch(name) and (value is True or (value and isinstance(value, (str, Enum)))):
-                return f"{name}={'False' if value is True else 'None'}"
+                return name, False if value is True else None
     return None

@@ -36,7 +36,7 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
         raise
     except BaseException as error:
         mismatch = _explain_arguments(spec, callee, error)
-        raise mismatch or ModelError(_describe_error(spec, doing, error)) from error
+        raise mismatch or ModelError(_describe_error(spec, doing, callee, error)) from error
 
 
 def _wait_for_gpu() -> None:
@@ -48,7 +48,7 @@ def _wait_for_gpu() -> None:
                 torch.cuda.synchronize(device)
 
 
-def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
+def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> str:
     hint = "; try --init-device cpu" if doing.endswith("on meta") and spec.config is None else ""
     script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
@@ -57,11 +57,38 @@ def _describe_error(spec: ModelSpec, doing: str, error: BaseException) -> str:
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
-    refusal = downloads.explain_refusal(error)
+    refusal = downloads.find_refusal(error)
     if refusal is not None:
         own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
-        return f"{spec.text}: {doing}{own_place} {refusal}"
-    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}{_suggest_input(error)}"
+        return f"{spec.text}: {doing}{own_place} {_explain_refusal(spec, callee, refusal)}"
+    hint += _suggest_trust(spec, error) or _suggest_input(error)
+    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+
+
+def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
+    """Return the line to type, if torch.hub asks whether to trust a repository and gets no answer."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, EOFError) or "_check_repo_is_trusted" not in names:
+        return ""
+    kwargs = {**spec.kwargs, "trust_repo": True}
+    line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
+    return f"; torch.hub does not trust this repository; to trust it, write {line}"
+
+
+def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal) -> str:
+    """Return what a refused download needs, and the line to type without it."""
+    problem = f"needs a download from {refusal.source}, but statecli does not download by default"
+    allow = f"set {downloads.ALLOWED_BY}=1 to allow the download"
+    if refusal.argument is None:
+        return f"{problem}: {allow}"
+    name, value = refusal.argument
+    kwargs = {**spec.kwargs, name: value}
+    try:
+        inspect.signature(callee).bind(*spec.args, **kwargs)
+        line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
+    except (TypeError, ValueError):
+        line = f"{name}={value}"
+    return f"{problem}: write {line}, or {allow}"
 
 
 def _suggest_input(error: BaseException) -> str:

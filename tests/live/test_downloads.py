@@ -91,8 +91,8 @@ def refuse(text):
 @pytest.mark.parametrize(
     ("name", "line", "source", "fix"),
     [
-        ("flag", 14, "https://weights.invalid/w.pth", "write pretrained=False, or "),
-        ("weights", 14, "https://weights.invalid/w.pth", "write weights=None, or "),
+        ("flag", 14, "https://weights.invalid/w.pth", "write 'net.py:flag(pretrained=False)', or "),
+        ("weights", 14, "https://weights.invalid/w.pth", "write 'net.py:weights(weights=None)', or "),
         ("outer", 14, "https://weights.invalid/w.pth", "write pretrained=False, or "),
         ("retrieve", 31, "ftp://weights.invalid/w.pth", ""),
         ("connect", 35, "weights.invalid", ""),

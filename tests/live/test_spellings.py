@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -73,7 +74,7 @@ def advise(statecli):
     def type_line(*words: str) -> tuple[str, str]:
         refused = statecli("inspect", *words)
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused.err
-        advised = shlex.split(refused.err.rstrip("\n").rpartition("write ")[2])
+        advised = shlex.split(refused.err.rstrip("\n").rpartition("write ")[2].partition(", or set ")[0])
         result = statecli("inspect", *advised, "-f", "json")
         assert result.code == 0, (advised, result.err)
         return refused.err, shlex.join(advised)
@@ -243,6 +244,40 @@ def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words
         file.write(line.replace("...", "__import__('types').SimpleNamespace(size=3, lr=2)") + "\n")
     assert error.rstrip().endswith("net.py:make")
     assert statecli("inspect", "net.py:make").code == 0
+
+
+# --- torch.hub --------------------------------------------------------------------------------------------------------
+
+HUB = """
+dependencies = ["torch"]
+import torch
+def tiny(pretrained=True, width=3):
+    model = torch.nn.Linear(width, 2)
+    if pretrained:
+        model.load_state_dict(torch.hub.load_state_dict_from_url("https://example.invalid/tiny.pt"))
+    return model
+"""
+
+
+@pytest.mark.parametrize("arguments", ["'tiny'", "'tiny', pretrained=True", "'tiny', width=4"])
+def test_a_model_of_torch_hub_has_the_line_without_weights(here, advise, monkeypatch, arguments):
+    """The lines of torch about its cache and the download do not come before the error."""
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    (here / "torch/hub/own_repo_main").mkdir(parents=True)
+    (here / "torch/hub/own_repo_main/hubconf.py").write_text(HUB)
+    message, line = advise(f"torch.hub:load('own/repo:main', {arguments})")
+    assert "needs a download from https://example.invalid/tiny.pt" in message
+    assert "pretrained=False" in line
+
+
+def test_a_repository_without_trust_has_the_line_that_trusts_it(here, statecli, monkeypatch):
+    """The question of torch.hub gets no answer."""
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    error = statecli("inspect", "torch.hub:load('own/repo', 'tiny')").err
+    assert "needs a download" in error
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    error = statecli("inspect", "torch.hub:load('own/repo:main', 'tiny')").err
+    assert error.endswith("write \"torch.hub:load('own/repo:main', 'tiny', trust_repo=True)\"\n")
 
 
 # --- lines of libraries -----------------------------------------------------------------------------------------------
