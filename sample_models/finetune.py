@@ -1,11 +1,11 @@
 """A fine-tuning run in which the adapter silently did not train, and the norm's statistics moved all the same.
 
 Try:    statecli inspect sample_models/finetune.py:Net
-        python sample_models/finetune.py . && statecli diff before.ckpt after.ckpt --changed 'adapter.*'
+        python sample_models/finetune.py . && statecli diff before.ckpt after.ckpt --must-change 'adapter.*'
 
 Shows:  the optimizer has the parameters of the head only. `diff` shows the changes of one step: two parameters of
-        thirteen, and the buffers of the norm, which need no optimizer. `--changed` fails, because the adapter did not
-        change; a training log does not show that.
+        thirteen, and the buffers of the norm, which need no optimizer. `--must-change` fails because the adapter did
+        not change; a training log does not show that.
 """
 
 import sys

@@ -77,7 +77,7 @@ def test_quiet_says_why_or_nothing(statecli, b, output):
     assert reason in statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out
 
 
-@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--only", "layers.0.*"), ("--atol", "1")])
+@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--may-change", "layers.0.*"), ("--atol", "1")])
 def test_json_fits_its_schema(statecli, b, options):
     """`statecli schema diff` describes what `-f json` writes."""
     described = statecli("schema", "diff").json
@@ -118,14 +118,14 @@ def test_names_alone(statecli, b):
 
 def test_names_alone_and_a_failed_expectation(statecli, b):
     """The names stay alone on stdout; the reason of exit 1 is on stderr."""
-    result = statecli("diff", "a.pt", "b.pt", "--name-only", "--frozen", "layers.*")
+    result = statecli("diff", "a.pt", "b.pt", "--name-only", "--must-not-change", "layers.*")
     assert (result.code, result.out) == (1, "layers.1.weight\n")
     assert result.err.startswith("error[frozen-changed]: layers.1.weight")
 
 
 def test_an_expectation_that_holds_ends_0(statecli, b):
     """A difference that was expected is shown, and is no failure."""
-    result = statecli("diff", "a.pt", "b.pt", "--only", "layers.1.*", "--changed", "layers.1.*")
+    result = statecli("diff", "a.pt", "b.pt", "--may-change", "layers.1.*", "--must-change", "layers.1.*")
     assert result.code == 0
     assert "layers.1.weight" in result.out
 
@@ -371,16 +371,16 @@ def test_filters_and_expectations_of_settings(statecli):
     assert hidden.code == 0
     assert "1 setting differs but is not selected: epoch" in hidden.out
     assert statecli("diff", "a.pt", "b.pt", "-i", "epoch").code == 1
-    refused = statecli("diff", "a.pt", "b.pt", "--kind", "parameter", "--frozen", "epoch")
+    refused = statecli("diff", "a.pt", "b.pt", "--kind", "parameter", "--must-not-change", "epoch")
     assert (refused.code, refused.out) == (2, "")
-    assert "--frozen 'epoch': matches none" in refused.err
-    (finding,) = statecli("diff", "a.pt", "b.pt", "--frozen", "epoch", "-f", "json").json["findings"]
+    assert "--must-not-change 'epoch': matches none" in refused.err
+    (finding,) = statecli("diff", "a.pt", "b.pt", "--must-not-change", "epoch", "-f", "json").json["findings"]
     assert (finding["rule"], finding["fqn"]) == ("frozen-changed", "epoch")
 
 
 def test_an_expectation_that_nobody_can_tell_ends_2(statecli, b):
     """Neither passed nor failed; what was compared is shown."""
-    result = statecli("diff", "a.pt", "b.pt", "--metadata-only", "--changed", "layers.*")
+    result = statecli("diff", "a.pt", "b.pt", "--metadata-only", "--must-change", "layers.*")
     assert result.code == 2
     assert "no difference found in 6 tensors" in result.out
-    assert "cannot check --changed 'layers.*'" in result.err
+    assert "cannot check --must-change 'layers.*'" in result.err

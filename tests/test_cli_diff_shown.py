@@ -156,7 +156,7 @@ def test_what_fails_names_its_section(statecli, sections):
     """The name of `--name-only`, on stdout as on stderr; JSON has the section beside the name."""
     told = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
     assert [line.split()[1] for line in told] == ["model.w:", "ema.w:"]
-    named = statecli("diff", "a.pt", "b.pt", "--name-only", "--frozen", "w")
+    named = statecli("diff", "a.pt", "b.pt", "--name-only", "--must-not-change", "w")
     assert named.out.split() == ["model.w", "ema.w"]
     assert [line.split()[1] for line in named.err.splitlines()] == ["model.w:", "ema.w:"]
     found = statecli("diff", "a.pt", "b.pt", "-f", "json").json["findings"]
@@ -206,8 +206,8 @@ def test_lines_limit_what_quiet_says(statecli, layers):
     told = statecli("diff", *both, "-q", "-n", "2")
     assert (told.code, len(told.out.splitlines())) == (1, 3)
     assert "… and 22 more" in told.out
-    shown = statecli("diff", *both, "--frozen", "*", "-n", "2").out
-    assert shown.count("error[frozen-changed]: 24 tensors differ, but --frozen '*' allows no change") == 1
+    shown = statecli("diff", *both, "--must-not-change", "*", "-n", "2").out
+    assert shown.count("error[frozen-changed]: 24 tensors differ, but match --must-not-change '*'") == 1
     assert shown.count("… and 22 more") == 1  # of the rows; the tensors of the problem fold
 
 
@@ -216,7 +216,7 @@ def test_markdown_fits_a_comment(statecli):
     names = [f"encoder.{n * 7919:x}zz.weight" for n in range(1500)]
     for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
         torch.save({name: torch.full((2,), value) for name in names}, path)
-    for options in ((), ("--frozen", "*"), ("-q",)):
+    for options in ((), ("--must-not-change", "*"), ("-q",)):
         shown = statecli("diff", "a.pt", "b.pt", "-f", "markdown", *options).out
         assert len(shown) <= 65_536
         assert "more lines, because a comment has at most 65,536 characters; `-f json`" in shown.splitlines()[-1]
@@ -274,8 +274,8 @@ def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
     save_file(before | {"layers.0.w": torch.tensor([0.0, 0.5])}, tmp_path / "one.safetensors")
     save_file({name: torch.full((2,), 2.0**n) for n, name in enumerate(before)}, tmp_path / "all.safetensors")
     assert "layers.0.w: values differ, by at most 0.5" in statecli(
-        "diff", tmp_path / "a.safetensors", tmp_path / "one.safetensors", "--frozen", "*", *words
-    ).out.replace("changed, but --frozen '*' allows no change: ", "")
+        "diff", tmp_path / "a.safetensors", tmp_path / "one.safetensors", "--must-not-change", "*", *words
+    ).out.replace("changed, but matches --must-not-change '*': ", "")
     said = statecli("diff", tmp_path / "a.safetensors", tmp_path / "all.safetensors", *words).out
     if "github" not in words:
         assert "layers.11.w: values differ, by at most 2.05e+03" in said

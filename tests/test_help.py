@@ -271,7 +271,7 @@ def test_the_end_of_a_help_is_examples_and_exit_status():
 
 
 def test_options_of_distribution_have_a_group():
-    """`--copies`, `--code` and `--url` are of merge."""
+    """`--copies`, `--allow-code` and `--url` are of merge."""
     grouped = {
         flag
         for options in COMMANDS.values()
@@ -279,7 +279,7 @@ def test_options_of_distribution_have_a_group():
         if option.group is Group.DISTRIBUTION
         for flag in option.flags
     }
-    assert grouped == {"--executor", "--shard", "--copies", "--code", "--url"}
+    assert grouped == {"--executor", "--shard", "--copies", "--allow-code", "--url"}
 
 
 def test_a_hidden_option_still_works(statecli, desk):

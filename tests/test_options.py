@@ -26,7 +26,7 @@ TEXTS = {
     "inspect a.pt": "to model input-from input init-device output report shard",
     "diff a.pt a.pt": "device init-device output report shard",
     "verify net.py:Net": "device dtype optimizer input-from input init-device output report",
-    "merge a.pt": "code url output report",
+    "merge a.pt": "allow-code url output report",
     "rules": "output",
     "config": "config output",
 }

@@ -66,7 +66,7 @@ def test_every_option_has_help_and_a_long_spelling_first(command):
         assert (
             row.is_target
             or (row.help and row.flags[0] == f"--{row.field.replace('_', '-')}")
-            or (row.field in ("everywhere", "as_class"))
+            or row.field == "everywhere"
         )
 
 
@@ -140,7 +140,19 @@ def test_whatever_it_parses_typer_parses_the_same(words):
         ["diff", "a.pt", "b.pt"],
         ["diff", "a.pt", "--atol=1e-6", "--rtol", "1e-5", "b.pt", "-j", "2", "-f", "html", "-o", "out.html"],
         ["diff", "--map", "^a=b", "--map", "c=d", "a.pt", "b.pt", "--ignore", "dtype", "--ignore=device", "--tree"],
-        ["diff", "a.pt", "b.pt", "--frozen", "encoder.*", "--changed", "head.*", "--only=head.*", "-n", "5", "-q"],
+        [
+            "diff",
+            "a.pt",
+            "b.pt",
+            "--must-not-change",
+            "encoder.*",
+            "--must-change",
+            "head.*",
+            "--may-change=head.*",
+            "-n",
+            "5",
+            "-q",
+        ],
         ["audit", "a.pt", "--values", "b.pt", "--select", "nan", "--fail-on", "note", "c.pt", "--report=sarif=o.sarif"],
         ["diff", "a.pt", "b.pt", "--bitwise", "--metadata-only", "--no-renames", "--name-only", "--device", "cuda"],
     ],
@@ -150,6 +162,21 @@ def test_everyday_lines_are_parsed(words):
     quick = parser.parse(words)
     assert quick is not None
     assert quick == by_typer(words)
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("diff a b --only x --frozen y --changed z", "diff a b --may-change x --must-not-change y --must-change z"),
+        ("lock a --weights-only", "lock a --tensors-only"),
+        ("audit a --weights-only", "audit a --tensors-only"),
+        ("bisect a --first nan", "bisect a --condition nan"),
+        ("inspect a --class", "inspect a --from-config"),
+        ("merge a --code x.py:X", "merge a --allow-code x.py:X"),
+    ],
+)
+def test_former_spellings_of_options_are_parsed(former, present):
+    assert parser.parse(former.split()) == parser.parse(present.split()) == by_typer(former.split())
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def folder(tmp_path_factory):
         ("completion powershell", 0),
         ("samples samples", 0),
         ("log .", 0),
-        ("bisect . --first nan", 1),
+        ("bisect . --condition nan", 1),
         ("git difftool before.pt after.pt", 0),
         ("git external-diff a.pt before.pt 0 100644 after.pt 0 100644", 0),
         ("git setup", 0),

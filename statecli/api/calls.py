@@ -143,9 +143,10 @@ def _to_count(number: object) -> int:
 
 
 def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Options:
-    """Return the options of a command; `values` has a value from Python for each field. Raises UsageError."""
-    parameters = {parameter.field: parameter for parameter in parameters_of(options)}
-    return options(**{field: _convert(parameters[field], value) for field, value in values.items()})
+    """Return the options of a command; `values` has a value from Python by argument or field. Raises UsageError."""
+    known = parameters_of(options)
+    parameters = {each.argument: each for each in known} | {each.field: each for each in known}
+    return options(**{parameters[name].field: _convert(parameters[name], value) for name, value in values.items()})
 
 
 def _convert(parameter: Parameter, value: Any) -> Any:

@@ -107,13 +107,15 @@ MANUALS: dict[str, Manual] = {
                 "Ignore small differences; print only a letter and the name of each changed tensor.",
             ),
             Example("statecli diff old.pt new.pt --top 5", "Show the five tensors that changed most."),
-            Example("statecli diff base.pt finetuned.pt --only 'head.*'", "Fail if a tensor outside the head changed."),
+            Example(
+                "statecli diff base.pt finetuned.pt --may-change 'head.*'", "Fail if a tensor outside the head changed."
+            ),
             Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
         ),
         {
             0: "Nothing differs, or the options allow all differences.",
-            1: "Tensors or metadata differ. With --only, --frozen, --changed, --cast or --adapter: a difference is "
-            "not allowed, or an expected change is missing.",
+            1: "Tensors or metadata differ. With --may-change, --must-not-change, --must-change, --cast or --adapter: "
+            "a difference is not allowed, or an expected change is missing.",
             2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
         },
     ),
@@ -190,7 +192,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli lock checkpoints/ -o statecli.lock.json", "Lock all checkpoints of a folder."),
             Example("statecli lock model.safetensors --digest sha256", "Print a lock with SHA-256 digests."),
-            Example("statecli lock checkpoints/ --weights-only -o weights.lock.json", "Lock tensors only."),
+            Example("statecli lock checkpoints/ --tensors-only -o weights.lock.json", "Lock tensors only."),
         ),
         {
             0: "The lock file was written or printed.",
@@ -215,10 +217,10 @@ MANUALS: dict[str, Manual] = {
     ),
     "bisect": Manual(
         (
-            Example("statecli bisect checkpoints/ --first nan", "Find the first checkpoint with NaN."),
-            Example("statecli bisect checkpoints/ --first 'changed head.*'", "Find when a layer first changed."),
+            Example("statecli bisect checkpoints/ --condition nan", "Find the first checkpoint with NaN."),
+            Example("statecli bisect checkpoints/ --condition 'changed head.*'", "Find when a layer first changed."),
             Example(
-                "statecli bisect checkpoints/ --first 'cosine<0.9' -f json",
+                "statecli bisect checkpoints/ --condition 'cosine<0.9' -f json",
                 "Find the first checkpoint whose weights have a cosine below 0.9 with the start of the run.",
             ),
         ),

@@ -61,17 +61,18 @@ ONE_CAUSE = {
     MISSING_ENTRY.name: "{} keys of {} are missing",
     UNEXPECTED_ENTRY.name: "{} keys are unexpected",
     SHAPE_MISMATCH.name: "{} tensors have another shape",
-    OUTSIDE_ONLY.name: "{} tensors differ outside {}",
-    FROZEN_CHANGED.name: "{} tensors differ, but {} allows no change",
+    OUTSIDE_ONLY.name: "{} tensors differ, but do not match {}",
+    FROZEN_CHANGED.name: "{} tensors differ, but match {}",
 }
 #: The class, or the option with its globs, that a message names.
 _OWNER = compile_on_use(
-    r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) allows no change: |outside (--only .+?): "
+    r"missing: (.+?) (?:registers|requires) this "
+    r"|but matches (--must-not-change .+?): |but does not match (--may-change .+?): "
 )
 _SHORTER = (
     (compile_on_use(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
     (compile_on_use(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
-    (compile_on_use(r"changed, but --frozen .+ allows no change: |outside --only .+?: "), ""),
+    (compile_on_use(r"changed, but (?:matches --must-not-change|does not match --may-change) .+?: "), ""),
 )
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")

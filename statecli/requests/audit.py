@@ -92,7 +92,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         lock=_read_lock(lock, options),
         lock_folder=files.get_folder(lock or "") or ".",
         frozen_only=options.frozen_only,
-        weights_only=options.weights_only,
+        weights_only=options.tensors_only,
         baseline=_read_baseline(options, loaded),
         values=_decide_values(options, configured),
         jobs=options.jobs,
@@ -150,8 +150,8 @@ def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
 def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
     if options.frozen_only and path is None:
         raise UsageError(f"{option('--frozen-only')}: works only with a lock; add {option('--lock', 'FILE')}")
-    if options.weights_only and path is None:
-        raise UsageError(f"{option('--weights-only')}: works only with a lock; add {option('--lock', 'FILE')}")
+    if options.tensors_only and path is None:
+        raise UsageError(f"{option('--tensors-only')}: works only with a lock; add {option('--lock', 'FILE')}")
     return None if path is None else lock_file.read_lock(path)
 
 

@@ -14,9 +14,9 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 def check(options: BisectOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
     """Raise UsageError for a missing or invalid condition, before anything is read."""
-    if not options.first:
-        raise UsageError(f"{option('--first')} is missing; write {option('--first')} and {FORMS}")
-    parse_condition(options.first)
+    if not options.condition:
+        raise UsageError(f"{option('--condition')} is missing; write {option('--condition')} and {FORMS}")
+    parse_condition(options.condition)
 
 
 def reads_values(options: BisectOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
@@ -30,7 +30,7 @@ VALUES_ARE_READ = ""
 
 def prepare(options: BisectOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before anything is read."""
-    return Request(options.targets, parse_condition(options.first or ""), cache=not options.no_cache)
+    return Request(options.targets, parse_condition(options.condition or ""), cache=not options.no_cache)
 
 
 def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001

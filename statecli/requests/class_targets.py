@@ -39,20 +39,24 @@ def name_classes(options: ClassOptions) -> ClassOptions:
     """
     named = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
     options = replace(options, **named) if named else options
-    if isinstance(options, InspectOptions) and options.as_class:
+    if isinstance(options, InspectOptions) and options.from_config:
         if load.find_class_spec(options.target) is None and files.is_remote(options.target):
             # The read of the file has the reason why a repository cannot be opened.
             options = replace(options, target=files.join(options.target, checkpoint_folder.CONFIG))
         if load.find_class_spec(options.target) is None:
-            raise UsageError(f"{option('--class')}: {options.target} is not a folder or repository with a config.json")
-        options = replace(options, as_class=False)
+            raise UsageError(
+                f"{option('--from-config')}: {options.target} is not a folder or repository with a config.json"
+            )
+        options = replace(options, from_config=False)
     return _add_class_options(options)
 
 
 def _list_class_fields(options: ClassOptions) -> list[str]:
     """Return the fields whose target must be a class, even if the folder has weights."""
     fields = ["model"] if isinstance(options, (InspectOptions, AuditOptions)) else []
-    if isinstance(options, (VerifyOptions, FixOptions)) or (isinstance(options, InspectOptions) and options.as_class):
+    if isinstance(options, (VerifyOptions, FixOptions)) or (
+        isinstance(options, InspectOptions) and options.from_config
+    ):
         fields.append("target")
     return [name for name in fields if getattr(options, name) not in (None, AUTO)]
 

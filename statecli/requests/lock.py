@@ -57,5 +57,5 @@ def build_request(options: LockOptions) -> lock_run.Request:
         options.init_device,
         options.selection,
         os.path.dirname(path or "") or ".",
-        options.weights_only,
+        options.tensors_only,
     )

@@ -55,7 +55,7 @@ def use_parts(merge: MergeOptions) -> Iterator[Options]:
         _check_same_run(part, parts[0])
         _check_same_files(part, parts[0], copies=merge.copies)
     _check_complete(parts)
-    _check_code(options, merge.code)
+    _check_code(options, merge.allow_code)
     _check_urls(options, merge.url)
     _check_unchanged(parts[0], copies=merge.copies)
     store = _MergedResults(parts)
@@ -226,7 +226,7 @@ def _list_names(options: Options) -> list[str]:
 
 
 def _check_code(options: Options, allowed: Sequence[str]) -> None:
-    """Raise UsageError for code of the parts without permission by `--code`: a file must not run code."""
+    """Raise UsageError for code of the parts without permission by `--allow-code`: a file must not run code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed))
@@ -240,12 +240,12 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
     for text in allowed:
         if text not in specs | plugins:
             why = "the part files do not use a class or plugin of this name"
-            raise UsageError(f"{option('--code', text)}: {why}; leave the option out")
+            raise UsageError(f"{option('--allow-code', text)}: {why}; leave the option out")
 
 
 def _refuse_code(names: Collection[str]) -> None:
     for text in sorted(names):
-        code = option("--code", text, quoted=True)
+        code = option("--allow-code", text, quoted=True)
         raise UsageError(
             f"{text}: merging these part files imports and runs this code; if you trust the code, give {code}"
         )

@@ -136,14 +136,15 @@ InitDevice = Annotated[
         suggestions=("cpu", "cuda", "meta"),
     ),
 ]
-AsClass = Annotated[
+FromConfig = Annotated[
     bool,
     Option(
-        ("--class",),
-        "Build the model class that config.json names, and do not read the weights. Use this for a folder or "
-        "repository that has both a config.json and weights.",
+        ("--from-config",),
+        "Build the model from config.json, without its weights. Use this for a folder or repository that has both a "
+        "config.json and weights.",
         argument="as_class",
         group=Group.PROCESS,
+        aliases=("--class",),
     ),
 ]
 ConfigJson = Annotated[
@@ -471,7 +472,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         ),
     ] = None
     cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
-    as_class: AsClass = False
+    from_config: FromConfig = False
     model: KindsFromModel = None
     stats: Annotated[
         bool,
@@ -597,27 +598,35 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     no_renames: Annotated[
         bool, Option(("--no-renames",), "Do not detect renamed tensors; show them as deleted and added.")
     ] = False
-    only: Annotated[
+    may_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--only",),
-            "Allow changes of tensors that match GLOB, and fail if another tensor changed (repeatable).",
+            ("--may-change",),
+            "Fail if a tensor that does not match GLOB changed (repeatable: a tensor may match any GLOB).",
             "GLOB",
+            argument="only",
+            aliases=("--only",),
         ),
     ] = ()
-    frozen: Annotated[
+    must_not_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--frozen",), "Fail if a tensor that matches GLOB changed, and allow other changes (repeatable).", "GLOB"
+            ("--must-not-change",),
+            "Fail if a tensor that matches GLOB changed. Other tensors may change (repeatable).",
+            "GLOB",
+            argument="frozen",
+            aliases=("--frozen",),
         ),
     ] = ()
-    changed: Annotated[
+    must_change: Annotated[
         tuple[str, ...],
         Option(
-            ("--changed",),
-            "Require that at least one tensor matching GLOB changed. Other changes are allowed (repeatable: each "
-            "GLOB needs a change).",
+            ("--must-change",),
+            "Fail if no tensor that matches GLOB changed. Other tensors may change (repeatable: each GLOB needs a "
+            "change).",
             "GLOB",
+            argument="changed",
+            aliases=("--changed",),
         ),
     ] = ()
     cast: Annotated[
@@ -786,8 +795,14 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             "tensors that match policy.frozen in the configuration.",
         ),
     ] = False
-    weights_only: Annotated[
-        bool, Option(("--weights-only",), "Compare only tensors with the lock file, not settings and other files.")
+    tensors_only: Annotated[
+        bool,
+        Option(
+            ("--tensors-only",),
+            "Compare only tensors with the lock file, not settings and other files.",
+            argument="weights_only",
+            aliases=("--weights-only",),
+        ),
     ] = False
     against: Annotated[
         str | None,
@@ -841,8 +856,14 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
-    weights_only: Annotated[
-        bool, Option(("--weights-only",), "Lock only tensors, not settings and other files of the folder.")
+    tensors_only: Annotated[
+        bool,
+        Option(
+            ("--tensors-only",),
+            "Lock only tensors, not settings and other files of the folder.",
+            argument="weights_only",
+            aliases=("--weights-only",),
+        ),
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -897,14 +918,16 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
     """Find the first checkpoint of a run where a condition holds. Once true, it must stay true."""
 
     targets: RunTargets
-    first: Annotated[
+    condition: Annotated[
         str | None,
         Option(
-            ("--first",),
-            "Condition to find (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. The last two compare each "
-            "checkpoint with the first: a tensor changed, or the cosine of all weights is below the number.",
+            ("--condition",),
+            "Find the first checkpoint where CONDITION is true (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. "
+            "The last two compare each checkpoint with the first of the run: a tensor changed, or the cosine of all "
+            "weights is below the number.",
             "CONDITION",
             suggestions=("nan", "inf", "changed *", "cosine<0.9"),
+            aliases=("--first",),
         ),
     ] = None
     no_cache: NoCache = False
@@ -984,14 +1007,16 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
     parts: Annotated[tuple[str, ...], Target("PART", "The N files that --shard 1/N to N/N wrote.")]
-    code: Annotated[
+    allow_code: Annotated[
         tuple[str, ...],
         Option(
-            ("--code",),
+            ("--allow-code",),
             "Allow merge to import and run this model class or plugin (repeatable). Give this if the command with "
             "--shard used a class or plugin.",
             "SPEC",
             Group.DISTRIBUTION,
+            argument="code",
+            aliases=("--code",),
         ),
     ] = ()
     url: Annotated[

@@ -127,7 +127,7 @@ def check_standard_input(options: Options) -> None:
 
 
 #: Globs and expressions on names of tensors, where an empty name is possible.
-_MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "only", "frozen", "changed"])
+_MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "may_change", "must_not_change", "must_change"])
 
 
 def check_not_empty(options: Options) -> None:

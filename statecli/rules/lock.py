@@ -58,7 +58,7 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     Example: `rms_norm_eps` in `config.json` was 1e-06 when the folder was locked, and is 0.1 now.
 
     Fix: restore the locked file. If the change is intended, run `statecli lock` again and have the changed lines of the
-    lock file reviewed. To compare only tensors, use `--weights-only`.
+    lock file reviewed. To compare only tensors, use `--tensors-only`.
     """
     changes = subject.companions or CompanionChanges()
     help = _RESTORE_FILE

@@ -528,9 +528,9 @@ def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high)
     Path("acme_here.ran").unlink()
     refused = statecli("merge", "part1.jsonl", "part2.jsonl")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "if you trust the code, give --code './acme_here.py'" in refused.err
+    assert "if you trust the code, give --allow-code './acme_here.py'" in refused.err
     assert not Path("acme_here.ran").exists()
-    merged = statecli("merge", "part1.jsonl", "part2.jsonl", "--code", "./acme_here.py", "-f", "json")
+    merged = statecli("merge", "part1.jsonl", "part2.jsonl", "--allow-code", "./acme_here.py", "-f", "json")
     assert merged.code == 1
     assert merged.out == statecli(*line, "-f", "json").out
 

@@ -38,15 +38,15 @@ def test_nothing_asked_is_the_default():
         ({"no_renames": True}, {"renames": False}),
         ({"verbose": True}, {"ranks": True}),
         ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS, "ranks": True}),
+        ({"may_change": ("x",)}, {"only": ("x",)}),
+        ({"must_not_change": ("x",)}, {"frozen": ("x",)}),
+        ({"must_change": ("x",)}, {"changed": ("x",)}),
         *(
             (same, same)
             for same in (
                 {"map": ("a=b",)},
                 {"ignore": (Field.DTYPE,)},
                 {"adapter": "lora"},
-                {"only": ("x",)},
-                {"frozen": ("x",)},
-                {"changed": ("x",)},
                 {"init_device": "meta"},
                 {"jobs": 3},
             )

@@ -62,18 +62,18 @@ def test_without_expectations_every_difference_is_found(diff):
     ],
 )
 def test_expectations(options, changed, expected, diff):
-    """Only what fails is a finding; several globs of --only and --frozen are a union, each --changed stands alone."""
+    """Only what fails is a finding; globs of an option are a union, but each --must-change stands alone."""
     found = diff(BEFORE, after(*changed), **options)
     assert rules(found) == expected
     assert found.expected
 
 
 def test_scalars_are_expected_too(diff):
-    """An epoch that moved on is outside --only 'head.*', unless a glob names it; --frozen holds it still."""
+    """An epoch that moved on is outside --may-change 'head.*', unless a glob names it."""
     sides = {**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}
     (outside,) = diff(*sides, only=("head.*",)).findings
     assert (outside.rule, outside.fqn, outside.section) == ("outside-only", "epoch", None)
-    assert outside.message == "epoch: outside --only 'head.*': 1 → 2"
+    assert outside.message == "epoch: changed, but does not match --may-change 'head.*': 1 → 2"
     assert not diff(*sides, only=("head.*", "epoch")).findings
     assert rules(diff(*sides, frozen=("epoch",))) == [("frozen-changed", "epoch")]
     assert not diff(*sides, changed=("epoch",)).findings
@@ -94,7 +94,7 @@ THIRDS = torch.arange(3.0) / 3
     ids=["resized", "rounded", "added", "a setting added"],
 )
 def test_what_was_replaced_has_changed(after, diff):
-    """--changed holds where a layer has another shape or, after a cast, other values, and where something is new."""
+    """--must-change holds for another shape, for other values after a cast, and for something new."""
     kept = {"other": torch.arange(9.0)}
     found = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
     assert (found.findings, found.broken) == ((), ())
@@ -114,12 +114,12 @@ def test_what_was_replaced_has_changed(after, diff):
     ids=["narrowed exactly", "widened", "renamed to", "renamed from", "removed", "a parameter", "a setting removed"],
 )
 def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
-    """--changed fails for a cast that keeps all values, for equal bytes under another name, and for what is gone."""
+    """--must-change fails for a cast that keeps all values, for equal bytes under another name, and for a loss."""
     rest = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
     before = save({**rest, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
-    result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--changed", glob)
+    result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--must-change", glob)
     assert result.code == 1
-    assert f"error[unchanged]: --changed {glob!r}: no matching tensor changed: " in result.out
+    assert f"error[unchanged]: --must-change {glob!r}: no matching tensor changed: " in result.out
 
 
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
@@ -140,7 +140,7 @@ def test_any_field_counts_unless_ignored(diff):
 
 
 def test_a_renamed_tensor_goes_by_both_names(diff):
-    """Bytes that moved out of --only, or into --frozen, are a change there."""
+    """Bytes that moved out of --may-change, or into --must-not-change, are a change there."""
     moved = {("out.w" if name == "head.w" else name): tensor for name, tensor in BEFORE.items()}
     assert rules(diff(BEFORE, moved, only=("head.*",))) == [("outside-only", "out.w")]
     assert not diff(BEFORE, moved, only=("head.*", "out.*")).findings
@@ -154,14 +154,17 @@ def test_a_wrapped_name_is_inside_by_either(diff):
     assert rules(diff(BEFORE, wrapped, frozen=("module.head.*",))) == [("frozen-changed", "module.head.w")]
 
 
-@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+OPTIONS = {"only": "--may-change", "frozen": "--must-not-change", "changed": "--must-change"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 def test_a_glob_without_a_tensor(option, diff):
     """It would hold whatever happened: an error that names it."""
-    with pytest.raises(NothingMatched, match=rf"--{option} 'haed\.\*': matches none of the 4 compared"):
+    with pytest.raises(NothingMatched, match=rf"{OPTIONS[option]} 'haed\.\*': matches none of the 4 compared"):
         diff(BEFORE, BEFORE, **{option: ("head.*", "haed.*")})
 
 
-@pytest.mark.parametrize("option", ["only", "frozen", "changed"])
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
     "filters",
     [
@@ -174,7 +177,7 @@ def test_a_glob_without_a_tensor(option, diff):
 def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
     """A filter that hides a setting leaves nothing to be held: an error, as with tensors."""
     sides = {**BEFORE, "epoch": 1}, {**BEFORE, "epoch": 2}
-    with pytest.raises(NothingMatched, match=f"--{option} 'epoch'"):
+    with pytest.raises(NothingMatched, match=f"{OPTIONS[option]} 'epoch'"):
         diff(*sides, **{option: ("epoch",)}, **filters)
 
 
@@ -223,12 +226,12 @@ def test_without_values_names_shapes_and_dtypes_are_held(diff):
 
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
 def test_without_values_nobody_knows_what_stood_still(options, diff):
-    """--changed of what has the same metadata neither holds nor fails."""
+    """--must-change of what has the same metadata neither holds nor fails."""
     found = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
     assert not found.findings
     (broken,) = found.broken
     assert broken.fqn == "head.w"
-    assert "cannot check --changed 'head.*'" in broken.message
+    assert "cannot check --must-change 'head.*'" in broken.message
 
 
 def test_tensors_without_values_did_not_stand_still(diff):
@@ -256,7 +259,10 @@ def test_a_class_is_held_too(source, save):
 def test_unchanged_names_a_few(diff):
     """The message lists three of the tensors, and says how many more there are."""
     (finding,) = diff(BEFORE, after(), changed=("*",)).findings
-    assert finding.message == "--changed '*': no matching tensor changed: backbone.a.w, backbone.b.w, head.w and 1 more"
+    assert (
+        finding.message
+        == "--must-change '*': no matching tensor changed: backbone.a.w, backbone.b.w, head.w and 1 more"
+    )
 
 
 def test_what_could_not_be_read_is_not_unchanged(diff):
@@ -268,11 +274,11 @@ def test_what_could_not_be_read_is_not_unchanged(diff):
 
 
 def test_settings_that_stood_still(diff):
-    """--frozen holds for one, and --changed fails for it."""
+    """--must-not-change holds for one, and --must-change fails for it."""
     state = {**BEFORE, "lr": 0.1}
     assert not diff(state, state, frozen=("lr",)).findings
     (unchanged,) = diff(state, state, changed=("lr",)).findings
-    assert (unchanged.fqn, unchanged.message) == ("lr", "--changed 'lr': no matching tensor changed: lr")
+    assert (unchanged.fqn, unchanged.message) == ("lr", "--must-change 'lr': no matching tensor changed: lr")
 
 
 def test_frozen_settings_among_too_many_to_be_told(diff):
@@ -281,5 +287,5 @@ def test_frozen_settings_among_too_many_to_be_told(diff):
     found = diff(before, {**before, "args": {**before["args"], "x20400": -1}}, frozen=("args.*", "epoch"))
     assert not found.findings
     (broken,) = found.broken
-    assert "cannot check --frozen 'args.*'" in broken.message
+    assert "cannot check --must-not-change 'args.*'" in broken.message
     assert not diff(before, before, frozen=("args.*",)).broken

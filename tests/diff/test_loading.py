@@ -339,11 +339,11 @@ def test_a_violated_option_is_one_problem(statecli, tmp_path, monkeypatch):
         torch.save(
             {f"{part}.w{n}": torch.full((2,), value * (n + 1)) for n in range(12) for part in ("enc", "dec")}, path
         )
-    result = statecli("diff", "a.pt", "b.pt", "--frozen", "enc.*", "-f", "table")
+    result = statecli("diff", "a.pt", "b.pt", "--must-not-change", "enc.*", "-f", "table")
     assert (result.code, result.out.count("error[")) == (1, 1)
-    assert "error[frozen-changed]: 12 tensors differ, but --frozen 'enc.*' allows no change" in result.out
+    assert "error[frozen-changed]: 12 tensors differ, but match --must-not-change 'enc.*'" in result.out
     assert "1 error: exit status 1" in result.out
-    only = statecli("diff", "a.pt", "b.pt", "--only", "dec.*", "-f", "table").out
-    assert "error[outside-only]: 12 tensors differ outside --only 'dec.*'" in only
-    allowed = statecli("diff", "a.pt", "b.pt", "--only", "*", "-f", "table")
+    only = statecli("diff", "a.pt", "b.pt", "--may-change", "dec.*", "-f", "table").out
+    assert "error[outside-only]: 12 tensors differ, but do not match --may-change 'dec.*'" in only
+    allowed = statecli("diff", "a.pt", "b.pt", "--may-change", "*", "-f", "table")
     assert (allowed.code, "24 of 24 parameters changed: all changes are allowed" in allowed.out) == (0, True)

@@ -376,7 +376,7 @@ def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
     assert f"1 {types}: dequantized with scale (a scale for each row): rel. error {error:.2g}" in shown
     assert "attributes of quantized tensors" in shown
     assert "block_size" not in shown
-    frozen = statecli("diff", *paths, "--frozen", "*block_size*")
+    frozen = statecli("diff", *paths, "--must-not-change", "*block_size*")
     assert frozen.code == 1
     assert "error[frozen-changed]" in frozen.out
     assert "model.proj.weight.block_size.0: " in frozen.out

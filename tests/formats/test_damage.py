@@ -65,7 +65,7 @@ def test_what_leaves_it_out_is_whole(statecli, damaged):
     assert (result.code, result.err) == (0, "")
 
 
-@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--frozen", "b")])
+@pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--must-not-change", "b")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
 def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged, swapped, options):
     """What differs elsewhere is shown, the pair is neither equal nor different, and no field of it is."""

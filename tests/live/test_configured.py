@@ -172,18 +172,21 @@ def test_a_head_is_chosen_by_the_auto_class(real):
 
 
 def test_a_folder_with_weights_stays_a_checkpoint(statecli, real):
-    """Its config.json, or --class, is the class."""
+    """Its config.json, or --from-config, is the class."""
     configure("bert", **BERT)
     settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
     real.BertModel(settings).save_pretrained("full")
     assert statecli("inspect", "full", "-f", "json").json["format"] == "safetensors"
-    for words in (["full/config.json"], ["full", "--class"]):
+    for words in (["full/config.json"], ["full", "--from-config"]):
         result = statecli("inspect", *words, "-f", "json").json
         assert (result["format"], result["target"]) == ("module", "full/config.json")
     assert statecli("audit", "full", "--model", "full").code == 0
     assert statecli("diff", "full/config.json", "full").code == 0
-    refused = statecli("inspect", "full/model.safetensors", "--class")
-    assert refused.err == "statecli: --class: full/model.safetensors is not a folder or repository with a config.json\n"
+    refused = statecli("inspect", "full/model.safetensors", "--from-config")
+    assert (
+        refused.err
+        == "statecli: --from-config: full/model.safetensors is not a folder or repository with a config.json\n"
+    )
 
 
 def test_the_model_is_on_meta_unless_a_device_is_given(statecli, real):

@@ -29,7 +29,7 @@ def reads(monkeypatch):
 @pytest.mark.parametrize("layout", ["plain", "safetensors", "trainer", "lightning", "dcp"])
 def test_the_first_nan_is_found(statecli, saved_runs, layout):
     """Step 1000, the tenth of twelve checkpoints, in every layout."""
-    result = statecli("bisect", saved_runs(layout), "--first", "nan", "-f", "json")
+    result = statecli("bisect", saved_runs(layout), "--condition", "nan", "-f", "json")
     assert result.code == 0, result
     document = result.json
     assert document["answer"] == "found"
@@ -44,7 +44,7 @@ def test_reads_are_logarithmic(statecli, tmp_path, reads, first):
     for number in range(1, 41):
         value = float("nan") if number >= first else 1.0
         torch.save({"weight": torch.full((2, 2), value)}, tmp_path / f"ckpt-{number}.pt")
-    document = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    document = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
     assert document["first"]["path"].endswith(f"ckpt-{first}.pt")
     assert len(reads) == len(set(reads)) <= 2 + math.ceil(math.log2(40))
     assert len(document["probes"]) == len(reads)
@@ -52,7 +52,7 @@ def test_reads_are_logarithmic(statecli, tmp_path, reads, first):
 
 def test_never_is_status_1_and_reads_both_ends(statecli, saved_runs, reads):
     """As grep without a match."""
-    result = statecli("bisect", saved_runs("plain"), "--first", "inf", "-f", "json")
+    result = statecli("bisect", saved_runs("plain"), "--condition", "inf", "-f", "json")
     assert (result.code, result.json["answer"], len(reads)) == (1, "never", 2)
 
 
@@ -61,16 +61,18 @@ def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
     for number in range(1, 9):
         head = torch.zeros(2) if number < 6 else torch.ones(2)
         torch.save({"body": torch.full((3,), float(number)), "head": head}, tmp_path / f"step_{number}.pt")
-    document = statecli("bisect", tmp_path, "--first", "changed head", "-f", "json").json
+    document = statecli("bisect", tmp_path, "--condition", "changed head", "-f", "json").json
     assert document["first"]["step"]["number"] == 6
-    assert statecli("bisect", tmp_path, "--first", "changed body", "-f", "json").json["first"]["step"]["number"] == 2
+    assert (
+        statecli("bisect", tmp_path, "--condition", "changed body", "-f", "json").json["first"]["step"]["number"] == 2
+    )
 
 
 def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
     """A tensor with NaN has no cosine, and the rest may still be near."""
     for step, value in ((1, 1.0), (2, float("nan"))):
         torch.save({"a": torch.tensor([value, 1.0]), "b": torch.ones(2)}, tmp_path / f"step-{step}.pt")
-    result = statecli("bisect", tmp_path, "--first", "cosine<0.5", "-f", "plain", "--no-cache")
+    result = statecli("bisect", tmp_path, "--condition", "cosine<0.5", "-f", "plain", "--no-cache")
     assert result.code == 1
     assert "cosine 1, 1 tensor with NaN or infinity left out" in result.out
 
@@ -88,7 +90,7 @@ def test_cosine_is_that_of_torch(statecli, saved_runs, training):
     cosines = [cosine(state) for state in training.states[:9]]
     limit = (cosines[3] + cosines[4]) / 2
     expected = next(n for n, value in enumerate(cosines) if value < limit)
-    result = statecli("bisect", saved_runs("plain"), "--first", f"cosine<{limit}", "-f", "json")
+    result = statecli("bisect", saved_runs("plain"), "--condition", f"cosine<{limit}", "-f", "json")
     assert result.json["first"]["step"]["number"] == expected + 1
 
 
@@ -96,7 +98,7 @@ def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
     """That is said, and one checkpoint is the answer."""
     for number in range(3):
         torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
-    result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
+    result = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json")
     assert result.code == 0
     assert result.json["first"]["path"].endswith("0.pt")
     assert any("already true at the first checkpoint" in note["message"] for note in result.json["notes"])
@@ -107,7 +109,7 @@ def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_p
     (tmp_path / "0.pt").write_bytes(b"PK")
     for number in (1, 2):
         torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
-    result = statecli("bisect", tmp_path, "--first", "nan", "-f", "json")
+    result = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json")
     assert result.json["answer"] == "inconclusive"
     assert any("already true at the first readable checkpoint" in note["message"] for note in result.json["notes"])
 
@@ -116,7 +118,7 @@ def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder)
     """The middle of the search is damaged; its neighbour serves."""
     folder = run_folder("plain")
     (folder / "ckpt-0006.pt").write_bytes(b"PK")
-    result = statecli("bisect", folder, "--first", "nan", "-f", "json")
+    result = statecli("bisect", folder, "--condition", "nan", "-f", "json")
     assert (result.code, result.json["first"]["step"]["number"]) == (0, 10)
 
 
@@ -124,7 +126,7 @@ def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder
     """Whether NaN began at 9 or at 10 cannot be told."""
     folder = run_folder("plain")
     (folder / "ckpt-0009.pt").write_bytes(b"PK")
-    result = statecli("bisect", folder, "--first", "nan", "-f", "json")
+    result = statecli("bisect", folder, "--condition", "nan", "-f", "json")
     assert (result.code, result.json["answer"]) == (2, "inconclusive")
     assert result.json["between"] == [str(folder / "ckpt-0009.pt")]
     assert "is true at" in result.err
@@ -137,7 +139,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
         value = float("nan") if number >= 5 else 1.0
         checkpoint = {"model": {"w": torch.tensor([value])}, "global_step": number}
         torch.save(checkpoint, tmp_path / f"run-{9 - number}.pt")
-    document = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    document = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
     assert document["first"]["step"] == {"number": 5, "source": "global_step"}
     assert document["first"]["path"].endswith("run-4.pt")
 
@@ -158,7 +160,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
 )
 def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
     """Status 2, and what to write instead."""
-    result = statecli("bisect", saved_runs("plain"), "--first", condition)
+    result = statecli("bisect", saved_runs("plain"), "--condition", condition)
     assert (result.code, result.out) == (2, "")
     assert words in result.err
     assert result.err.count("\n") == 1
@@ -168,7 +170,7 @@ def test_first_is_required(statecli, saved_runs):
     """The line names the conditions."""
     result = statecli("bisect", saved_runs("plain"))
     assert result.code == 2
-    assert "--first is missing; write --first and nan, inf" in result.err
+    assert "--condition is missing; write --condition and nan, inf" in result.err
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, setti
         value = float("nan") if number > 4 else float(number)
         own = {key: number * count for key, count in settings.items()}
         torch.save({"model": {"w": torch.tensor([value])}, **own}, tmp_path / name.format(number * 100))
-    found = statecli("bisect", tmp_path, "--first", "nan", "-f", "json").json
+    found = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
     assert found["condition"] == "nan"
     rows = statecli("log", tmp_path, "-f", "json").json["checkpoints"]
     assert found["first"]["step"] == rows[4]["step"] == step

@@ -467,7 +467,7 @@ def test_a_failed_expectation_is_in_every_output(output):
 
 
 def test_expected_differences_are_no_failure():
-    """--only that holds: rows are shown and the command ends 0."""
+    """--may-change that holds: rows are shown and the command ends 0."""
     report = build_diff_report(diff(nudged("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
     assert report.page().groups
@@ -714,7 +714,7 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_lines_limit_findings_too(output):
     """-n 2: two of them and how many more, beside the rows; alone they are one line."""
-    forbidden = "changed, but --frozen '*' allows no change: dtype"
+    forbidden = "changed, but matches --must-not-change '*': dtype"
     findings = tuple(replace(one, message=f"{one.fqn}: {forbidden} {n}") for n, one in enumerate(EXPECTED))
     text = written(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]

@@ -620,15 +620,15 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     assert (
         refusal(*paths)
         == "net.py:Net: merging these part files imports and runs this code; if you trust the code, give "
-        "--code 'net.py:Net'"
+        "--allow-code 'net.py:Net'"
     )
     assert not Path("ran").exists()
-    assert refusal(*paths, "--code", "net.py:Other").startswith(
+    assert refusal(*paths, "--allow-code", "net.py:Other").startswith(
         "net.py:Net: merging these part files imports and runs this code"
     )
-    assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
-    said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
-    assert said == "--code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
+    assert statecli("merge", *paths, "--allow-code", "net.py:Net").out == statecli(*line).out
+    said = refusal(*paths, "--allow-code", "net.py:Net", "--allow-code", "x.py:Y")
+    assert said == "--allow-code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
 
 
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------

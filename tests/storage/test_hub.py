@@ -323,13 +323,13 @@ def test_the_package_is_named(monkeypatch, statecli):
 
 
 def test_the_class_of_a_repository_is_built_from_its_configuration(net, statecli):
-    """With --class, or by the file; verify and --model take only classes. Nothing else is fetched."""
+    """With --from-config, or by the file; verify and --model take only classes. Nothing else is fetched."""
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 50, **sizes}
     (net.folder / "org" / "net" / "config.json").write_text(json.dumps(config))
     for words in (
-        ("inspect", "hf://org/net", "--class"),
+        ("inspect", "hf://org/net", "--from-config"),
         ("inspect", "hf://org/net/config.json"),
         ("inspect", "transformers:BertModel(config='hf://org/net')"),
         ("verify", "hf://org/net", "--check", "move"),
@@ -341,5 +341,5 @@ def test_the_class_of_a_repository_is_built_from_its_configuration(net, statecli
     refused = statecli("inspect", "hf://org/net/config.json", "--trust-remote-code")
     assert refused.code == 0
     (net.folder / "org" / "net" / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "m.M"}}))
-    refused = statecli("inspect", "hf://org/net", "--class", "--trust-remote-code")
+    refused = statecli("inspect", "hf://org/net", "--from-config", "--trust-remote-code")
     assert "--trust-remote-code runs only code on this disk; download the folder first" in refused.err

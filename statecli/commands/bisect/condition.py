@@ -1,4 +1,4 @@
-"""Conditions of `--first`: `nan`, `inf`, `changed GLOB`, `cosine<0.9`."""
+"""Conditions of `--condition`: `nan`, `inf`, `changed GLOB`, `cosine<0.9`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Condition(msgspec.Struct, frozen=True):
 def parse_condition(text: str) -> Condition:
     """Return the condition. Raises UsageError for anything else."""
     words = text.strip()
-    given = option("--first", text, quoted=True)
+    given = option("--condition", text, quoted=True)
     if match := _COSINE.match(words):
         limit, glob = float(match[1]), words[match.end() :]
         if glob and not glob[0].isspace():
@@ -66,6 +66,6 @@ def parse_condition(text: str) -> Condition:
     if measure is None:
         raise UsageError(f"{given}: is not a condition; write {FORMS}")
     if measure is Measure.CHANGED and not glob.strip():
-        example = option("--first", "changed layers.*", quoted=True)
+        example = option("--condition", "changed layers.*", quoted=True)
         raise UsageError(f"{given}: the glob is missing; write the glob inside the quotes: {example}")
     return Condition(text, measure, glob.strip() or None)

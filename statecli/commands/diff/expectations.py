@@ -1,11 +1,10 @@
 """Decide which differences make `statecli diff` exit with status 1.
 
-Without expectations every difference is a finding. With `--only`, `--frozen` or `--changed`, a finding is a failed
-expectation:
+Without expectations every difference is a finding. With one of these options, a finding is a failed expectation:
 
-- `--only GLOB`: a tensor or setting outside the globs differs.
-- `--frozen GLOB`: a tensor or setting inside the globs differs.
-- `--changed GLOB`: no tensor or setting inside the glob changed.
+- `--may-change GLOB`: a tensor or setting outside the globs differs.
+- `--must-not-change GLOB`: a tensor or setting inside the globs differs.
+- `--must-change GLOB`: no tensor or setting inside the glob changed.
 - `--cast`: a tensor differs by more than an exactly rounded cast.
 - `--adapter`: a tensor is not, up to rounding, that before with the adapter merged into it.
 
@@ -40,7 +39,13 @@ MAX_NAMES_IN_MESSAGE = 3
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """The globs of `--only`, `--frozen` and `--changed`, of which several are a union, `--cast`, and `--adapter`."""
+    """The expectations of a command line.
+
+    Attributes:
+        only, frozen, changed: Globs of `--may-change`, `--must-not-change` and `--must-change`.
+        cast: True with `--cast`.
+        adapter: The target of `--adapter`.
+    """
 
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -262,9 +267,11 @@ def check_expectations(
         if not entry.difference:
             continue
         if expected.only and not entry.stays_within(expected.only):
-            findings.append(entry.finding(rules.OUTSIDE_ONLY, f"outside --only {_quote(expected.only)}: "))
+            findings.append(
+                entry.finding(rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(expected.only)}: ")
+            )
         if entry.matches(expected.frozen):
-            forbidden = f"changed, but --frozen {_quote(expected.frozen)} allows no change: "
+            forbidden = f"changed, but matches --must-not-change {_quote(expected.frozen)}: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
         if expected.cast and entry.beyond_cast:
             findings.append(entry.report(rules.INEXACT_CAST, entry.beyond_cast))
@@ -292,11 +299,15 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
                 "statecli does not list all settings that differ, because there are too many; write the full name of "
                 "each setting instead of a glob"
             )
-            yield Broken(MORE, "", f"{more.target}: cannot check --frozen {glob!r}: {why}")
+            yield Broken(MORE, "", f"{more.target}: cannot check --must-not-change {glob!r}: {why}")
 
 
 def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
-    options = (("--only", expected.only), ("--frozen", expected.frozen), ("--changed", expected.changed))
+    options = (
+        ("--may-change", expected.only),
+        ("--must-not-change", expected.frozen),
+        ("--must-change", expected.changed),
+    )
     for flag, globs in options:
         for glob in globs:
             if not any(entry.matches((glob,)) for entry in entries):
@@ -305,7 +316,7 @@ def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: 
 
 
 def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--changed {glob!r}: no matching tensor changed: {_list_names(matched)}"
+    message = f"--must-change {glob!r}: no matching tensor changed: {_list_names(matched)}"
     fqn, section = (matched[0].name, matched[0].section) if len(matched) == 1 else (None, None)
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
@@ -313,7 +324,7 @@ def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, 
 def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
     first = not_compared[0]
     reason = f"the values of {_list_names(not_compared)} were not compared, and no other matching tensor changed"
-    message = f"{first.target}: cannot check --changed {glob!r}: {reason}"
+    message = f"{first.target}: cannot check --must-change {glob!r}: {reason}"
     return Broken(first.name, first.section or "", message)
 
 

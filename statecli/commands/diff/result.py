@@ -232,7 +232,7 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     broken: tuple[Broken, ...] = ()
     #: Of the tensors that changed most, where they were asked for.
     histograms: tuple[Histogram, ...] = ()
-    #: Whether expectations (--only, --frozen, --changed) decide the exit code, rather than any difference.
+    #: Whether expectations, such as --may-change, decide the exit code, rather than any difference.
     expected: bool = False
     #: How values were compared; None where they were not.
     how: CompareOptions | None = None

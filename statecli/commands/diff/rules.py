@@ -1,4 +1,4 @@
-"""Rules of `diff`: differences, and failed expectations (`--only`, `--frozen`, `--changed`,
+"""Rules of `diff`: differences, and failed expectations (`--may-change`, `--must-not-change`, `--must-change`,
 `--cast`, `--adapter`).
 
 Without expectations each difference is a finding. What a class refuses to load is in `core/load_rules.py`.
@@ -19,7 +19,7 @@ ADDED = _rule(
     summary="A tensor is only in the second checkpoint.",
     why="a strict load fails if the class does not define the tensor.",
     example="a fine-tuned checkpoint has `lora_A` and `lora_B` for each layer; its base model has neither.",
-    fix="check that the tensor belongs to the model. If the new tensor is expected, allow it with `--only GLOB`.",
+    fix="check that the tensor belongs to the model. If the new tensor is expected, allow it with `--may-change GLOB`.",
 )
 REMOVED = _rule(
     "removed",
@@ -35,7 +35,7 @@ CHANGED = _rule(
     why="the model computes other results, or needs another amount of memory. The finding lists the differences.",
     example="`encoder.weight` was float32 and is float16 after a conversion.",
     fix="""check that the change is intended. Use `--ignore FIELD` for a field that may differ, `--atol` and `--rtol`
-for rounding, and `--only GLOB` for tensors that may change.""",
+for rounding, and `--may-change GLOB` for tensors that may change.""",
 )
 RENAMED = _rule(
     "renamed",
@@ -49,29 +49,32 @@ METADATA = _rule(
     summary="A setting in the checkpoint differs (its config, step or hyperparameters).",
     why="the same weights can give another result with another setting, such as a learning rate or the model's config.",
     example="`epoch` is 3 in the first checkpoint and 4 in the second.",
-    fix="check that the change is intended. List the settings that may change: `--only 'head.*' --only epoch`.",
+    fix=(
+        "check that the change is intended. List the settings that may change: `--may-change 'head.*' --may-change "
+        "epoch`."
+    ),
 )
 OUTSIDE_ONLY = _rule(
     "outside-only",
-    summary="A tensor or setting changed, although `--only` does not allow the change.",
-    why="the training or conversion changed more than `--only` allows.",
-    example="`--only 'head.*'` is given, and `encoder.bias` differs.",
+    summary="A tensor or setting changed, although `--may-change` does not allow the change.",
+    why="the training or conversion changed more than `--may-change` allows.",
+    example="`--may-change 'head.*'` is given, and `encoder.bias` differs.",
     fix="""freeze the other layers with `requires_grad_(False)` and `eval()`, or allow an
-intended change with another `--only GLOB`.""",
+intended change with another `--may-change GLOB`.""",
 )
 FROZEN_CHANGED = _rule(
     "frozen-changed",
-    summary="A tensor that matches `--frozen` has changed.",
+    summary="A tensor that matches `--must-not-change` has changed.",
     why="a layer that should be frozen was trained, or was saved from another run.",
-    example="`--frozen 'backbone.*'` is given, and the running mean of a BatchNorm in the backbone differs.",
+    example="`--must-not-change 'backbone.*'` is given, and the running mean of a BatchNorm in the backbone differs.",
     fix="call `requires_grad_(False)` and `eval()` on the frozen layers. BatchNorm updates its statistics in "
     "train mode.",
 )
 UNCHANGED = _rule(
     "unchanged",
-    summary="None of the tensors that match a glob of `--changed` has changed.",
+    summary="None of the tensors that match a glob of `--must-change` has changed.",
     why="the layer that should be trained was not: it is frozen, not in the optimizer, or not saved.",
-    example="`--changed 'head.*'` is given, and all tensors of the head are identical.",
+    example="`--must-change 'head.*'` is given, and all tensors of the head are identical.",
     fix="run `statecli verify --check step` on the class: it reports parameters without a gradient or an update.",
 )
 INEXACT_CAST = _rule(
