@@ -143,13 +143,13 @@ MANUALS: dict[str, Manual] = {
     ),
     "fix": Manual(
         (
-            Example("statecli fix net.py:Net", "Show the edits as a unified diff."),
+            Example("statecli fix net.py:Net", "Show the fixes as a unified diff."),
             Example("statecli fix net.py:Net --input 2x3", "Also fix bugs that show when forward gets a 2x3 tensor."),
-            Example("statecli fix net.py:Net --write", "Write the edits to net.py."),
+            Example("statecli fix net.py:Net --write", "Write the fixes to net.py."),
         ),
         {
-            0: "There is no bug to fix, or the edits for all bugs were written.",
-            1: "A bug is not fixed yet: the edit was shown but not written, or no edit passes verify.",
+            0: "There is no bug to fix, or the fixes for all bugs were written.",
+            1: "A bug is not fixed yet: the fix was shown but not written, or no fix passes verify.",
             2: "The model could not be built, it is an installed package, "
             f"libcst is missing ({install_extra('fix')}), " + _WRONG_LINE,
         },

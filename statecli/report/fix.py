@@ -50,15 +50,15 @@ def describe_verdict(fixes: Fixes) -> str:
     """Return the result in one line."""
     kept = sum(edit.kept for edit in fixes.edits)
     remaining = len(fixes.edits) - kept
+    count = "1 fix" if kept == 1 else f"{kept:,} fixes"
     parts = []
     if kept and fixes.written:
-        parts.append(f"{plural(kept, 'edit')} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
+        parts.append(f"{count} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
     elif kept:
-        edits = "the edit" if kept == 1 else "the edits"
-        parts.append(f"{plural(kept, 'edit')} proved, but not written; add --write to write {edits}")
+        parts.append(f"{count} found; add --write to write {'the fix' if kept == 1 else 'the fixes'}")
     if remaining:
-        parts.append(f"{plural(remaining, 'defect')} without a proved edit")
-    nothing = "nothing found to fix, but not all proofs have a result" if fixes.inconclusive else "nothing to fix"
+        parts.append(f"{plural(remaining, 'defect')} {'has' if remaining == 1 else 'have'} no fix")
+    nothing = "nothing found to fix, but not all checks have a result" if fixes.inconclusive else "nothing to fix"
     return "; ".join(parts) or nothing
 
 
@@ -89,9 +89,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     passed = [change.proof.value for change in edit.proofs if change.after is Verdict.PASSED]
     failed = [change.proof.value for change in edit.proofs if change.after is not Verdict.PASSED]
     if edit.kept:
-        message = (
-            f"{_describe_names(edit)}: {', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'} with the edit"
-        )
+        message = f"{_describe_names(edit)}: {', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'} with the fix"
     else:
         message = f"{_describe_names(edit)}: {', '.join(failed)} {'fail' if len(failed) > 1 else 'fails'} ({edit.rule})"
     effects = []
@@ -103,7 +101,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
             f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False)"
         )
     if edit.reason:
-        effects.append(edit.reason if edit.reason.startswith("no edit") else f"no edit: {edit.reason}")
+        effects.append(edit.reason if edit.reason.startswith("no fix") else f"no fix: {edit.reason}")
     help = edit.advice or None
     finding: Finding = rule.finding(
         "; ".join([message, *effects]), target=target, fqn=edit.names[0] if edit.names else None

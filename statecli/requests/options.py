@@ -737,12 +737,12 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class FixOptions(OutputOptions, frozen=True, kw_only=True):
-    """Find and fix bugs in the source of a model class. Shows edits that pass verify; --write writes the edits."""
+    """Find and fix bugs in the source of a model class. Shows fixes that pass verify; --write writes the fixes."""
 
     target: Annotated[
         str, Target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
     ]
-    write: Annotated[bool, Option(("--write",), "Write the edits to the files.")] = False
+    write: Annotated[bool, Option(("--write",), "Write the fixes to the files.")] = False
     input: ForwardInputs = ()
     input_from: ForwardInputsFrom = None
     init_device: InitDevice = None

@@ -378,7 +378,7 @@ BROKEN = {
     ),
 }
 
-#: Models without a proved edit: the text, the input, and a part of the reason.
+#: Models without a fix: the text, the input, and a part of the reason.
 BROKEN |= {
     name: Broken(
         net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"),
@@ -429,7 +429,9 @@ UNFIXABLE = {
         ("no method calls detach() on a result of old",),
         "2x4",
     ),
-    "unused-layer": Broken(net("self.skip = nn.Linear(4, 4)"), ("no edit is known for the rule no-gradient",), "2x4"),
+    "unused-layer": Broken(
+        net("self.skip = nn.Linear(4, 4)"), ("statecli has no fix for the rule no-gradient",), "2x4"
+    ),
     "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
     "plain-object": Broken(
         net(
@@ -459,7 +461,7 @@ UNFIXABLE = {
             "self.t = torch.ones(4)",
             more="\n    def register_buffer(self, *args, **kwargs):\n        raise TypeError\n",
         ),
-        ("the edited class cannot be verified",),
+        ("the fixed class cannot be checked",),
     ),
     **{
         name: Broken(
@@ -494,13 +496,13 @@ UNFIXABLE = {
             (
                 "a-subclass-reads-the-dict",
                 "class Other(Net):\n    def __init__(self):\n        Net.__init__(self)\n        len(vars(self)['t'])",
-                "the class Other cannot be built with the edit: building the model raised KeyError: 't'",
+                "the class Other cannot be built with the fix: building the model raised KeyError: 't'",
             ),
             (
                 "a-class-around-it-reads-the-dict",
                 "class Other(nn.Module):\n    def __init__(self):\n        super().__init__()\n        n = Net()\n"
                 '        self.n = len(n.__dict__["t"])',
-                "the class Other cannot be built with the edit: building the model raised KeyError: 't'",
+                "the class Other cannot be built with the fix: building the model raised KeyError: 't'",
             ),
         )
     },

@@ -62,7 +62,7 @@ def test_write_applies_the_edits(desk, statecli):
     """Status 0; a second run has nothing to fix."""
     result = statecli("fix", "net.py:Net", "--write")
     assert result.code == 0, result.out + result.err
-    assert "1 edit written to net.py" in result.out
+    assert "1 fix written to net.py" in result.out
     assert (desk / "net.py").read_text() == FIXED
     again = statecli("fix", "net.py:Net")
     assert (again.code, "nothing to fix" in again.out) == (0, True)
@@ -150,8 +150,8 @@ def test_an_installed_class_is_not_edited(statecli):
     result = statecli("fix", "torch.nn:Linear(2, 2)")
     assert result.code == 2
     assert result.err == (
-        "statecli: torch.nn:Linear(2, 2): the current folder has no module torch.nn; statecli fix edits only your own "
-        "files; name a class such as net.py:Net\n"
+        "statecli: torch.nn:Linear(2, 2): the current folder has no module torch.nn; statecli fix changes only your "
+        "own files; name a class such as net.py:Net\n"
     )
 
 
@@ -236,7 +236,7 @@ def test_code_that_can_be_imported_once_only_is_refused(desk, statecli):
     finally:
         vars(torch).pop("_seen", None)
     assert result.code == 1
-    assert "no edit: the edited class cannot be verified: net.py:Net: importing it raised AssertionError" in result.out
+    assert "no fix: the fixed class cannot be checked: net.py:Net: importing it raised AssertionError" in result.out
     assert (desk / "net.py").read_text() == text
 
 
@@ -245,7 +245,7 @@ def test_an_unproved_edit_leaves_the_file(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
     assert result.code == 1
-    assert "  no edit is known for the rule no-gradient\n" in result.out
+    assert "  statecli has no fix for the rule no-gradient\n" in result.out
     assert (desk / "net.py").read_text() == UNUSED
 
 
@@ -281,7 +281,7 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x3")
     assert result.code == 2
-    assert "nothing found to fix, but not all proofs have a result" in result.out
+    assert "nothing found to fix, but not all checks have a result" in result.out
     assert "net.py:Net: inconclusive: step (" in result.err
     assert "(net.py:12); the first layer takes 4 values in the last dimension: --input 2x4" in result.err
     assert "statecli-fix-" not in result.err + result.out

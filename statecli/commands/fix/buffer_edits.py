@@ -32,7 +32,7 @@ def make_parameter(source: Source, name: str, line: int, filename: str) -> Itera
         raise NoEdit(f"the call of register_buffer for {name} is part of a larger expression")
     nn = find_torch_nn_name(filename)
     if nn is None:
-        raise NoEdit("the edit uses torch.nn, which the file does not import")
+        raise NoEdit("the fix uses torch.nn, which the file does not import")
     value = source.format(_drop_requires_grad(call.args[1].value))
     new = source.parse_statements(f"{instance}.{name} = {nn}.Parameter({value})")[0]
     assert isinstance(new, cst.SimpleStatementLine)  # noqa: S101 - from the code above
@@ -66,9 +66,9 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)
     if is_saved and source.find_method(owner, "_load_from_state_dict") is not None:
-        raise NoEdit(f"the edit adds _load_from_state_dict, which {owner.name.value} already defines")
+        raise NoEdit(f"the fix adds _load_from_state_dict, which {owner.name.value} already defines")
     if not re.search(r"(?m)^import torch$|^import torch\b(?!\.)", source.module.code):
-        raise NoEdit("the edit uses torch, which the file does not import")
+        raise NoEdit("the fix uses torch, which the file does not import")
     inside = set(map(id, source.find(cst.Attribute, within=owner.body)))
     outside = [node for node in source.find(cst.Attribute) if node.attr.value == name and id(node) not in inside]
     if outside:

@@ -104,7 +104,7 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
         or assigned.method is None
         or source.find_around(condition, cst.FunctionDef) is not assigned.method
     ):
-        raise NoEdit(f"no if statement controls the assignment of {name}, so there is no condition to edit")
+        raise NoEdit(f"no if statement controls the assignment of {name}, so there is no condition to change")
     instance = get_instance_name(assigned.method)
     used = [
         arg.value

@@ -26,5 +26,5 @@ def describe_changes(file: ChangedFile) -> str:
     if answer.returncode or not answer.stdout.strip():
         return ""
     if answer.stdout.startswith(b"??"):
-        return f"{file.name}: git does not track this file, so git cannot undo the edit"
-    return f"{file.name}: has uncommitted changes; git diff shows these changes together with the edit"
+        return f"{file.name}: git does not track this file, so git cannot undo the fix"
+    return f"{file.name}: has uncommitted changes; git diff shows these changes together with the fix"

@@ -243,7 +243,7 @@ def add_import(source: Source, code: str) -> Changes:
     """Return the change that adds an import below the last import at the top of the file."""
     imports = [line for line in source.module.body if _is_import(line)]
     if not imports:
-        raise NoEdit("the edit adds a line below the imports of the file, but the file has no imports")
+        raise NoEdit("the fix adds a line below the imports of the file, but the file has no imports")
     return {imports[-1]: [imports[-1], *source.parse_statements(code)]}
 
 
@@ -267,7 +267,7 @@ def add_property(
     if not isinstance(owner.body, cst.IndentedBlock):
         raise NoEdit(_describe_one_line_body(owner.name.value))
     if _is_assigned_from_outside(source, name):
-        raise NoEdit(f"the edit makes {name} a read-only property, but code outside of the class assigns {name}")
+        raise NoEdit(f"the fix makes {name} a read-only property, but code outside of the class assigns {name}")
     method = replaced.method if replaced is not None else None
     anchor = method or source.find_method(owner, "__init__")
     if anchor is None or anchor not in owner.body.body:

@@ -136,10 +136,8 @@ def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], af
             verdict = _get_verdict_for(defect, proof, after.verification)
             if proof in required and verdict is not Verdict.PASSED:
                 result = _describe(verdict, proof, after.verification, Names(defect.names))
-                return f"with the edit, the proof {proof.value} {result}"
-    return (
-        "" if any(change.after is Verdict.PASSED for change in proofs) else "the edit does not make a failed proof pass"
-    )
+                return f"with the fix, the check {proof.value} {result}"
+    return "" if any(change.after is Verdict.PASSED for change in proofs) else "no failed check passes with the fix"
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
@@ -164,9 +162,9 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
         stopped = check.check in _STOPS_EARLY and old.verdict in _BAD
         if check.verdict in _BAD and old.verdict not in _BAD:
             result = _describe(check.verdict, check.check, after)
-            return f"the proof {check.check.value} passes without the edit, and with the edit {result}"
+            return f"the check {check.check.value} passes without the fix, but with the fix {result}"
         if old.verdict is Verdict.PASSED and check.verdict is not Verdict.PASSED:
-            return f"the proof {check.check.value} passes without the edit, and is skipped with the edit"
+            return f"the check {check.check.value} passes without the fix, but is skipped with the fix"
         old_verdicts, verdicts = _list_verdicts(old), _list_verdicts(check)
         worse = [
             name
@@ -174,20 +172,20 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
             if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped and name not in revealed
         ]
         if worse:
-            return f"with the edit, the proof {check.check.value} fails for {join_names(worse, 3)}"
+            return f"with the fix, the check {check.check.value} fails for {join_names(worse, 3)}"
     kept = {normalize(row.fqn) for row in after.state.tensors}
     aliases = {normalize(alias) for row in after.state.tensors for alias in row.aliases}
     lost = [
         row.fqn for row in before.state.tensors if row.fqn not in named and normalize(row.fqn) not in kept | aliases
     ]
-    return f"the edited class lacks the tensors {join_names(lost, 3)}" if lost else ""
+    return f"the fixed class lacks the tensors {join_names(lost, 3)}" if lost else ""
 
 
 def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
     for module, names in old.attributes.items():
         lost = sorted(names - after.attributes.get(module, frozenset()))
         if lost:
-            return f"the edited class lacks the attribute {'.'.join(filter(None, (module, lost[0])))}"
+            return f"the fixed class lacks the attribute {'.'.join(filter(None, (module, lost[0])))}"
     return ""
 
 
@@ -195,7 +193,7 @@ def _describe_load(after: Measurement, allowed: Names) -> str:
     if after.load.error:
         return after.load.error
     unknown = [name for name in after.load.missing if name not in allowed]
-    return f"older state_dicts lack {join_names(unknown, 3)}, which the edited class expects" if unknown else ""
+    return f"older state_dicts lack {join_names(unknown, 3)}, which the fixed class expects" if unknown else ""
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
@@ -205,9 +203,9 @@ def _describe_output(old: Measurement, after: Measurement) -> str:
     if old.output is None:
         return ""
     if after.output is None:
-        return "forward of the edited model raises an error"
+        return "forward of the fixed model raises an error"
     same = len(old.output) == len(after.output) and all(
         first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
         for first, second in zip(old.output, after.output, strict=True)
     )
-    return "" if same else "forward of the edited model returns other values"
+    return "" if same else "forward of the fixed model returns other values"

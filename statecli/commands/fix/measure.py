@@ -77,7 +77,7 @@ def measure_edit(
     try:
         return measure(project, request, contents, old)
     except (ModelError, UsageError) as error:
-        raise Failure(f"the edited class cannot be verified: {error}") from error
+        raise Failure(f"the fixed class cannot be checked: {error}") from error
 
 
 def _measure_instance(
@@ -127,12 +127,12 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
         return LoadResult(error=str(error))
     if result.unexpected_keys:
         return LoadResult(
-            error=f"the edited class does not accept the entry {result.unexpected_keys[0]} of older state_dicts"
+            error=f"the fixed class does not accept the entry {result.unexpected_keys[0]} of older state_dicts"
         )
     loaded = module.state_dict()
     for name, value in entries.items():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not _is_restored(value, loaded[name]):
-            return LoadResult(error=f"the edited class does not restore the entry {name} of older state_dicts")
+            return LoadResult(error=f"the fixed class does not restore the entry {name} of older state_dicts")
     return LoadResult(tuple(result.missing_keys))
 
 

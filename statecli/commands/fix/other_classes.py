@@ -63,7 +63,7 @@ def find_unbuildable(
         return ""
     old_errors = _list_build_errors(project, before, classes)
     broken = next((name for name in errors if name not in old_errors), None)
-    return "" if broken is None else f"the class {broken} cannot be built with the edit: {errors[broken]}"
+    return "" if broken is None else f"the class {broken} cannot be built with the fix: {errors[broken]}"
 
 
 def _list_build_errors(

@@ -163,7 +163,7 @@ def _delete_class_attribute(owner: cst.ClassDef, name: str) -> Changes:
             if len(smalls) == 1 and any(isinstance(target, cst.Name) and target.value == name for target in targets):
                 return {line: []}
     raise NoEdit(
-        f"the edit would delete the class attribute {name}, but {owner.name.value} does not assign {name} on a "
+        f"the fix would delete the class attribute {name}, but {owner.name.value} does not assign {name} on a "
         "separate line"
     )
 

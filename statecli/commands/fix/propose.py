@@ -41,7 +41,7 @@ def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]
         if edited == data:
             continue
         if lost := comments - _list_comments(parse(edited)):
-            raise NoEdit(f"the edit would drop the comment {min(lost)}")
+            raise NoEdit(f"the fix would drop the comment {min(lost)}")
         yield edited
 
 
@@ -65,7 +65,7 @@ def _propose_changes(defect: Defect, source: Source, filename: str) -> Iterator[
         return _replace_view(source, attribute, defect.line)
     if defect.cause is Cause.UNREGISTERED:
         return _register(defect, source, attribute, filename)
-    raise NoEdit(f"no edit is known for the rule {defect.rule}")
+    raise NoEdit(f"statecli has no fix for the rule {defect.rule}")
 
 
 def _get_attribute(defect: Defect) -> str:
@@ -101,7 +101,7 @@ def _register(defect: Defect, source: Source, attribute: str, filename: str) -> 
     elif (comment := fix.find_comment("# register the tensor once, as ")) is not None:
         yield from _register_once(defect, source, comment, filename)
     else:
-        raise NoEdit(printed_fix.BY_HAND if defect.fix else "no edit is known")
+        raise NoEdit(printed_fix.BY_HAND if defect.fix else "statecli has no fix")
 
 
 def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:

@@ -10,23 +10,23 @@ PROPOSED_FIX = Rule(
     "fix",
     ("fix",),
     Severity.WARNING,
-    summary="A proved edit repairs a defect, but is not written to the file yet.",
-    why="""the proofs of `verify` fail for the named tensors, and pass in a copy of the file with the edit. No other
-proof gets worse, and each entry of an older state_dict loads.""",
+    summary="statecli found a fix for a defect, but the fix is not written to the file yet.",
+    why="""the checks of `verify` fail for the named tensors, and pass in a copy of the file with the fix. No other
+check gets worse, and each entry of an older state_dict loads.""",
     example="""`self.table = torch.arange(8)` becomes
 `self.register_buffer("table", torch.arange(8), persistent=False)`.""",
-    fix="read the diff, and write the edit with `statecli fix net.py:Net --write`.",
+    fix="read the diff, and write the fix with `statecli fix net.py:Net --write`.",
 )
 WRITTEN_FIX = Rule(
     "written-fix",
     "fix",
     ("fix",),
     Severity.NOTE,
-    summary="A proved edit repaired a defect, and was written to the file.",
-    why="""the proofs of `verify` pass with the edit. If the edited class saves more tensors than before, older
+    summary="A fix for a defect was written to the file.",
+    why="""the checks of `verify` pass with the fix. If the fixed class saves more tensors than before, older
 checkpoints lack these entries.""",
     example="`self.blocks = [nn.Linear(4, 4)]` became `self.blocks = nn.ModuleList([nn.Linear(4, 4)])`.",
-    fix="""review the change with `git diff`. If the edit adds names to the state_dict, load older checkpoints with
+    fix="""review the change with `git diff`. If the fix adds names to the state_dict, load older checkpoints with
 `strict=False`.""",
 )
 NOT_FIXED = Rule(
@@ -34,8 +34,8 @@ NOT_FIXED = Rule(
     "fix",
     ("fix",),
     Severity.WARNING,
-    summary="A proof of `verify` fails, and no edit repairs the defect.",
-    why="""`fix` has no edit for the defect, or the edited class fails a check. An unproved edit could change the
+    summary="A check of `verify` fails, and statecli has no fix for the defect.",
+    why="""`fix` has no fix for the defect, or the fixed class fails a check. A fix that fails a check could change the
 results of the model, so `fix` leaves the code unchanged.""",
     example="a layer that forward never calls: its parameters get no gradient.",
     fix="change the line by hand, as the output of `statecli verify` advises.",

@@ -75,4 +75,4 @@ def _find_file(spec: ModelSpec) -> str:
 
 
 def _refuse_installed(text: str, why: str) -> UsageError:
-    return UsageError(f"{text}: {why}; statecli fix edits only your own files; name a class such as net.py:Net")
+    return UsageError(f"{text}: {why}; statecli fix changes only your own files; name a class such as net.py:Net")

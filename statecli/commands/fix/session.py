@@ -90,14 +90,14 @@ class Session:
                 reason = reason or refusal
         except NoEdit as refusal:
             reason = str(refusal)
-        self.edits[defect.key] = self._build_edit(defect, reason=reason or "no edit is known")
+        self.edits[defect.key] = self._build_edit(defect, reason=reason or "statecli has no fix")
 
     def _propose(self, defect: Defect, data: bytes, path: str) -> Iterator[bytes]:
         return propose_edits(defect, data, path)
 
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
         """Keep the edits if they are proved; return the reason if they are not."""
-        report_stage(f"verifying the edit for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
+        report_stage(f"checking the fix for {', '.join(defect.rule for defect, _, _ in edited[:3])}")
         for _, before_bytes, after_bytes in edited:
             if conflict := other_classes.find_conflict(before_bytes, after_bytes):
                 return conflict
@@ -175,7 +175,8 @@ class Session:
         for path in self.contents:
             if _read_file(self.project, path) != self.originals[path]:
                 raise UnreadableError(
-                    f"{self.project.format_path(path)}: changed while the edits were verified; run the command again"
+                    f"{self.project.format_path(path)}: the file changed while statecli checked the fixes; run the "
+                    "command again"
                 )
 
     def build_result(self, *, write: bool) -> Fixes:

@@ -14,9 +14,9 @@ from statecli.core.version import __version__
 class FixDocument(msgspec.Struct, frozen=True):
     """`statecli fix -f json`.
 
-    `edits` has a record for each defect: a kept edit, or the reason why there is none. `patch` is the unified diff of
-    all kept edits; `written` says whether `files` have them. `skipped` are the proofs that were not tried, and
-    `inconclusive` has a line for those without a result.
+    `edits` has a record for each defect: a fix that passes the checks, or the reason why there is no such fix. `patch`
+    is the unified diff of all these fixes; `written` says whether `files` contain them. `skipped` are the checks that
+    did not run, and `inconclusive` has a line for the checks without a result.
     """
 
     schema: str
