@@ -421,7 +421,7 @@ def verify(
 
     Args:
         model: An nn.Module, or a spec such as "file.py:Class".
-        checks: Proofs to run: "move", "cast", "save", "copy", "step", "forward", "materialize", "export",
+        checks: Checks to run: "move", "cast", "save", "copy", "step", "forward", "materialize", "export",
             "compile", "shard" or "resume". () or None: all but the last five.
         device: Device to move to: "fake-cuda" (needs no GPU; the default without one), "meta", "cpu" or "cuda:0".
         dtype: Dtype to cast to.
@@ -437,7 +437,7 @@ def verify(
 
     Returns:
         A verdict for each check (passed, failed, skipped or inconclusive) with its reason, and a cell for each tensor.
-            `findings` has everything that failed. A forward that raises makes its proofs inconclusive.
+            `findings` has everything that failed. A forward that raises makes its checks inconclusive.
 
     Raises:
         UsageError: An argument is wrong, or `device`, `dtype` or `optimizer` is given and `checks` leaves out its

@@ -51,11 +51,11 @@ def assert_state_follows(
 
     Args:
         model: An nn.Module, or a spec such as "file.py:Class".
-        checks: Proofs to run, as in `statecli.verify`. A proof that is named here must not be skipped.
+        checks: Checks to run, as in `statecli.verify`. A check that is named here must not be skipped.
         device: Device to move to, as in `statecli.verify`.
         dtype: Dtype to cast to.
         optimizer: Optimizer of the training step.
-        inputs: Arguments of forward, as in `statecli.verify`. Without inputs some proofs are skipped.
+        inputs: Arguments of forward, as in `statecli.verify`. Without inputs some checks are skipped.
         include: Globs; only tensors whose name matches one are tested.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to test, as in `statecli.inspect`.
@@ -66,7 +66,7 @@ def assert_state_follows(
         The result of `statecli.verify`.
 
     Raises:
-        AssertionError: A finding has the severity of `fail_on` or a higher one, a proof is inconclusive, a proof in
+        AssertionError: A finding has the severity of `fail_on` or a higher one, a check is inconclusive, a check in
             `checks` was skipped, or all were. The message is the table of `statecli verify`.
         StateError: The model could not be tested.
     """
@@ -233,7 +233,7 @@ def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
 
 
 def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:
-    """Return a line about the failed proofs and the table of a terminal; "" if all is well."""
+    """Return a line about the failed checks and the table of a terminal; "" if all is well."""
     from statecli.commands.verify.result import Verdict
     from statecli.report import View, verify
 

@@ -124,7 +124,7 @@ def test_nothing_checked_is_never_0(statecli, proofs):
     proofs(**{name.value: ending(name, Verdict.SKIPPED, "no") for name in Name})
     result = statecli("verify", NET)
     assert result.code == 2
-    assert "no proof ran" in result.err
+    assert "no check ran" in result.err
 
 
 def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):

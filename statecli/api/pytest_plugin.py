@@ -62,7 +62,7 @@ class ModelItem(pytest.Item):
         self.spec = spec
 
     def runtest(self) -> None:
-        """Run the proofs of `statecli verify`. Raises AssertionError with the table, StateError without a model."""
+        """Run the checks of `statecli verify`. Raises AssertionError with the table, StateError without a model."""
         from statecli import testing
 
         testing.assert_state_follows(self.spec, inputs=self.config.getoption("--statecli-input"))

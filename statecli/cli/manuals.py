@@ -121,9 +121,9 @@ MANUALS: dict[str, Manual] = {
     ),
     "verify": Manual(
         (
-            Example("statecli verify net.py:Net --device fake-cuda", "Run the default proofs without a GPU."),
+            Example("statecli verify net.py:Net --device fake-cuda", "Run the default checks without a GPU."),
             Example(
-                "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one proof."
+                "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one check."
             ),
             Example(
                 "statecli verify net.py:Net --input 2x3 --dtype bfloat16",
@@ -135,9 +135,9 @@ MANUALS: dict[str, Manual] = {
             ),
         ),
         {
-            0: "No finding reaches the severity of --fail-on, and no proof is inconclusive.",
+            0: "No finding reaches the severity of --fail-on, and no check is inconclusive.",
             1: "A finding reaches the severity of --fail-on, such as a parameter that does not move with the model.",
-            2: "A proof is inconclusive or could not run, and no finding sets status 1; the model could not be built, "
+            2: "A check is inconclusive or could not run, and no finding sets status 1; the model could not be built, "
             + _WRONG_LINE,
         },
     ),

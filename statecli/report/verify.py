@@ -183,7 +183,7 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
         where = (
             f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
         )
-        return (f"{target}: the model has no tensors{where}, so there is nothing to prove",)
+        return (f"{target}: the model has no tensors{where}, so there is nothing to check",)
     unproved: dict[str, list[Check]] = {}
     for check in verification.checks:
         if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested):
@@ -193,14 +193,14 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
         for cause, checks in unproved.items()
     ]
     if not lines and all(check.verdict is Verdict.SKIPPED for check in verification.checks):
-        lines = [f"{target}: no proof ran: {_join_names(verification.checks)} skipped"]
+        lines = [f"{target}: no check ran: {_join_names(verification.checks)} skipped"]
     return tuple(lines)
 
 
 def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
     """Return the skipped and inconclusive proofs."""
     unproved = (check for check in verification.checks if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
-    return tuple(NotChecked("proof", 1, f"{check.check.value}: {_describe_reason(check)}") for check in unproved)
+    return tuple(NotChecked("check", 1, f"{check.check.value}: {_describe_reason(check)}") for check in unproved)
 
 
 def _describe_reason(check: Check) -> str:
@@ -299,7 +299,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
         fixes=fixes,
         problems=problems,
         verdict=verdict,
-        outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
+        outcomes=Group("checks", _format_verdict_counts(verification.checks), proofs),
     )
 
 

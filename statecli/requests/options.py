@@ -675,7 +675,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that tensors are moved, saved and trained with the model. Exit with status 1 if a test finds an error."""
+    """Check that tensors are moved, saved and trained with the model. Exit with status 1 if a check fails."""
 
     target: Annotated[
         str,
@@ -689,7 +689,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[Name, ...],
         Option(
             ("--check",),
-            "Run only this test, called a proof (repeatable). [default: move, cast, save, copy, step, forward]",
+            "Run only this check (repeatable). [default: move, cast, save, copy, step, forward]",
             "PROOF",
             argument="checks",
         ),
@@ -717,8 +717,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Any,
         Option(
             ("--optimizer",),
-            "Train with this optimizer of torch.optim, such as adamw. [default: sgd for the proof step, adamw for the "
-            "proof resume]",
+            "Train with this optimizer of torch.optim, such as adamw. [default: sgd for the check step, adamw for the "
+            "check resume]",
             "NAME",
             type=str,
             suggestions=("sgd", "adam", "adamw"),
@@ -732,7 +732,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     write_baseline: WriteBaseline = None
     reason: Reason = None
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also show the comparisons of each proof, and all notes.", group=Group.ROWS)
+        bool, Option(("--verbose", "-v"), "Also show the comparisons of each check, and all notes.", group=Group.ROWS)
     ] = False
 
 

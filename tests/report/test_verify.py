@@ -329,8 +329,8 @@ def test_what_packs_its_weights_is_named():
     )
     (line,) = list_inconclusive(run(Check(Name.MOVE, SKIPPED), notes=notes), ())
     assert line == (
-        "net.py:Net: the model has no tensors that statecli can see (0 packs its weights in C++), "
-        "so there is nothing to prove"
+        "net.py:Net: the model has no tensors that statecli can see (0 packs its weights in C++), so there is nothing "
+        "to check"
     )
 
 
@@ -365,7 +365,7 @@ def test_nothing_proved_is_not_nothing_found():
     """Where every proof was skipped, or there is no tensor, no exit code 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
     assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
-        "net.py:Net: no proof ran: step, forward skipped",
+        "net.py:Net: no check ran: step, forward skipped",
     )
     (line,) = list_inconclusive(run(moved(), rows=[]), ())
     assert "no tensor" in line

@@ -90,6 +90,7 @@ def test_a_forward_that_cannot_be_called_again_does_not_tell():
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "updated", "w").reason
     assert told.startswith(
-        "forward writes to the parameter; cannot tell whether an update is kept: calling the model in train"
+        "forward writes to the parameter, and statecli does not know whether an update is kept: calling the model in "
+        "train"
     )
     assert "raised ValueError: one call only" in told

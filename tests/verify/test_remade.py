@@ -92,7 +92,10 @@ def test_a_forward_that_raises_there_cannot_tell():
         check = proved(name, "None", forward, "self.c")
         assert check.findings == ()
         assert cache(check, column).verdict.value == "inconclusive"
-        assert "cannot tell whether forward creates the tensor again: calling the model" in cache(check, column).reason
+        assert (
+            "statecli does not know whether forward creates the tensor again: calling the model"
+            in cache(check, column).reason
+        )
         assert "not here (net.py:11)" in cache(check, column).reason
 
 

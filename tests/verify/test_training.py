@@ -101,8 +101,8 @@ def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
     assert told.startswith(
-        f"{got} gradient in each of 12 rounds, but the parameter has a gradient in eval mode: dropout or drop path may "
-        "drop the parameter"
+        f"{got} gradient in each of 12 rounds, but the parameter has a gradient in eval mode: in train mode, dropout "
+        "may have left the parameter out in each round"
     )
 
 
@@ -120,7 +120,7 @@ def test_what_is_zero_in_eval_mode_too_is_no_dropout():
     """Random numbers are drawn, and they are not why."""
     check = dropping("True")
     assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
-    told = "gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
+    told = "the gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
     assert check.findings[0].message == f"branch.weight: {told}"
 
 
@@ -212,8 +212,8 @@ def test_a_longer_chain_cannot_be_told():
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = (
-        "zero in each of 8 rounds; more rounds may be needed, "
-        "because another parameter got its first gradient in the last round"
+        "the gradient is zero in each of 8 rounds; more rounds may be needed, because another parameter got its first "
+        "gradient in the last round"
     )
     assert cell(check, "gradient", "gates.0").reason == told
 
@@ -295,8 +295,8 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     shift = cell(check, "gradient", "shift")
     assert shift.verdict is Verdict.SKIPPED
-    assert shift.reason.startswith("zero in each of 3 rounds, ")
-    assert "because batch normalization cancels the effect of the parameter; " in shift.reason
+    assert shift.reason.startswith("the gradient is zero in each of 3 rounds, ")
+    assert "because a batch norm cancels the effect of the parameter; " in shift.reason
     assert shift.reason.endswith("with the batch norms in eval mode")
     net = load_object(spec.parse_spec("net.py:Net"))()
     for train in (True, False):
@@ -316,8 +316,8 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "shift").reason
     assert told.startswith(
-        "the gradient is zero; statecli cannot tell whether batch statistics cancel the gradient: calling the model in "
-        "train"
+        "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: calling the "
+        "model in train"
     )
     assert "raised ValueError: no statistics yet" in told
 
@@ -341,7 +341,7 @@ def test_a_hidden_state_of_zeros_is_a_note(module, call):
     assert {finding.rule for finding in check.findings} == {"zero-gradient"}
     assert {(finding.severity, "weight_hh" in finding.fqn) for finding in check.findings} == {(Severity.NOTE, True)}
     assert check.verdict is Verdict.PASSED
-    assert "the hidden state is zero by default" in check.findings[0].message
+    assert "the hidden state starts at zero" in check.findings[0].message
 
 
 @pytest.mark.parametrize(

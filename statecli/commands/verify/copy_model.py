@@ -283,7 +283,7 @@ def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
             why = f"{name} of the copy shares memory with {original} of the model"
-            raise ModelError(f"a copy of the model is not independent, so the proofs would change the model: {why}")
+            raise ModelError(f"the checks would change the model, because a copy shares memory with the model: {why}")
 
 
 def _is_written(tensor: torch.Tensor) -> bool:

@@ -139,7 +139,7 @@ RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before 
 
 _LRU_CACHE = type(functools.lru_cache(len))
 MEMO_REASON = (
-    "cached by a function with functools.lru_cache, not by the model; the proof `forward` shows whether this is an "
+    "cached by a function with functools.lru_cache, not by the model; the check `forward` shows whether this is an "
     "error"
 )
 

@@ -179,7 +179,7 @@ def verify_model(
     state = select(subject.state, request.selection, request.target)
     checks = []
     for name in request.checks or DEFAULT_PROOFS:
-        report_stage(f"proof {name.value}")
+        report_stage(f"check {name.value}")
         checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))
         on_check_done(checks[-1])
     return Verification(state, _lower_harmless_severities(checks), subject.state.oddities)

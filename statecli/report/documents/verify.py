@@ -36,7 +36,7 @@ class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One proof. `passed` is null if the proof was skipped or is inconclusive; `how` describes the operation.
+    """One check. `passed` is null if the check was skipped or is inconclusive; `how` describes the operation.
 
     `tensors` has an entry for each tensor and column with a verdict.
     """
@@ -51,9 +51,9 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 class VerifySummary(msgspec.Struct, frozen=True):
-    """Numbers of proofs and of tensors by verdict.
+    """Numbers of checks and of tensors by verdict.
 
-    A tensor is `failed` if any proof failed for it, else `inconclusive` if any proof was, else `passed`. A tensor
+    A tensor is `failed` if any check failed for it, else `inconclusive` if any check was, else `passed`. A tensor
     without a verdict is `skipped`.
     """
 
@@ -103,7 +103,7 @@ def build_verify_document(
 
 
 def count_verdicts(verification: Verification) -> VerifySummary:
-    """Return the number of proofs and of tensors for each verdict."""
+    """Return the number of checks and of tensors for each verdict."""
     worst = find_worst_verdicts(verification)
     return VerifySummary(
         _count_by_verdict(check.verdict for check in verification.checks),

@@ -235,7 +235,7 @@ class _Proof:
         if again.reason is None or row.fqn in again.read:
             return None
         return judging.build_inconclusive_cell(
-            f"cannot tell whether forward creates the tensor again: {again.reason}", **measured
+            f"statecli does not know whether forward creates the tensor again: {again.reason}", **measured
         )
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:

@@ -219,7 +219,7 @@ class _Proof(Proof):
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
                 self._cells[row.fqn] = judging.skip_cell(
-                    "not checked: this proof changes only plain floating-point tensors"
+                    "not checked: this check changes only plain floating-point tensors"
                 )
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:

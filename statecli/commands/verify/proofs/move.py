@@ -208,8 +208,8 @@ class _Proof:
         how = self._moved.call
         if set(self._moved.before.values()) == {self._device_name}:
             how = (
-                f"all tensors are already on {self._device_name}, so statecli copied the tensors to new memory with "
-                f"_apply, and {how}"
+                f"all tensors are already on {self._device_name}; statecli copied them to new memory with _apply, and "
+                f"{how}"
             )
         return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
 
@@ -239,7 +239,7 @@ class _Proof:
                 (oddity.message for oddity in self._stand_in.oddities if oddity.kind is OddityKind.NOT_MEASURED), None
             )
             return judging.build_inconclusive_cell(
-                note or "cannot tell whether the tensor moves with the model", before=before
+                note or "statecli does not know whether the tensor moves with the model", before=before
             )
         if not follows:
             return self._judge_left_behind(row, before, before, KEEPS_MEMORY)
@@ -264,7 +264,9 @@ class _Proof:
         )
         if why_inconclusive and row.fqn not in self._find_recreated_on_device().read:
             return judging.build_inconclusive_cell(
-                f"cannot tell whether forward creates the tensor again: {why_inconclusive}", before=before, after=after
+                f"statecli does not know whether forward creates the tensor again: {why_inconclusive}",
+                before=before,
+                after=after,
             )
         return self._fail(LEFT_BEHIND, row, what, before, after, "call super() in {} and move this tensor too")
 

@@ -153,7 +153,7 @@ class _Proof(Proof):
             why = (
                 "the values cannot be compared"
                 if same is None
-                else "statecli could not give the tensor a distinct value"
+                else "statecli could not fill the tensor with test values"
             )
             self._restored[name] = judging.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
@@ -246,7 +246,7 @@ class _Proof(Proof):
             return None
         if row.persistent is False:
             return judging.skip_cell("not saved, because the buffer has persistent=False")
-        why = "with a single instance, statecli cannot tell whether the constructor creates an equal tensor"
+        why = "with only one instance, statecli cannot check whether the constructor creates an equal tensor"
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:

@@ -152,7 +152,7 @@ class _Proof(Proof):
         }
         if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
             self._ddp[row.fqn] = judging.build_inconclusive_cell(
-                "cannot detect a broadcast, because the tensor cannot be filled with test values"
+                "statecli cannot detect a broadcast, because it cannot fill the tensor with test values"
             )
         for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
             cells.setdefault(row.fqn, Cell(Verdict.PASSED))
@@ -313,7 +313,7 @@ def _use_fake_group() -> Iterator[None]:
     if not torch.distributed.is_available():
         raise ModelError("this build of torch has no torch.distributed")
     if torch.distributed.is_initialized():
-        raise ModelError("this process already has a process group; run this proof in another process")
+        raise ModelError("this process already has a process group; run this check in another process")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())

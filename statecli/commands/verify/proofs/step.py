@@ -217,7 +217,7 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
         return judging.build_inconclusive_cell(
             f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
         )
-    why = f"gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
+    why = f"the gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
     help = (
         "look for sqrt, norm or division at zero, also inside torch.where; torch.autograd.set_detect_anomaly"
         " shows the line"
@@ -233,18 +233,18 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
         what = (
-            f"because batch normalization cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
+            f"because a batch norm cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
             "eval mode"
         )
-        return judging.skip_cell(f"zero in each of {_format_rounds(run)}, {what}")
+        return judging.skip_cell(f"the gradient is zero in each of {_format_rounds(run)}, {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
         return judging.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
-        why = "gradient is all zeros: the hidden state is zero by default, so one call gives this weight no gradient"
+        why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
         return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, Severity.NOTE)
-    why = f"gradient is all zeros in each of {_format_rounds(run)}"
+    why = f"the gradient is all zeros in each of {_format_rounds(run)}"
     if run.in_eval is not None:
         why += " and in eval mode, without dropout"
     help = "look for a factor of zero, for terms that cancel out, and for a hook that changes the gradient"
@@ -262,10 +262,10 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
         why = "another parameter got its first gradient in the last round"
-        return f"zero in each of {_format_rounds(run)}; more rounds may be needed, because {why}"
+        return f"the gradient is zero in each of {_format_rounds(run)}; more rounds may be needed, because {why}"
     if run.in_running and run.in_running.why_not:
         return (
-            "the gradient is zero; statecli cannot tell whether batch statistics cancel the gradient: "
+            "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: "
             f"{run.in_running.why_not}"
         )
     return None
@@ -277,8 +277,8 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
         return judging.build_inconclusive_cell(
-            f"{gradients}, but the parameter has a gradient in eval mode: dropout or drop path may drop the parameter "
-            f"each time; {help}"
+            f"{gradients}, but the parameter has a gradient in eval mode: in train mode, dropout may have left the "
+            f"parameter out in each round; {help}"
         )
     why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return judging.build_inconclusive_cell(
@@ -373,7 +373,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return judging.build_inconclusive_cell(
-            f"forward writes to the parameter; cannot tell whether an update is kept: {why_not}"
+            f"forward writes to the parameter, and statecli does not know whether an update is kept: {why_not}"
         )
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
@@ -409,7 +409,10 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
 def _suggest_registration(row: TensorInfo) -> str:
     if row.kind is Kind.BUFFER:
         attribute = row.fqn.rpartition(".")[2]
-        return f"write self.{attribute} = nn.Parameter(...) to train the tensor; otherwise register tensor.detach()"
+        return (
+            f"write self.{attribute} = nn.Parameter(...) to train the tensor; otherwise register tensor.detach() as a "
+            "buffer"
+        )
     return "register the tensor as nn.Parameter to train it; otherwise call requires_grad_(False)"
 
 
