@@ -160,7 +160,7 @@ def test_inspect_says_if_a_fake_gpu_cannot_tell(write, statecli):
         assert result.code == 0
         assert "warning[unregistered-tensor]" in result.out
         assert (
-            "statecli cannot tell whether forward mixes devices: the model calls torch.cuda.is_available()"
+            "statecli does not know whether forward mixes devices: the model calls torch.cuda.is_available()"
             in result.out
         )
 

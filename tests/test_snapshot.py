@@ -89,7 +89,7 @@ def test_a_changed_dtype_is_reported_and_the_values_are_unknown():
         "the dtypes differ, and a snapshot has only digests",
     )
     broken = statecli.diff(snapshot, model.double(), ignore=["dtype"]).broken
-    assert "statecli cannot tell whether the values differ" in broken[0].message
+    assert "statecli does not know whether the values differ" in broken[0].message
 
 
 def test_the_prefix_of_a_wrapper_is_stripped():

@@ -11,7 +11,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import decide_tie_severity
 
 #: Begins the remark of a finding about a tensor that a move leaves behind, if no input showed what forward does.
-UNKNOWN_FORWARD = "statecli cannot tell whether forward mixes devices: "
+UNKNOWN_FORWARD = "statecli does not know whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
     "move",

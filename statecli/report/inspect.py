@@ -605,7 +605,7 @@ def _format_elements(count: int) -> str:
 
 def _describe_evidence(rows: list[TensorInfo]) -> str:
     words = {
-        Evidence.ASSUMED: "assumed; --model CLASS gives the exact kinds",
+        Evidence.ASSUMED: "kinds guessed; --model CLASS shows the exact kinds",
         Evidence.CONVENTION: "by convention",
         Evidence.OPTIMIZER: "trained by the optimizer",
         Evidence.TYPE: "pickled as nn.Parameter",

@@ -74,7 +74,7 @@ def _format_verdict(result: ResumeCheck) -> str:
     if result.answer is Answer.EQUAL:
         return f"a training run resumed from step {result.saved_at} of {result.steps} equals the uninterrupted run"
     if result.answer is Answer.INCONCLUSIVE:
-        return f"cannot tell: {result.reason}"
+        return f"inconclusive: {result.reason}"
     return f"the resumed run differs from the uninterrupted run: {plural(len(result.findings), 'finding')}"
 
 

@@ -51,7 +51,9 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
             unknown = "not saved, unless the class itself saves the tensor"
             return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
         parts.append(
-            {False: "not saved", True: "saved", None: "statecli cannot tell whether the tensor is saved"}[tensor.saved]
+            {False: "not saved", True: "saved", None: "statecli does not know whether the tensor is saved"}[
+                tensor.saved
+            ]
         )
     elif tensor.persistent is False:
         parts.append("non-persistent, but in the file" if tensor.saved else "not saved (non-persistent)")
@@ -60,9 +62,10 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
     if tensor.after is None and live:
         if tensor.moves is not True:
             parts.append(
-                {False: "left on the old device by .to()", None: "statecli cannot tell whether .to() moves the tensor"}[
-                    tensor.moves
-                ]
+                {
+                    False: "left on the old device by .to()",
+                    None: "statecli does not know whether .to() moves the tensor",
+                }[tensor.moves]
             )
         elif tensor.kind is Kind.UNREGISTERED:
             parts.append("moved by .to()")

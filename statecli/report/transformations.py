@@ -279,7 +279,7 @@ def _describe_resize(change: Change, done: Transformation) -> str:
     counted = _count_indexes(axis, common, "common ")
     if done.cosine is not None:
         size = f"rel. change {format_number(done.relative_l2, 2)}, cosine {_floor_cosine(done.cosine)}"
-        return f"{', '.join(texts)}; the {counted} changed: {size}"
+        return f"{', '.join(texts)}; {size} in the {counted}"
     if not done.exceptions:
         state = "equal" if done.rounding is None else _ROUNDINGS[done.rounding]
         return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} {state}"

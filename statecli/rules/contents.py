@@ -131,7 +131,7 @@ def _list_sparse(state: ModelState) -> Iterator[TensorInfo]:
 def needs_unchecked_indices(subject: Subject) -> str | None:
     """Return a reason if the indices of all sparse tensors were checked; pickles say how many there are."""
     is_checked = subject.values is not None and not _count_unlisted(subject)
-    return "the values were read, so the indices were checked too" if is_checked else None
+    return "the values were read, so the indices of sparse tensors were checked too" if is_checked else None
 
 
 @rule(Severity.WARNING, needs_file, needs_unchecked_indices)

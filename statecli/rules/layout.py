@@ -214,7 +214,7 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
         elif odd.kind is OddityKind.UNNAMED_SHARDS:
             yield Issue(
                 odd.message,
-                help="audit the folder; then statecli checks each file as a separate target",
+                help="audit the folder: statecli then checks each file as a separate target",
                 severity=Severity.NOTE,
             )
 

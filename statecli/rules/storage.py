@@ -179,7 +179,10 @@ def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | N
 def _report_inconclusive(subject: Subject, storage: Storage, count: int) -> Issue:
     first = storage.users[0][0]
     why = "too many views are interleaved"
-    message = f"{subject.name_of(first)}: cannot tell whether the {count:,} views of its storage share bytes: {why}"
+    message = (
+        f"{subject.name_of(first)}: statecli does not know whether the {count:,} views of its storage share bytes: "
+        f"{why}"
+    )
     return Issue(message, first.fqn, first.section, "save copies with .clone()", Severity.NOTE, place=storage.place)
 
 

@@ -238,7 +238,7 @@ def test_sections_that_cannot_be_told_apart():
     (note,) = pairing.pair_tensors(before, after, ()).notes
     assert note.name == "sections-apart"
     assert note.message.startswith(
-        "statecli cannot tell which sections belong together: gen, disc of a.pt and model of b.pt"
+        "statecli does not know which sections belong together: gen, disc of a.pt and model of b.pt"
     )
     assert note.message.endswith("such as a.pt#gen")
     assert [m.before is None or m.after is None for m in pairing.pair_tensors(before, after, ()).matches] == [True] * 3

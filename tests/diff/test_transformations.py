@@ -290,7 +290,7 @@ def test_rows_added_to_a_trained_vocabulary(diff, statecli, save):
         pytest.approx(relative.item(), rel=1e-4),
         pytest.approx(cosine.item(), rel=1e-6),
     )
-    text = f"32 rows added; the 320 common rows changed: rel. change {relative:.2g}, cosine 0.998"
+    text = f"32 rows added; rel. change {relative:.2g}, cosine 0.998"
     assert text in statecli("diff", save({"w": before}, "a.pt"), save({"w": after}, "b.pt")).out
     near_one = {"w": 1 + 0.01 * torch.randn(320, 64)}, {"w": 1 + 0.01 * torch.randn(352, 64)}
     assert found(diff(*near_one)) == {}

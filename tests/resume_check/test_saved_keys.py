@@ -118,7 +118,7 @@ def test_an_unreadable_file_may_have_anything(tmp_path):
     """statecli reads no bare pickle, so it does not claim that a state is missing."""
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps({"rng": random.getstate()}))
-    assert read_keys(str(path)).describe_lack("step") == "may have no step (statecli cannot read the checkpoint)"
+    assert read_keys(str(path)).describe_lack("step") == "may have no step: statecli cannot read the checkpoint"
 
 
 def test_files_of_a_folder_are_states(tmp_path, objects):

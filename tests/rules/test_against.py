@@ -325,7 +325,7 @@ def test_two_models_beside_two_others_cannot_be_told_apart(pt):
     """That is no missing entry: which is which has to be named."""
     reference = pt("b", generator=linear(), critic=linear())
     why = failed(pt(one=linear(), other=linear()), against=str(reference))
-    assert "cannot tell which sections belong together: " in why
+    assert "does not know which sections belong together: " in why
     assert "b.pt#generator" in why
 
 

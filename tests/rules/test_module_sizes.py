@@ -148,4 +148,4 @@ def test_attention_without_heads_is_an_error(tmp_path):
     assert messages(pickled(module, tmp_path / "x.pt")) == []
     module.self_attn.num_heads = 0
     (message,) = messages(pickled(module, tmp_path / "x.pt"))
-    assert "_modules.self_attn.num_heads is 0; a call of the module divides by this number" in message
+    assert "_modules.self_attn.num_heads is 0: the module divides by this number, so a call fails" in message

@@ -302,7 +302,7 @@ def test_shared_slices_says_where_it_cannot_tell(found, saved, monkeypatch):
     note, clash = found("shared-slices", path)
     assert (note.fqn, note.severity) == ("0", Severity.NOTE)
     assert note.message == (
-        "0: cannot tell whether the 5 views of its storage share bytes: too many views are interleaved"
+        "0: statecli does not know whether the 5 views of its storage share bytes: too many views are interleaved"
     )
     assert (clash.fqn, clash.severity) == ("y", Severity.WARNING)
 

@@ -362,4 +362,4 @@ def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     shown = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     assert "shape of its inner tensors" in shown.out
     result, _ = diff({"w": one}, {"w": other}, "--ignore", "shape")
-    assert (result.code, result.err.count("statecli cannot tell whether the values differ")) == (2, 1)
+    assert (result.code, result.err.count("statecli does not know whether the values differ")) == (2, 1)

@@ -128,7 +128,7 @@ class _Prober:
             return self._count(measured)
         if self._reference is None:
             self._reference = measured
-            return False, "the reference: statecli compares the other checkpoints with this checkpoint"
+            return False, "statecli compares the other checkpoints with this checkpoint"
         if self._condition.measure is Measure.CHANGED:
             return self._find_changed(self._reference, measured)
         return self._compute_cosine(self._reference, measured)
@@ -236,7 +236,7 @@ def _build(
     findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
     places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints} | prober.find_steps_in_settings()
     if prober.check_order and (source := prober.find_counter()) is not None:
-        note = f"the step is the setting {source}, the order is that of the names"
+        note = f"the step is the setting {source}; the checkpoints are in the order of their names"
         notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
     probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
     first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))

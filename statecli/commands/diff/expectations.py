@@ -158,7 +158,7 @@ def _explain_beyond_cast(change: Change) -> str:
         count = f"{done.exceptions:,} of {done.elements:,} elements {verb}"
         return f"{count} by more than rounding to {_name_dtype(change)}"
     if not _CAST_FIELDS.issuperset(change.fields):
-        return "changes more than a cast does: "
+        return "changed by more than a cast: "
     if (lost := describe_lost_values(change)) is not None:
         return lost
     return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest value of the new dtype"
@@ -200,7 +200,7 @@ def explain_beyond_merge(change: Change) -> str:
     if change.status is Status.IDENTICAL:
         return "is unchanged: the update of the adapter is not merged"
     if not _CAST_FIELDS.issuperset(change.fields):
-        return "changes more than a merge does: "
+        return "changed by more than the merge of the adapter: "
     if not done.exceptions:
         return ""
     fitting = "" if done.fitting_factor is None else f"; {done.fitting_factor:.6g} × B·A fits"

@@ -173,7 +173,7 @@ def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, r
     which = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
     example = f"{before.target.partition('#')[0]}#{left[0]}"
     return (
-        f"statecli cannot tell which sections belong together: {which}; give one section of each target, such "
+        f"statecli does not know which sections belong together: {which}; give one section of each target, such "
         f"as {example}"
     )
 

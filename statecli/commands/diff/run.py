@@ -185,7 +185,7 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
 #: Error of a pair with values that are not comparable.
-VALUES_INCONCLUSIVE = "statecli cannot tell whether the values differ"
+VALUES_INCONCLUSIVE = "statecli does not know whether the values differ"
 #: Stands for the settings in place of a name.
 SETTINGS_NAME = "(settings)"
 
@@ -808,7 +808,7 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
         Broken(
             SETTINGS_NAME,
             "",
-            f"{state.target}: {oddity.message}: statecli cannot tell whether the remaining settings differ",
+            f"{state.target}: {oddity.message}: statecli does not know whether the remaining settings differ",
         )
         for oddity in oddities
     ]

@@ -306,7 +306,7 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
         pair = undecided[0]
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
         yield (
-            f"{plural(len(undecided), 'pair')} of names are uncertain: {pair.name} is loaded as {pair.registered}, "
+            f"statecli guessed {plural(len(undecided), 'pair')} of names: {pair.name} is loaded as {pair.registered}, "
             f"but {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
     yield from list_doubts_about_rest(

@@ -88,7 +88,7 @@ class _Names:
         module = self._own if known is not None and known is getattr(owner, first, None) else owner
         self.add(module, first)
         if "<locals>" in added.__qualname__:
-            self.doubt = f"{added.__qualname__} is defined in a function, so that no line imports this class"
+            self.doubt = f"{added.__qualname__} is defined in a function, so no other file can import this class"
         return added.__qualname__
 
     def format_imports(self) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
     if files.is_remote(config):
         doubt = f"the code reads {path}, which is not on this disk"
     elif spec.options.trusts_code:
-        doubt = "statecli ran the code of the checkpoint to build the class, and the code does not"
+        doubt = "statecli built the class with code of the checkpoint, which the code below does not run"
     name, arguments, folder = built.name, format_call((), built.arguments), repr(path)
     if built.library is Library.DIFFUSERS:
         configuration = ", ".join(filter(None, [f"{name}.load_config({folder})", arguments]))

@@ -10,7 +10,7 @@ MOVE_UNKNOWN = Rule(
     "move",
     ("inspect",),
     Severity.WARNING,
-    summary="statecli cannot tell whether the tensor moves with its model.",
+    summary="statecli does not know whether the tensor moves with its model.",
     why="""statecli did not find the tensor after the move, or could not read its device. If the tensor is left on the
 old device, the first forward on the new device raises.""",
     example="a class whose own `_apply` deletes a cached tensor.",

@@ -318,7 +318,7 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -
     followed = tensor.after.followed if tensor.after else None
     if followed is None:
         why = tensor.note or "not found after the move"
-        message = f"{tensor.fqn}: statecli cannot tell whether the tensor moves to {to}: {why}"
+        message = f"{tensor.fqn}: statecli does not know whether the tensor moves to {to}: {why}"
         return rules.MOVE_UNKNOWN.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"

@@ -126,7 +126,7 @@ class SavedKeys(NamedTuple):
     def describe_lack(self, word: str) -> str:
         """Return the predicate about a state without a key."""
         if not self.is_readable:
-            return f"may have no {word} (statecli cannot read the checkpoint)"
+            return f"may have no {word}: statecli cannot read the checkpoint"
         others = join_names([key.text for key in self.others], _MAX_NAMES)
         return f"has no {word} under a known key (other keys: {others})" if others else f"has no {word}"
 

@@ -43,7 +43,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 
     def report(number: int | None, row: TensorInfo, problem: str) -> None:
         fqn, section = (row.fqn, row.section) if number is None else (changes[number].fqn, changes[number].section)
-        message = f"cannot check whether this update was merged: {problem}"
+        message = f"statecli cannot check whether this update was merged: {problem}"
         broken.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
 
     for module, row in parsed.unknown.items():
