@@ -42,7 +42,7 @@ def test_a_class_has_a_page_with_statistics(statecli, tmp_path):
 def test_a_page_needs_a_file(statecli):
     """Without -o, one line says what to add."""
     result = statecli("report", "net.pt")
-    assert (result.code, result.err) == (2, "statecli: report writes an HTML page; add --output report.html\n")
+    assert (result.code, result.err) == (2, "statecli: report writes an HTML file; add --output report.html\n")
 
 
 def test_spectra_are_in_json_and_on_the_page(statecli, tmp_path):

@@ -88,12 +88,12 @@ MANUALS: dict[str, Manual] = {
     ),
     "report": Manual(
         (
-            Example("statecli report model.safetensors -o report.html", "Write a page with all modules and tensors."),
+            Example("statecli report model.safetensors -o report.html", "Write a report with all modules and tensors."),
             Example("statecli report train.ckpt --stats -o report.html", "Read the values too, and show histograms."),
-            Example("statecli report net.py:Net -o report.html", "Write a page of a model class."),
+            Example("statecli report net.py:Net -o report.html", "Write a report of a model class."),
         ),
         {
-            0: "The page was written, and no finding is an error.",
+            0: "The report was written, and no finding is an error.",
             1: "A finding is an error, such as a parameter that is not registered.",
             2: "The target or its values could not be read, the model could not be built, no tensor matched, "
             + _WRONG_LINE,
@@ -203,7 +203,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli log checkpoints/", "Show a line for each checkpoint of a run."),
             Example("statecli log 'checkpoints/*.pt' --top 5", "Show the five modules that changed most."),
-            Example("statecli log checkpoints/ -f html -o run.html", "Write a page with plots over the steps."),
+            Example("statecli log checkpoints/ -f html -o run.html", "Write a report with plots over the steps."),
             Example(
                 "statecli log checkpoints/ --fail-on warning",
                 "Fail for warnings too, such as a new NaN.",

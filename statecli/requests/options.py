@@ -538,7 +538,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class ReportOptions(SharedOptions, frozen=True, kw_only=True):
-    """Write an HTML page to browse a checkpoint or model. -o FILE.html names the page; --stats adds the values."""
+    """Write an HTML report to browse a checkpoint or model. -o FILE.html names the file; --stats adds the values."""
 
     target: InspectedTarget
     model: KindsFromModel = None
@@ -546,7 +546,7 @@ class ReportOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--stats",),
-            "Read the values, and show a histogram, quantiles and the first values of each tensor. The page also "
+            "Read the values, and show a histogram, quantiles and the first values of each tensor. The report also "
             "compares how large the values are in each layer.",
         ),
     ] = False

@@ -13,7 +13,7 @@ def build_inspect_options(options: ReportOptions) -> InspectOptions:
     Raises UsageError without an output: a page is for a browser, not for a terminal.
     """
     if options.output is None and options.output_format is None:
-        raise UsageError(f"report writes an HTML page; add {option('--output', 'report.html')}")
+        raise UsageError(f"report writes an HTML file; add {option('--output', 'report.html')}")
     shared = {name: getattr(options, name) for name in ReportOptions.__struct_fields__}
     reads_values = options.stats or options.spectra
     return InspectOptions(**shared, distributions=reads_values and find_class_spec(options.target) is None)
