@@ -471,7 +471,7 @@ class FileScan:
                 if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
                         self._add_unread(
-                            piece, f"statecli stopped after {count} pickles in a row; the rest was not read"
+                            piece, f"statecli stopped after {count} consecutive pickles, and did not read the rest"
                         )
                     break
 
@@ -598,7 +598,7 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}, but statecli may have missed some members: {error}")
+            self._add_unread(piece, f"{_TAR}, but statecli may not have found all members: {error}")
             self._salvage_tar(region)
             return
         if unread is not None:
@@ -650,8 +650,8 @@ class FileScan:
             cut = quoting.quote(top.partition("\0")[0])
             self._add_unread(
                 piece,
-                "the folder name in the archive has a NUL character; torch cuts each record name there, and reads "
-                f"{cut} for every record",
+                "the folder name in the archive has a NUL character; torch cuts each record name there, so it reads "
+                f"{cut} instead of every record",
             )
         if not piece.depth:
             self.unlisted.append((piece, archive))

@@ -165,7 +165,9 @@ class Flow:
             )
         elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
-                self.note_misuse(root, "has data that is computed during loading, so statecli cannot check the data")
+                self.note_misuse(
+                    root, "has data that the pickle computes during loading, so statecli cannot check the data"
+                )
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
@@ -228,7 +230,7 @@ class Flow:
                 self.note_misuse(
                     root,
                     "is restored from an invalid state, such as wrong sizes or strides; torch may crash or access "
-                    "memory outside the weights when torch packs the weights",
+                    "memory outside the weights",
                 )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
@@ -257,8 +259,8 @@ class Flow:
                 if type(part) is Obj:
                     self.note_misuse(
                         part,
-                        "computes the key of a storage during loading; torch.save never writes this, and statecli "
-                        "cannot tell which data is loaded",
+                        "computes the key of a storage during loading; torch.save never writes this, so statecli does "
+                        "not know which data is loaded",
                     )
 
     def _keep_computed(self, data: bytes | None) -> None:
@@ -284,7 +286,8 @@ class Flow:
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(
                 call.cls,
-                "is given values that numpy never writes for a string dtype: statecli cannot tell what the call does",
+                "is given values that numpy never writes for a string dtype, so statecli does not know what the call "
+                "does",
             )
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
             self.note_misuse(
@@ -313,7 +316,7 @@ class Flow:
             return
         if type(call.cls) is not Global:
             self.note_misuse(
-                call.cls, "returns a function that the pickle then calls: statecli cannot tell what code runs"
+                call.cls, "returns a function that the pickle then calls, so statecli does not know what code runs"
             )
             return
         name = get_plain_name(call.cls)
@@ -344,7 +347,7 @@ class Flow:
         if expected_calls.uses_unknown_codec(name, call):
             self.note_misuse(
                 call.cls,
-                "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
+                "is called with a codec that torch.save never writes, and some codecs take hours to decode a megabyte",
             )
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
@@ -511,7 +514,8 @@ class Flow:
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
             self.note_misuse(
-                root, "has an attribute whose name is computed during loading, so statecli cannot check the name"
+                root,
+                "has an attribute whose name the pickle computes during loading, so statecli cannot check the name",
             )
 
     def _check_build(self, target: Obj, state: Value) -> None:
@@ -522,12 +526,14 @@ class Flow:
         if is_clean(name) and not expected_calls.is_state(name, state):
             self.note_misuse(
                 root,
-                "is restored from a state that is not a dict of attributes: statecli cannot tell what loading does",
+                "is restored from a state that is not a dict of attributes, so statecli does not know what loading "
+                "does",
             )
         if name == "types.GenericAlias":
             self.note_misuse(
                 root,
-                "passes its state to the class that it wraps: statecli cannot tell what this class does with the state",
+                "passes its state to the class that it wraps; statecli does not know what this class does with the "
+                "state",
             )
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
@@ -540,7 +546,8 @@ class Flow:
             )
         if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
             self.note_misuse(
-                root, "is restored from a state that is computed during loading, so statecli cannot check the state"
+                root,
+                "is restored from a state that the pickle computes during loading, so statecli cannot check the state",
             )
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == expected_calls.ORDERED_DICT and any(
@@ -575,7 +582,7 @@ class Flow:
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
             self.note_misuse(
-                root, "is restored from a state that no module has: statecli cannot tell what loading does"
+                root, "is restored from a state that no module has, so statecli does not know what loading does"
             )
         if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
@@ -646,7 +653,8 @@ class Flow:
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and is_clean(name):
                 self.note_misuse(
-                    root, "has an attribute whose name is computed during loading, so statecli cannot check the name"
+                    root,
+                    "has an attribute whose name the pickle computes during loading, so statecli cannot check the name",
                 )
             elif key in expected_calls.CLASS_ATTRIBUTES:
                 self.note_misuse(
@@ -705,10 +713,12 @@ class Flow:
             if name != "collections.defaultdict" or root is None or not self._is_factory(value, get_plain_name(root)):
                 self.note_misuse(value, why)
                 self.note_misuse(
-                    caller, "calls a function that another call returned: statecli cannot tell what code runs"
+                    caller, "calls a function that another call returned, so statecli does not know what code runs"
                 )
         elif value is not None and type(value) is not str:
-            self.note_misuse(caller, "calls a value that is not an imported name: statecli cannot tell what code runs")
+            self.note_misuse(
+                caller, "calls a value that is not an imported name, so statecli does not know what code runs"
+            )
 
     def _is_factory(self, value: Obj, name: str) -> bool:
         """Return True for a partial of a container as a defaultdict's factory for missing keys.
@@ -770,7 +780,8 @@ class Flow:
         text = self._text_of(key.value if type(key) is Key else key)
         if text is expected_calls.COMPUTED:
             self.note_misuse(
-                value, "is stored under a name that is computed during loading, so statecli cannot check the name"
+                value,
+                "is stored under a name that the pickle computes during loading, so statecli cannot check the name",
             )
         elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
             self.note_misuse(value, f"is stored under the name {quoting.name(text)}, so Python may call it as a method")

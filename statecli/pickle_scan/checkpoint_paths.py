@@ -94,7 +94,11 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
     elif _BEST_NAME.fullmatch(text):
         yield Hazard(what, is_error=False)
     else:
-        extent = "even a folder with all its files" if library == "MMEngine" else "even one of your own files"
+        extent = (
+            "even if the path is a folder with files"
+            if library == "MMEngine"
+            else "even if the path is one of your own files"
+        )
         why = f"{extent}; the usual name is best_*.pth"
         help = "check the path before you resume from the file"
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)

@@ -240,7 +240,7 @@ PLACEMENT_CLASSES = frozenset(
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
 UNINITIALIZED = "is still uninitialized"
-CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
+CONSTRUCTED = "runs its constructor, which torch.save never calls, so statecli does not know what the call does"
 UNCHECKED_INDICES = (
     "makes a sparse tensor with indices that torch and statecli cannot check; using this tensor may overwrite memory "
     "outside the tensor"

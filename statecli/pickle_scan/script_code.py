@@ -143,7 +143,9 @@ _END_OF_STATEMENT = compile_on_use(r"[()\[\]{}\n]")
 _RUNS_HARM = "__setstate__ runs during loading, although __setstate__ should only pack weights"
 _DEFAULT_HARM = "computes the default value of a parameter during loading"
 _CONSTANT_HARM = "computes a constant of a class during loading"
-_UNBOUNDED_HARM = "__setstate__ runs during loading: statecli cannot tell whether this code ends or what it computes"
+_UNBOUNDED_HARM = (
+    "__setstate__ runs during loading, and statecli does not know whether this code ends or what it computes"
+)
 
 
 class Call(NamedTuple):

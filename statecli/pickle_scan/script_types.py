@@ -229,7 +229,9 @@ def find_mismatch(
             unread = quoting.name(types.unread or name)
             return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
         if script_class.base == "Enum":
-            return f"the pickle gives a member of {quoting.name(name)} a state, which torch.jit takes for a call"
+            return (
+                f"the pickle gives a member of {quoting.name(name)} a state, and torch.jit reads this state as a call"
+            )
         items = strip_tags(state)
         if type(items) is dict:
             checks += [
@@ -238,7 +240,9 @@ def find_mismatch(
             ]
     for call in calls:
         if (name := _get_class(call)) is not None and not _is_sound_call(call, types.classes.get(name)):
-            return f"torch.jit makes no object of the call of {quoting.name(name)}, and reads the rest in another way"
+            return (
+                f"torch.jit creates no object for the call of {quoting.name(name)}, and misreads the rest of the pickle"
+            )
         if type(call.cls) is Global and call.cls.qualified == _TYPE_TAG and len(call.args) == 2:
             text = call.args[1]
             tag = _parse_type(text) if type(text) is str else None

@@ -300,7 +300,7 @@ def test_a_member_that_an_enum_does_not_have(value, archive, statecli):
     assert match is not None
     path = archive(match[0], match[0].replace(b"K\x01", value), "data.pkl")
     audit = statecli("audit", path, "--select", "pickles")
-    assert (audit.code, "torch.jit makes no object" in audit.out) == (1, True), audit.out
+    assert (audit.code, "torch.jit creates no object" in audit.out) == (1, True), audit.out
 
 
 def test_a_state_of_a_member(archive, statecli):
@@ -309,7 +309,7 @@ def test_a_state_of_a_member(archive, statecli):
     pickled = torch._C.PyTorchFileReader(archive()).get_record("data.pkl")
     match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
     audit = statecli("audit", archive(match[0], match[0] + b"}b", "data.pkl"), "--select", "pickles")
-    assert (audit.code, "which torch.jit takes for a call" in audit.out) == (1, True), audit.out
+    assert (audit.code, "and torch.jit reads this state as a call" in audit.out) == (1, True), audit.out
 
 
 def test_an_object_that_does_not_fit_the_interface(archive, statecli):
