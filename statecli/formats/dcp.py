@@ -65,8 +65,8 @@ MAX_ITEM_BYTES = 64 * 2**20
 #: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
 MAX_EXTRA_STATES = 10_000
 _UNREAD_EXTRA_STATE = (
-    "is an extra state that statecli did not read, because the states are too many, too large or compressed; its "
-    "module may unpickle this value during loading"
+    "is an extra state that statecli did not read (too many, too large or compressed); its module may unpickle the "
+    "state during loading"
 )
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
 _NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -170,7 +170,8 @@ class _Folder:
         if missing:
             why.append(f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
         self.oddities.extend(
-            Oddity(OddityKind.MISSING_RANK.value, f"the data of a rank was not read: {reason}") for reason in why
+            Oddity(OddityKind.MISSING_RANK.value, f"statecli did not read the data of a rank: {reason}")
+            for reason in why
         )
         if others:
             self.oddities.append(
@@ -459,8 +460,8 @@ def _check_apart(metadata: Metadata) -> None:
         if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
             raise MalformedError(
                 f"two values overlap in {quoting.name(file)}: {quoting.name(last[3])} has bytes {last[1]} to "
-                f"{last[1] + last[2]}, but {quoting.name(fqn)} starts at byte {offset}; loading would give wrong "
-                "values: do not load this checkpoint; save the checkpoint again"
+                f"{last[1] + last[2]}, but {quoting.name(fqn)} starts at byte {offset}; a load gives wrong values: "
+                "save the checkpoint again"
             )
         if file != last[0] or offset + length > last[1] + last[2]:
             last = span

@@ -534,7 +534,7 @@ def _join_frozen(
         for rank, start in enumerate(range(0, prod(shape), each)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of this frozen parameter"
+                wrong = wrong or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))

@@ -137,10 +137,10 @@ def _check(archive: Archive) -> None:
     refuse_big_endian(archive)
     kind, version = read_word(archive, "archive_format"), read_word(archive, "archive_version")
     if kind != "pt2":
-        raise UnreadableError(f"archive_format record says {kind!r}; statecli knows only 'pt2'")
+        raise UnreadableError(f"the archive_format record contains {kind!r}; statecli knows only 'pt2'")
     if version not in (None, ARCHIVE_VERSION):
         raise UnreadableError(
-            f"archive_version record says {version!r}: a newer torch wrote the file; statecli knows only "
+            f"the archive_version record contains {version!r}: a newer torch wrote the file; statecli knows only "
             f"{ARCHIVE_VERSION!r}"
         )
 
@@ -407,7 +407,8 @@ class _Reader:
             )
             if not self.tensors:
                 self._add_oddity(
-                    OddityKind.NO_TENSORS.value, f"holds no tensor outside the compiled library: {message}"
+                    OddityKind.NO_TENSORS.value,
+                    f"has tensors only in the compiled library, which statecli does not read: {message}",
                 )
 
     def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
@@ -502,7 +503,7 @@ def _read_int(node: Any, what: str, fqn: str) -> int:
 def _read_device(node: Any, fqn: str) -> str:
     kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
     if type(kind) is not str:
-        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}, not an object with a type")
+        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}, not a JSON object with the key type")
     return f"{kind}:{index}" if type(index) is int else kind
 
 

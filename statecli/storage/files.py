@@ -322,7 +322,7 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
         if is_web(split_url(path).scheme)
         else f"if # belongs to the file name, add a section such as #model after the name: #{section}#model"
     )
-    return f"statecli read #{section} as a section; {advice}"
+    return f"statecli read #{section} as the name of a section; {advice}"
 
 
 # --- commands and processes ------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
     lacking = "__1.metadata is missing; copy the folder again"
     assert notes["0.weight"] == f"cannot be read: no chunk covers [2:4, 0:7]; {lacking}"
     assert result.out.count("1.running_mean") == 1
-    assert f"the data of a rank was not read: {lacking}" in result.out
+    assert f"statecli did not read the data of a rank: {lacking}" in result.out
     assert statecli("audit", str(folder), "--select", "missing-shard", "-f", "json").json["summary"]["error"] == 1
 
 
@@ -230,7 +230,7 @@ def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / f"__{rank}.metadata").unlink()
     state = formats.read(str(folder))
-    said = f"the data of a rank was not read: __{rank}.metadata is missing; copy the folder again"
+    said = f"statecli did not read the data of a rank: __{rank}.metadata is missing; copy the folder again"
     assert [odd.message for odd in state.oddities if odd.name != "rank-metadata"] == [said]
 
 
@@ -988,7 +988,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
     (tmp_path / "x" / ".metadata").write_bytes(changed.replace(changed[2:11], b"", 1))  # no frame
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "changes the contents of an object after setting them" in result.out
+    assert "sets the contents of an object and later changes them" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 

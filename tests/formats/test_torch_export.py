@@ -267,9 +267,10 @@ def test_what_is_compiled_is_told(tmp_path):
         assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
     assert [one.name for one in state.oddities] == ["aotinductor"]
     packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})
-    assert "holds no tensor outside the compiled library: 1 file is compiled by AOTInductor (model)" in {
-        one.message for one in read(tmp_path / "y.pt2").oddities
-    }
+    assert (
+        "has tensors only in the compiled library, which statecli does not read: 1 file is compiled by AOTInductor "
+        "(model)" in {one.message for one in read(tmp_path / "y.pt2").oddities}
+    )
 
 
 def run(*arguments):
@@ -361,7 +362,7 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     path = built(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
     weight = torch.export.load(path).state_dict["weight"]
     assert line(path).startswith(
-        "byteorder record says 'big', but torch.jit.load and torch.export.load ignore this record"
+        "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record"
     )
     assert torch.equal(weight, torch.export.load(built(tmp_path / "x.pt2", parts)).state_dict["weight"])
 
@@ -496,9 +497,9 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         (
             "archive_version",
             b"7",
-            "archive_version record says '7': a newer torch wrote the file; statecli knows only '0'",
+            "the archive_version record contains '7': a newer torch wrote the file; statecli knows only '0'",
         ),
-        ("archive_format", b"pt3", "archive_format record says 'pt3'; statecli knows only 'pt2'"),
+        ("archive_format", b"pt3", "the archive_format record contains 'pt3'; statecli knows only 'pt2'"),
         (
             ".data/version",
             b"11",

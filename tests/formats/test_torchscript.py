@@ -449,7 +449,7 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     same = torch.jit.load(built(tmp_path / "x.pt", parts, folder="x/"))
     assert torch.equal(torch.jit.load(path).weight, same.weight)
     assert line(path).startswith(
-        "byteorder record says 'big', but torch.jit.load and torch.export.load ignore this record"
+        "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record"
     )
 
 

@@ -266,8 +266,8 @@ def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, re
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
     assert refused(plain) == (
-        f"{served.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors "
-        "as a section; if # belongs to the file name, write %23"
+        f"{served.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors as the name of a section; if # "
+        "belongs to the file name, write %23"
     )
     read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
 

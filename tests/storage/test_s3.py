@@ -153,8 +153,8 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
     assert statecli("inspect", f"{url}#model").code == 0
     told = (
-        "statecli read #b.safetensors as a section; if # belongs to the file name, add a section such as #model after "
-        "the name: #b.safetensors#model"
+        "statecli read #b.safetensors as the name of a section; if # belongs to the file name, add a section such as "
+        "#model after the name: #b.safetensors#model"
     )
     assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {told}\n"
 

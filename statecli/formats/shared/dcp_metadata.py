@@ -156,8 +156,8 @@ class _Machine(Machine):
         """Set the state once for each object."""
         if target.state is not None:
             raise MalformedError(
-                f"{self.label} sets the contents of an object twice; torch never writes this, so loading may give "
-                "other values than statecli shows: save the checkpoint again"
+                f"{self.label} sets the contents of an object twice; torch never writes this, so a load may give other "
+                "values than statecli shows: save the checkpoint again"
             )
         super().set_state(target, state)
         self.states.add(id(state))
@@ -166,8 +166,8 @@ class _Machine(Machine):
         """Set items as `Machine` does."""
         if id(target) in self.states:
             raise MalformedError(
-                f"{self.label} changes the contents of an object after setting them; torch never writes this, so "
-                "loading may give other values than statecli shows: save the checkpoint again"
+                f"{self.label} sets the contents of an object and later changes them; torch never writes this, so a "
+                "load may give other values than statecli shows: save the checkpoint again"
             )
         super().set_items(target, flat, pos)
 

@@ -89,7 +89,7 @@ def refuse_big_endian(archive: Archive) -> None:
     """Refuse a program declared big-endian: its loaders ignore the record, and swap no bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
-            "byteorder record says 'big', but torch.jit.load and torch.export.load ignore this record, so the values "
+            "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record, so the values "
             "depend on the loading machine; save the program again on a little-endian machine"
         )
 
@@ -100,11 +100,11 @@ def is_big_endian(archive: Archive) -> bool:
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
         raise MalformedError(
-            "has a byteorder record with upper-case letters in its name; torch reads this record but never writes "
-            "such a name, so another program changed the file; save the checkpoint again"
+            "has a byteorder record with upper-case letters in its name; torch never writes such a name, so another "
+            "program changed the file; save the checkpoint again"
         )
     if order not in (None, "little", "big"):
-        raise MalformedError(f"byteorder record contains {order!r}; expected 'little' or 'big'")
+        raise MalformedError(f"the byteorder record contains {order!r}; expected 'little' or 'big'")
     return order == "big"
 
 

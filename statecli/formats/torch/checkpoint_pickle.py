@@ -40,7 +40,7 @@ _SAME_TENSOR = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla
 REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _GROWING = (list, dict, Obj)
 #: What follows from a change that the reader refuses.
-_REFUSED = "torch.save never writes this, so loading may give other values than statecli shows: do not load the file"
+_REFUSED = "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 
 
 def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:

@@ -50,7 +50,7 @@ MAX_ENTRIES = 2_000_000
 _SCRIPT_LAYOUTS = {1: ("sparse_coo", 2), 2: ("sparse_csr", 3)}
 #: What follows from a tensor that is replaced after its call.
 _NEVER_WRITTEN = (
-    "; torch.save never writes this, so loading may give other values than statecli shows: do not load the file"
+    "; torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 )
 
 #: Takes a rebuild call's arguments and the FQN.
