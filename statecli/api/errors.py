@@ -46,7 +46,7 @@ def map_flags(arguments: Collection[str]) -> dict[str, str]:
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of the traceback that is in the user's code; None if there is none."""
+    """Return the part of the traceback that is in the user's code, or None."""
     own_folder = os.path.dirname(os.path.dirname(__file__)) + os.sep
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own_folder):
         trace = trace.tb_next

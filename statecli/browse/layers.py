@@ -38,7 +38,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name behind the number of the layer: `attn.q.weight`.
-        title: The part of the name that tells the columns apart: `q`.
+        title: The part of the name that distinguishes the columns: `q`.
         positions: Position of the tensor of each layer; None without one.
         rms: Root mean square by position, or the relative change.
         median_rms: Median of the layers.
@@ -137,7 +137,7 @@ def _describe_outlier(text: str, measures: tuple[Measure, ...]) -> str:
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
-    """Return the last parts of each name that tell it from the others, without an ending that all names have."""
+    """Return the last parts of each name that distinguish it from the others, without an ending that all names have."""
     parts = [name.split(".") for name in names]
     while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [entry[:-1] for entry in parts]

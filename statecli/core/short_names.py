@@ -1,4 +1,4 @@
-"""Names cut to a width: first the ends that all names of a list share, never a number, which tells layers apart.
+"""Names cut to a width: first the ends that all names of a list share, never a number, which distinguishes layers.
 
 `render/names.js` has the same rule for the page; `tests/test_short_names.py` compares the two.
 """
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 def find_common_ends(names: Sequence[str]) -> CommonEnds:
-    """Return the ends of the names that tell none apart, as `model.` and `.weight`; nothing for a single name."""
+    """Return the ends that all names share, as `model.` and `.weight`; nothing for a single name."""
     if len(names) < 2:
         return CommonEnds()
     backward = [name[::-1] for name in names]

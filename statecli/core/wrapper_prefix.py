@@ -19,8 +19,8 @@ class PrefixedName(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: Name in the checkpoint.
         registered: Name in the model.
-        extra: Prefix that only `name` has, "" if there is none.
-        lacking: Prefix that only `registered` has, "" if there is none.
+        extra: Prefix that only `name` has, or "".
+        lacking: Prefix that only `registered` has, or "".
     """
 
     name: str

@@ -84,7 +84,7 @@ class ModuleFinder:
         return any(folder == root or folder.startswith(f"{root.rstrip('/')}/") for root in self._roots)
 
     def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
-        """Return the file imported by Python for a module, relative to its folder; None if there is none."""
+        """Return the file imported by Python for a module, relative to its folder, or None."""
         if parts[0] in _IMPORTED:
             return None
         searched = folders[:1] if parts[0] in _OWN_FOLDER_ONLY else folders

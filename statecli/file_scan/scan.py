@@ -133,7 +133,7 @@ _MAX_ARRAY_HEADER_BYTES = 2**20
 
 
 def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
-    """Return every pickle of the file, or of the files of a folder or an index; () if there are none.
+    """Return every pickle of the file, or of the files of a folder or an index, or ().
 
     A file that cannot be opened has no pickles: the reader of its tensors reports the same error. Raises
     UnreadableError, with the file, if bytes could not be fetched, because a server may answer the next time.
@@ -1051,7 +1051,7 @@ def _describe_archive(piece: _Piece, part: Region) -> str:
 
 
 def _find_local_header(region: Region, at: int) -> int:
-    """Return the offset of the next local header, -1 if there is none."""
+    """Return the offset of the next local header, or -1."""
     step = 2**20
     while at < region.size:
         offset = region.read(at, min(step + 3, region.size - at)).find(_ZIP)

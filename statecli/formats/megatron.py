@@ -56,7 +56,7 @@ def _list_arrays(path: str) -> list[str]:
 
 
 def _find_ranks(path: str) -> dict[str, str]:
-    """The name of each rank's folder, and its model's file from `path` on; "" where there is none."""
+    """The name of each rank's folder, and its model's file from `path` on, or ""."""
     model_files = {}
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)

@@ -15,7 +15,7 @@ class Format:
 
     Attributes:
         name: The name that a state has as its `format`; with `_` for `-` the name of the reader's module.
-        beginnings: Every file begins with one of these; empty if only the reader can tell.
+        beginnings: Every file begins with one of these; empty if only the reader can decide.
     """
 
     def __init__(self, name: str, *beginnings: bytes) -> None:

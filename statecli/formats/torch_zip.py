@@ -93,7 +93,7 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
 
 
 def _check_kind(archive: Archive) -> None:
-    """Refuse the other zip archives by name. The first records tell; their folder rules differ."""
+    """Refuse the other zip archives by name. The first records show the format; their folder rules differ."""
     records = archive.records
     ends = {name.rpartition("/")[2] for name in records}
     if "constants.pkl" in ends:

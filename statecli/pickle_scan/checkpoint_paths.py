@@ -113,7 +113,7 @@ def explain_unsafe_step(value: Value) -> str | None:
 
 
 def describe_computed_text(where: str) -> Hazard:
-    """Return the hazard of a text at a place that a loader uses, if only Python can tell the text."""
+    """Return the hazard of a text at a place that a loader uses, if only Python can compute the text."""
     return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 

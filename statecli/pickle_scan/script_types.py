@@ -215,7 +215,7 @@ class _Check(NamedTuple):
 def find_mismatch(
     calls: Iterable[Obj], built: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
 ) -> str | None:
-    """Return a description of the first object that the code takes for another one; None if there is none.
+    """Return a description of the first object that the code takes for another one, or None.
 
     `calls` are the objects that a pickle makes, `built` the states that they get. Raises OutOfSteps.
     """

@@ -22,7 +22,7 @@ COMPUTED_TEXT: Final[Value] = Key(None)
 
 
 def read_text(value: Value) -> Value:
-    """Return the text that a value stands for; `COMPUTED_TEXT` if only Python can tell, other values unchanged.
+    """Return the text of a value; `COMPUTED_TEXT` if only Python can compute it, other values unchanged.
 
     A key of a dict is returned as it is, unless it is a text.
     """

@@ -114,7 +114,7 @@ def check_class_path(where: str, name: str) -> Hazard | None:
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
     """Yield the hazards of a text that LightningCLI gives to an argument, as the names in it if it is a list in YAML.
 
-    Only the type of the argument tells whether jsonargparse imports the text, reads the file or takes the text as is.
+    Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
     Honest hyperparameters name files: these are notes.
     """
     names: Iterable[str] = (text,)

@@ -99,7 +99,7 @@ def _name_tolerance(options: DiffOptions) -> str:
 
 
 def _name_value_option(options: DiffOptions) -> str:
-    """Return the first given option about the comparison of values; "" if there is none."""
+    """Return the first given option about the comparison of values, or ""."""
     executor = "" if options.executor is None else option("--executor", executors.executor_name(options.executor))
     shard = "" if options.shard is None else option("--shard", options.shard)
     named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")

@@ -117,7 +117,7 @@ def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
 
 
 def _find_wrapper(fqn: str) -> str | None:
-    """Return the part of a name that only wrappers use; None if there is none."""
+    """Return the part of a name that only wrappers use, or None."""
     return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
 
 

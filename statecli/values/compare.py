@@ -315,7 +315,7 @@ def _checksums_differ(pair: Pair) -> bool:
 
 
 def _recorded_checksum(where: ByteRange) -> int | None:
-    """Return the CRC-32 recorded by the container; None if there is none or the container cannot be read."""
+    """Return the CRC-32 recorded by the container, or None, also if the container cannot be read."""
     try:
         return locate_storage(where, "storage").crc32
     except StateError:

@@ -50,7 +50,7 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
         exceptions: Elements that differ by more than rounding.
         factor: The factor of the update.
         max_abs: Largest difference of the elements that are not exceptions.
-        fitting_factor: With exceptions, another factor that explains the change; None if there is none.
+        fitting_factor: With exceptions, another factor that explains the change, or None.
     """
 
     elements: int

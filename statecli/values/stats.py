@@ -116,7 +116,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
 
 
 def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Facts | str:
-    """Return the facts, or the reason why there is none."""
+    """Return the facts, or the reason for their absence."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:

@@ -52,7 +52,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         elements: Number of elements.
         nan, inf, denormal: Counts; a complex element counts if either part does. `inf` has both signs.
         minus_inf: Count of -inf.
-        low, high: Range of the finite values; None if there are none or they have no order.
+        low, high: Range of the finite values; None without finite values or without an order.
         moments: Mean and deviation, if computed.
         only: The stored bytes of an element if all elements are equal bit for bit, else None.
         digest: Equal for pieces whose elements are equal; None if not known.

@@ -213,7 +213,7 @@ def _is_in_repository(path: str) -> bool:
 
 
 def _read_table(path: str) -> Mapping[str, Any] | None:
-    """Return the file's table for statecli; None if there is none, as in most projects' files."""
+    """Return the file's table for statecli, or None. Most projects' files have no such table."""
     try:
         raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:

@@ -3,11 +3,11 @@
 A configuration may come with a checkout that is judged. So a module that a configuration names must be installed: a
 package in site-packages of the running Python declares the module as an entry point of the group `statecli.rules`, and
 its files lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder
-declare nothing, because whoever wrote the checkout may have written a `*.dist-info` folder too.
+declare nothing, because the author of the checkout may have written a `*.dist-info` folder too.
 
 The user vouches for a typed name. But a name is not a place: a download may contain a module with the name of the
 user's package. So installed modules come before modules of the current folder, and a module at a target is refused
-also here. A typed file (`./rules.py`) is a place, and is imported wherever the file lies.
+also here. A typed file (`./rules.py`) is a place, and is imported from any folder.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def _find_ends(checkpoints: Sequence[Checkpoint], prober: _Prober) -> tuple[int 
 
 
 def _find_readable(low: int, high: int, checkpoints: Sequence[Checkpoint], prober: _Prober) -> int | None:
-    """Return the readable checkpoint nearest to the middle between the two; None if there is none."""
+    """Return the readable checkpoint nearest to the middle between the two, or None."""
     middle = (low + high) // 2
     for number in sorted(range(low + 1, high), key=lambda number: abs(number - middle)):
         if prober.decide(number, checkpoints[number]).holds is not None:

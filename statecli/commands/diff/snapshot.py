@@ -1,6 +1,6 @@
 """Digests of a state taken at one time, so that a later diff shows which tensors changed, without the values.
 
-A digest is of bits: -0.0 differs from 0.0. It does not tell how much a tensor changed.
+A digest is of bits: -0.0 differs from 0.0. It does not show how much a tensor changed.
 """
 
 from __future__ import annotations

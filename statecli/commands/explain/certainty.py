@@ -1,7 +1,7 @@
 """Which pairs of names are decided by shapes and names, and which may be another pair of the same shape.
 
-A load by shapes cannot tell query from key. A pair is decided if no other pairing of the names has the same evidence:
-the same shape, and the same components or words in common. Numbers of one module keep their order.
+A load by shapes cannot distinguish query and key. A pair is decided if no other pairing of the names has the same
+evidence: the same shape, and the same components or words in common. Numbers of one module keep their order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def list_undecided_pairs(names: Names) -> list[UndecidedPair]:
 
 
 def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
-    """Yield pairs of one group, in which the common components do not tell the names apart."""
+    """Yield pairs of one group, in which the common components do not distinguish the names."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
     for name in members:

@@ -61,7 +61,7 @@ def _format_list(source: Source, value: cst.BaseExpression, name: str, instance:
 
 
 def _count_items(value: cst.BaseExpression) -> int | None:
-    """Return the number of items of a display or of a comprehension over one; None if only a run tells."""
+    """Return the number of items of a display or of a comprehension over one; None if only a run shows it."""
     if isinstance(value, (cst.List, cst.Tuple)):
         return None if any(isinstance(item, cst.StarredElement) for item in value.elements) else len(value.elements)
     if isinstance(value, (cst.ListComp, cst.GeneratorExp)):

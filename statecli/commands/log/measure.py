@@ -203,7 +203,7 @@ class Distance(msgspec.Struct, frozen=True):
     Attributes:
         change: L2 norm of the difference.
         relative_change: `change` over the norm before; None if the norm is zero.
-        cosine: Cosine of the two, over tensors that are finite on both sides; None if there are none.
+        cosine: Cosine of the two, over tensors that are finite on both sides, or None.
         left_out: Number of tensors that the cosine leaves out.
     """
 

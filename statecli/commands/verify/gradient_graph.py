@@ -112,7 +112,7 @@ class _Graph:
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
     def find_blocking_node(self, node: Any) -> str | None:
-        """Whose backward gives no gradient on the way to `node`, the nearest; None where there is none."""
+        """Return the nearest operation on the way to `node` whose backward gives no gradient, or None."""
         pending, seen = [node], {node}
         for current in pending:
             for parent, index in self.parents[current]:

@@ -89,7 +89,7 @@ class LeafRecord:
 
     @property
     def is_settled(self) -> bool:
-        """Whether another round could tell no more."""
+        """True if another round could show nothing new."""
         return self.first_bad_round is not None or (
             self.peak is not None and (self.updated is True or not self.trained)
         )
@@ -231,7 +231,7 @@ def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _is_settled(run: Training) -> bool:
-    """Whether another round could tell no more."""
+    """True if another round could show nothing new."""
     if not run.rounds:
         return False
     return not (run.rounds == 1 and _needs_second_round(run)) and all(seen.is_settled for seen in run.seen.values())

@@ -104,7 +104,7 @@ def _pair(before: TensorInfo | None, after: TensorInfo | None) -> tuple[TensorDa
 def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     """Return the checks of one weight, or why it cannot be checked.
 
-    The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not tell reliably
+    The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not show reliably
     which layers are meant, so a square weight is checked both ways.
     """
     pair = _pair(change.before, change.after)

@@ -133,7 +133,7 @@ def drop_numbers_of_codes(change: Change) -> Change:
 
 
 def _count_not_finite(values: Delta) -> Delta | None:
-    """Return the counts of NaN and infinities alone, which codes of a float type have too; None if there are none."""
+    """Return the counts of NaN and infinities alone, which codes of a float type have too, or None."""
     if not values.left_out:
         return None
     counts = {name: getattr(values, name) for name in _COUNTS_OF_NOT_FINITE}
