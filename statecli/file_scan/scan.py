@@ -174,7 +174,10 @@ def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tupl
         archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
         outside = next((name for name in places if not _is_plain_name(name)), None)
         if outside is not None:
-            others = [*others, (METADATA, f"an archive is in {quoting.quote(outside)}, which is outside the folder")]
+            others = [
+                *others,
+                (METADATA, f"the metadata names an archive outside the folder: {quoting.quote(outside)}"),
+            ]
         unread.extend((files.join(path, folder_name, name), why) for name, why in others)
     return archives, unread
 

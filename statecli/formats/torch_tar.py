@@ -267,8 +267,8 @@ class _Contents:
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
                 raise MalformedError(
-                    "the object in the member `pickle` refers to a tensor or a storage with a value that cannot be a "
-                    "key; do not load the file"
+                    "the member `pickle` refers to a tensor or a storage by a value that cannot be a key; do not load "
+                    "the file"
                 )
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)

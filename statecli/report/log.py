@@ -226,7 +226,7 @@ def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> 
     if row.is_copy:
         yield "no tensor differs from the previous checkpoint"
     if row.stopped:
-        yield f"unchanged from this checkpoint on: {_fold_names(row.stopped)}"
+        yield f"no change from this checkpoint on: {_fold_names(row.stopped)}"
     for names, word in ((row.added, "added"), (row.removed, "removed")):
         if names:
             yield f"{plural(len(names), 'tensor')} {word} ({_fold_names(names)})"

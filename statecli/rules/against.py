@@ -167,12 +167,12 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
         count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
         if len(rows) * 2 > count and is_floating(saved) and is_floating(expected):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
-            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: checkpoint has"
-            message = f"{what} {saved}, {model} expects {expected}; load_state_dict casts silently"
+            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: the checkpoint has"
+            message = f"{what} {saved}, but {model} expects {expected}; load_state_dict casts silently"
             yield Issue(message, None, rows[0].section, severity=Severity.NOTE)
             continue
         for row in rows:
-            what = f"checkpoint has {saved}, {model} expects {expected}"
+            what = f"the checkpoint has {saved}, but {model} expects {expected}"
             message = f"{subject.name_of(row)}: {what}; load_state_dict casts silently"
             yield Issue(message, row.fqn, row.section, f"cast the tensor to {expected} before saving")
 

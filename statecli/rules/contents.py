@@ -43,7 +43,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     help = "save the checkpoint again from a process that holds the weights"
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
-            yield Issue(f"{key}: empty state_dict, so the checkpoint holds no model", help=help, about=key)
+            yield Issue(f"{key}: the state_dict is empty, so the checkpoint contains no model", help=help, about=key)
     elif not (_is_optimizer(state) or checkpoint_folder.COMPANIONS.match(files.get_name(path))):
         yield Issue("checkpoint contains no tensors", help=help, severity=_choose_severity(state))
 

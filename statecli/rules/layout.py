@@ -91,9 +91,13 @@ def _needs_mapped_format(subject: Subject) -> str | None:
     if traits.never_mapped:
         return traits.never_mapped
     if Legacy.TAR in traits.legacy:
-        return "torch never memory-maps a tar archive from before torch 0.1.10: see legacy-format"
+        return "torch never memory-maps a tar archive from before torch 0.1.10: see the rule legacy-format"
     legacy = Legacy.STREAM in traits.legacy
-    return "torch never memory-maps a file in the format from before torch 1.6: see legacy-format" if legacy else None
+    return (
+        "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
+        if legacy
+        else None
+    )
 
 
 @rule(Severity.WARNING, _needs_file, _needs_mapped_format)
@@ -236,11 +240,14 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
     """
     if Legacy.STREAM in subject.state.traits.legacy:
         yield Issue(
-            "legacy format from before torch 1.6: it has no checksums, so damaged values cannot be detected",
+            "the file has the format from before torch 1.6, which has no checksums, so damaged values cannot be "
+            "detected",
             help=_SAVE_AGAIN,
         )
     if Legacy.TAR in subject.state.traits.legacy:
-        message = "tar archive from before torch 0.1.10; torch.load reads it only with weights_only=False"
+        message = (
+            "the file is a tar archive from before torch 0.1.10, which torch.load reads only with weights_only=False"
+        )
         yield Issue(
             message, help="load the file with weights_only=False if this audit has no other finding, and save it again"
         )

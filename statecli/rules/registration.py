@@ -54,7 +54,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
         if row.derived is not None:
             # What a file is known to derive, hooks of torch compute before each forward.
             if subject.module and subject.module.traits.is_class and row.fqn not in subject.module.recomputed:
-                what = f"computed once ({row.derived}); not updated when its parameters change or move"
+                what = f"computed once ({row.derived}), and not updated when its parameters change or move"
                 yield _build_issue(row, what, decide_tensor_severity(row), "compute the value in forward")
         else:
             is_harmless = stored or row.note == OF_A_METRIC

@@ -237,7 +237,7 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"each block with different bytes counts as {values} changed values: {explanation}"
+    reason = f"statecli counts each block with different bytes as {values} changed values: {explanation}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -477,7 +477,7 @@ def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotC
 
 
 _RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
-_REORDERED = NotCompared("its inner tensors are stored in another order than before")
+_REORDERED = NotCompared("its inner tensors have another order than before")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:

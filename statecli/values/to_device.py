@@ -73,7 +73,8 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
         oddities += (
             Oddity(
                 "not-compared",
-                "the bytes were read and their checksums verified, but not compared: a meta tensor has no data",
+                "statecli read the bytes and verified their checksums, but did not compare them: a meta tensor has no "
+                "data",
             ),
         )
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
@@ -178,10 +179,12 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
         return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
         _read_through(data.storage, name)
-        return Arrival(tensor.is_meta, "the bytes were read, but not compared, because a meta tensor has no data")
+        return Arrival(
+            tensor.is_meta, "statecli read the bytes, but did not compare them, because a meta tensor has no data"
+        )
     return Arrival(
         tensor.is_meta,
-        "the checksum is correct; the bytes were not compared, because a meta tensor has no data",
+        "the checksum is correct; statecli did not compare the bytes, because a meta tensor has no data",
     )
 
 

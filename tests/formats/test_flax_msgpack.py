@@ -574,4 +574,7 @@ def test_another_format_has_no_keys_to_compare(tmp_path, statecli):
     save_file({"a.b": torch.zeros(2)}, tmp_path / "a.safetensors")
     result = statecli("diff", written(tmp_path, {"a.b": array([2])}), tmp_path / "a.safetensors")
     assert result.code == 0
-    assert "not compared, because only one of the two formats records these settings: (keys)" in result.out
+    assert (
+        "statecli did not compare these settings, because only one of the two formats records them: (keys)"
+        in result.out
+    )

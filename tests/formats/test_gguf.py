@@ -372,8 +372,8 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
     assert delta["max_abs"] is None
     assert delta["first"] is None
     assert delta["reason"] == (
-        "each block with different bytes counts as 32 changed values: reading its numbers needs the package gguf: "
-        "pip install 'torch-statecli[gguf]'"
+        "statecli counts each block with different bytes as 32 changed values: reading its numbers needs the package "
+        "gguf: pip install 'torch-statecli[gguf]'"
     )
 
 

@@ -116,7 +116,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
         (
             "warning",
             "bias_hh_l0",
-            f"bias_hh_l0: checkpoint has float64, {FOUR} expects float32; load_state_dict casts silently",
+            f"bias_hh_l0: the checkpoint has float64, but {FOUR} expects float32; load_state_dict casts silently",
         )
     ]
 
@@ -124,7 +124,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
 def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(said, pt):
     """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
     half = {name: one.half() for name, one in four().items()}
-    said_once = f"4 tensors are float16, {FOUR} expects float32; load_state_dict casts silently"
+    said_once = f"4 tensors are float16, but {FOUR} expects float32; load_state_dict casts silently"
     assert said("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
     mixed = pt("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
     assert said("dtype-mismatch", mixed, model=FOUR) == [("note", None, "3 of " + said_once)]
@@ -412,4 +412,4 @@ def test_the_section_that_was_taken_is_noted(pt):
     paired, left = notes(pt(**linear()), against=str(averaged))
     assert paired == "section 'state_dict' is compared with section 'model'"
     assert "current_model_state" in left
-    assert left.startswith("sections were not compared, because ")
+    assert left.startswith("statecli did not compare these sections, because only ")

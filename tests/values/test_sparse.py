@@ -305,7 +305,7 @@ def test_values_that_lie_in_another_order(compared):
         def __reduce__(self):
             return torch._utils._rebuild_nested_tensor, (other.values(), *parts)
 
-    assert compared(one, Flipped()) == NotCompared("its inner tensors are stored in another order than before")
+    assert compared(one, Flipped()) == NotCompared("its inner tensors have another order than before")
 
 
 def test_every_layout_of_inner_tensors_says_where_its_shapes_are():

@@ -96,10 +96,7 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     if ambiguous and left and right and not set(left).intersection(pairs):
         raise UsageError(ambiguous[0])
     unpaired = [section for section in before.sections if section not in pairs]
-    message = (
-        f"sections were not compared, because {before.target} has these sections, but {after.target} does not: "
-        f"{', '.join(unpaired)}"
-    )
+    message = f"statecli did not compare these sections, because only {before.target} has them: {', '.join(unpaired)}"
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
 
 

@@ -525,7 +525,9 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
         return (NotChecked("tensor", count, subject.unread_because),)
     uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
     return (
-        (NotChecked("tensor", uncheckable, "no rule can check the values (see unread-values)"),) if uncheckable else ()
+        (NotChecked("tensor", uncheckable, "no rule can check the values (see the rule unread-values)"),)
+        if uncheckable
+        else ()
     )
 
 

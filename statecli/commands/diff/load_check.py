@@ -44,7 +44,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     left_out = len(state.tensors) - len(selected)
     if not left_out:
         return state, []
-    message = f"not compared: {count_tensors(left_out)} of {state.target} that are not in state_dict()"
+    message = f"statecli did not compare {count_tensors(left_out)} of {state.target} that are not in state_dict()"
     return replace(state, tensors=selected), [Oddity("not-expected", message)]
 
 
@@ -71,7 +71,9 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     if not others:
         return state, []
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
-    message = f"not compared: {', '.join(others)} of {state.target}; {model.target} loads only {section}"
+    message = (
+        f"statecli did not compare {', '.join(others)} of {state.target}, because {model.target} loads only {section}"
+    )
     return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
@@ -131,7 +133,10 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
     for whole, kept in zip((before, after), both, strict=True):
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
-            message = f"not compared: {', '.join(left)} of {whole.target}; the other target contains only a model"
+            message = (
+                f"statecli did not compare {', '.join(left)} of {whole.target}, because the other target contains only "
+                "a model"
+            )
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
     return joined, notes
 

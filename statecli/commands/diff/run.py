@@ -301,7 +301,7 @@ class _Comparison:
     def _note_values(self) -> None:
         if self.any_class:
             why = f"{self.model.target} is a class, and a new model has only initial values"
-            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values and devices are not compared: {why}")
+            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"statecli did not compare values and devices: {why}")
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
             self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {option}")
@@ -628,7 +628,9 @@ class _Comparison:
             kept = [change for change in settings if change.status is Status.CHANGED]
             if len(kept) < len(settings):
                 count = plural(len(settings) - len(kept), "setting")
-                self._note("adapter-settings", f"not listed: {count} that only the model or only the adapter has")
+                self._note(
+                    "adapter-settings", f"statecli does not list {count} that only the model or only the adapter has"
+                )
             return kept
         kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
         done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
@@ -636,7 +638,9 @@ class _Comparison:
         kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
         if len(kept) < len(settings):
             count = plural(len(settings) - len(kept), "attribute")
-            self._note("quantized-attributes", f"not listed: {count} of quantized tensors (torch subclasses)")
+            self._note(
+                "quantized-attributes", f"statecli does not list {count} of quantized tensors (torch subclasses)"
+            )
         return kept
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:

@@ -75,13 +75,13 @@ def compare_settings(
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
     """Return a note on settings recorded only by one side's format. `keys` may repeat a file next to the weights."""
     names = quoting.names(list(dict.fromkeys(keys)))
-    message = f"not compared, because only one of the two formats records these settings: {names}"
+    message = f"statecli did not compare these settings, because only one of the two formats records them: {names}"
     return [Oddity("format-metadata", message)] if keys else []
 
 
 def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"not compared, because only one side records these attributes of modules: {shown}"
+    message = f"statecli did not compare these attributes of modules, because only one side records them: {shown}"
     return [Oddity("module-attributes", message)] if keys else []
 
 

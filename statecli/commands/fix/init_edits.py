@@ -287,7 +287,7 @@ def add_property(
         method_node = source.parse_statements(code)[0]
     except cst.ParserSyntaxError as error:
         raise NoEdit(
-            f"a property cannot return {name}, because the code for its value is not one expression"
+            f"statecli cannot turn {name} into a property, because its value is not a single expression"
         ) from error
     return {anchor: [anchor, method_node.with_changes(leading_lines=lines)]}
 

@@ -259,7 +259,7 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
     if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
-        why = "the lock has only weights; run `statecli lock` again to lock settings and files"
+        why = "the lock has only tensors; run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
     folder = compare_files(state.target, target.files, algorithm)

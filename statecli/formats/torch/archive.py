@@ -113,7 +113,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
     record = archive.records[f"{archive.folder}/{name}"]
     if not record.crc32 and record.size:
         archive.oddities.append(
-            Oddity("no-checksums", f"the archive has no checksum of {name}, so damage cannot be detected")
+            Oddity("no-checksums", f"the archive has no checksum of {name}, so statecli cannot detect damage")
         )
     data = archive.read(record, MAX_PICKLE)
     pickle = checkpoint_pickle.load(data, name)
