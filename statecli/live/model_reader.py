@@ -240,7 +240,8 @@ def _measure_own_move(table: _Table) -> None:
         elif row.follows_device is False and own_to:
             row.follows_device = None
             row.notes.append(
-                f"cannot tell whether the class's own .to moves the tensor: {_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
+                "statecli does not know whether the class's own .to moves the tensor: "
+                f"{_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
             )
 
 
@@ -265,7 +266,7 @@ def _try_move(table: _Table) -> measure.MoveTrial:
             )
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
-            message = f"{held_as}, but a copy of the model {copy_does}: cannot tell whether the tensor moves"
+            message = f"{held_as}, but a copy of the model {copy_does}: statecli does not know whether the tensor moves"
             table.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
     return measure.try_stand_in_move(built, copy_walk)
 
@@ -327,7 +328,7 @@ def _build_table(built: BuiltModel) -> _Table:
         if row.saved is False and row.facts.storage in saved.storages:
             row.notes.append("saved only under the name of a tied tensor, not under this name")
         if row.saved is None and saved.reason is None:
-            row.notes.append("cannot tell whether get_extra_state saves a copy of the tensor")
+            row.notes.append("statecli does not know whether get_extra_state saves a copy of the tensor")
     return table
 
 
@@ -515,10 +516,11 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
         holder = find_holding_tensor(row.unregistered) if row.unregistered is not None else None
         if holder is not None and has_own_to(type(holder)) and row.follows_device is False:
             row.follows_device = None
-            row.notes.append(f"cannot tell whether {type(holder).__name__}.to moves the tensor")
+            row.notes.append(f"statecli does not know whether {type(holder).__name__}.to moves the tensor")
         if row.fqn in table.copy_differences:
             row.notes.append(
-                f"cannot tell whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
+                "statecli does not know whether the tensor moves: a copy of the model "
+                f"{table.copy_differences[row.fqn]}"
             )
         elif row.fqn not in trial.after:
             row.notes.append("the model removes the tensor during the move")
@@ -656,7 +658,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
     devices = {row.facts.device for row in table.rows}
     if devices == {str(device_)}:
         instead = f"use {option('--to', 'meta')}" if device_.type != "meta" else f"leave {option('--init-device')} out"
-        raise UsageError(f"{target}: all tensors are already on {device_}, so a move proves nothing; {instead}")
+        raise UsageError(f"{target}: all tensors are already on {device_}, so this move tests nothing; {instead}")
     if "meta" in devices and device_.type != "meta":
         raise UsageError(
             f"{target}: was built on meta and has no values to move to {device_}; build the model on the cpu"

@@ -46,7 +46,7 @@ def test_a_parameter_of_bitsandbytes_is_one_weight(params4bit):
 def test_a_class_with_its_own_to_may_move_its_attributes(params4bit, read_live, rows):
     """The stand-in for a move does not call it, so that nothing is claimed."""
     absmax = rows(read_live(lambda: params4bit))["0.weight.quant_state.absmax"]
-    assert (absmax.moves, absmax.note) == (None, "cannot tell whether Params4bit.to moves the tensor")
+    assert (absmax.moves, absmax.note) == (None, "statecli does not know whether Params4bit.to moves the tensor")
 
 
 def test_an_attribute_of_a_plain_parameter_is_still_reported(inspect):
