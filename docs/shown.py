@@ -235,8 +235,8 @@ def inputs() -> None:
         print(f"| `{name}` | {field['description']}{default} |")
 
 
-def rooms() -> None:
-    """Print the rooms of the code, highest first, with the first sentence of the docstring of each."""
+def packages() -> None:
+    """Print the packages of the code, highest first, with the first sentence of the docstring of each."""
     import ast
 
     try:
@@ -245,7 +245,7 @@ def rooms() -> None:
         import tomli as tomllib
 
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    print("| room | contents |\n| --- | --- |")
+    print("| package | contents |\n| --- | --- |")
     for name in (name for layer in contracts[0]["layers"] for name in layer.split(" : ")):
         path = ROOT / Path(*name.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,4 +1,4 @@
-"""Print the tests of the rooms that the changes of the working tree, or since a commit, touch.
+"""Print the tests of the packages that the changes of the working tree, or since a commit, touch.
 
     python tools/tests_of_change.py [COMMIT]
 

@@ -1,6 +1,6 @@
 """Run `statecli browse`: read the targets, show the screen, return what was copied.
 
-This room writes no report: its output is a screen. `model.py` and the modules below it know nothing of the screen.
+This package writes no report: its output is a screen. `model.py` and the modules below it know nothing of the screen.
 """
 
 from __future__ import annotations

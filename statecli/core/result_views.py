@@ -1,6 +1,6 @@
 """Views of a result for Python: text, notebook, JSON document, data frame.
 
-The types of results are in rooms below the report and the renderers, so the views are imported by name on first use.
+The types of results are in packages below the report and the renderers, so the views are imported by name on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared parts of the proofs: tensors by name, the stand-in for a move, and building cells, findings and checks."""
+"""Shared parts of the checks: tensors by name, the substitute for a move, and building cells, findings and checks."""
 
 from __future__ import annotations
 

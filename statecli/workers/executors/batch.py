@@ -27,7 +27,7 @@ from statecli.workers.file_identity import identify_files
 from statecli.workers.task import Piece
 
 #: Functions that a worker may call: name -> module. By name, because a worker imports a module when it is asked to,
-#: and because the rooms that have the functions import `workers`.
+#: and because the packages that have the functions import `workers`.
 FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
     "check_batch": "statecli.values.compare",
