@@ -92,8 +92,7 @@ _OTHER_CODE = (
 )
 _OTHER_CODE_HELP = "do not load the file; contact its publisher"
 _UNCHECKED_CAST = (
-    "the code takes a value for an object or a tuple of another type without a check, and may read or write other "
-    "memory"
+    "the code uses a value as an object or a tuple of another type without a check, and may read or write other memory"
 )
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
@@ -852,7 +851,7 @@ class FileScan:
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
         main = (escaping or libraries or sources or pieces)[0]
-        why = None if libraries else "the AOTInductor loader builds with compiler commands from the file"
+        why = None if libraries else "the AOTInductor loader runs compiler commands from the file"
         why = "the AOTInductor loader writes outside its temporary folder" if escaping else why
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)

@@ -125,7 +125,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             return
         operator = value.get("as_operator")
         if type(operator) is str and not _is_custom_operator(operator):
-            yield f"calls {operator} with arguments that statecli does not check"
+            yield f"calls {operator} with arguments that statecli cannot check"
             return
 
 

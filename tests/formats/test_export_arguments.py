@@ -394,7 +394,7 @@ FOREIGN = {
     "a class of sympy": (call("torch.utils._sympy.functions.Application"), "is not an operator of torch"),
     "a function through an operator": (
         call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": True}, {"as_operator": FUNCTION}, TEXT),
-        f"calls {FUNCTION} with arguments that statecli does not check",
+        f"calls {FUNCTION} with arguments that statecli cannot check",
     ),
     **{
         f"an attribute, {target}": (call(f"torch.ops.{target}"), "is an attribute of")
@@ -419,7 +419,7 @@ FOREIGN = {
     ),
     "an operator through an operator": (
         call("torch.ops.higher_order.with_effects", {"as_operator": "torch.ops.aten._embedding_bag.default"}),
-        "calls torch.ops.aten._embedding_bag.default with arguments that statecli does not check",
+        "calls torch.ops.aten._embedding_bag.default with arguments that statecli cannot check",
     ),
     "an object of the constants": (
         call("torch.ops.aten.mul.Tensor", {"as_custom_obj": {"name": "K", "class_fqn": "x"}}),

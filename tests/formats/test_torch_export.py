@@ -1532,7 +1532,7 @@ def test_whatever_lies_below_the_compiled_models_is_code(forged):
     """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
     ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
     assert rule == "unsafe-global"
-    assert "which the AOTInductor loader builds with compiler commands from the file" in message
+    assert "which the AOTInductor loader runs compiler commands from the file" in message
 
 
 def flags(mark) -> bytes:

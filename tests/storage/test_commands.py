@@ -212,8 +212,8 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
         for line, target in zip(found.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert "write a separate lock file for this target: a lock file with only one target accepts" in line
-            assert "write a separate lock file for this target" in line
+            assert "lock this target alone: a lock file with one target" in line
+            assert "lock this target alone" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
     assert statecli("lock", "run-1/model.safetensors", "-o", "one.lock").code == 0

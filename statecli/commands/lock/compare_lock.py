@@ -32,8 +32,8 @@ NEW_TARGET_ADVICE = (
 )
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "this target is a {}, but the targets of the lock are {}s; write a separate lock file for this target: a lock file "
-    "with only one target accepts a target at any path"
+    "this target is a {}, but the targets of the lock are {}s; lock this target alone: a lock file with one target "
+    "does not compare paths"
 )
 
 

@@ -116,7 +116,7 @@ class _Proof(Proof):
             fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
         for entry in walk(module).unregistered:
             if entry.fqn in aliases and not isinstance(entry.tensor, DTensor):
-                message = f"{entry.fqn}: keeps the memory that {aliases[entry.fqn]} had before fully_shard()"
+                message = f"{entry.fqn}: still uses the memory that {aliases[entry.fqn]} had before fully_shard()"
                 effect = "training changes the sharded parameter, but not this tensor"
                 self._report(
                     STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=Severity.ERROR
