@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -53,7 +52,7 @@ def import_msgspec() -> None:
     if sys.platform == "linux":
         # uuid imports platform for the name of the system alone.
         temporary["platform"] = platform = ModuleType("platform")
-        platform.system = lambda: os.uname().sysname  # type: ignore[attr-defined]
+        platform.system = lambda: "Linux"  # type: ignore[attr-defined]
     temporary = {name: module for name, module in temporary.items() if name not in sys.modules}
     sys.modules.update(modules | temporary)
     try:

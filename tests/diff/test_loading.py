@@ -188,7 +188,7 @@ def test_a_model_beside_its_average(source, save, name, copy):
         found = compare_targets(Request(target, save(checkpoint, "net.pt")))
         assert not found.findings
         (note,) = [one.message for one in found.notes if one.name == "sections-left-out"]
-        assert note.startswith(f"not compared: {copy} of ")
+        assert note.startswith(f"statecli did not compare {copy} of ")
 
 
 def test_several_averages_and_no_model(source, save):

@@ -245,7 +245,7 @@ def test_an_unproved_edit_leaves_the_file(desk, statecli):
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
     assert result.code == 1
-    assert "  statecli has no fix for the rule no-gradient\n" in result.out
+    assert "  no fix: statecli has no fix for the rule no-gradient\n" in result.out
     assert (desk / "net.py").read_text() == UNUSED
 
 
