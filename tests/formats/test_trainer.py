@@ -185,7 +185,7 @@ def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
         result = statecli("diff", *both, "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 41)
         (said,) = (one for one in result.json["notes"] if one["name"] == "sections-left-out")
-        assert said["message"].startswith("not compared: optimizer, rng_state of ")
+        assert said["message"].startswith("statecli did not compare optimizer, rng_state of ")
     other = shutil.copytree(step, step.parent / "other")
     assert statecli("diff", step, other).code == 0
     moments = torch.load(other / "optimizer.pt")

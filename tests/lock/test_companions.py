@@ -220,7 +220,7 @@ def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(fold
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1}))
     assert mismatches(held(folder, full, tmp_path / "full.json", weights_only=True)) == []
     (entry,) = held(folder, weights, tmp_path / "weights.json").targets[0].not_checked
-    assert "the lock has only weights" in entry.why
+    assert "the lock has only tensors" in entry.why
 
 
 def test_settings_inside_a_checkpoint_are_locked(tmp_path):

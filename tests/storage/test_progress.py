@@ -125,7 +125,7 @@ class Net(torch.nn.Linear):
 """
 
 
-STAGES = ["importing torch", "net.py", "building Net", "proof move"]
+STAGES = ["importing torch", "net.py", "building Net", "check move"]
 
 
 @pytest.mark.parametrize(("command", "stages"), [(["inspect"], STAGES[:3]), (["verify", "--check", "move"], STAGES)])
