@@ -88,7 +88,7 @@ def describe_place(row: CheckpointRow) -> str:
 def _list_notes(rows: Sequence[CheckpointRow]) -> Iterator[Oddity]:
     counts = Counter(name for row in rows for name in row.other_sections)
     if counts:
-        message = f"sections not counted in the norm: {quoting.names(list(counts))}"
+        message = f"the norm does not count these sections: {quoting.names(list(counts))}"
         yield Oddity("sections-left-out", message)
 
 

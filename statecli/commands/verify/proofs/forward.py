@@ -455,7 +455,7 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
         )
     else:
         message, help = (
-            f"tensors on several devices are combined{where}",
+            f"forward combines tensors on several devices{where}",
             "call .to(x.device) on the tensors that are on the cpu",
         )
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
