@@ -206,7 +206,7 @@ def _describe_text(head: bytes, size: int) -> str:
     if _DVC.match(head):
         return "a DVC pointer, not the weights; run: dvc pull"
     if not head.strip():
-        return f"a file of {size} bytes of white space"
+        return f"a file with only white space ({size} bytes)"
     if _is_text(head):
         return _TEXT
     return _UNKNOWN

@@ -165,7 +165,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         bytes(5000),
         "is a file of 5000 zero bytes: the write or the download did not finish",
     ),
-    "white space": (b"\n" * 30, "is a file of 30 bytes of white space"),
+    "white space": (b"\n" * 30, "is a file with only white space (30 bytes)"),
     "noise": (b"\xfe\xdc\xba" * 30, "is not in a format that statecli reads"),
 }
 

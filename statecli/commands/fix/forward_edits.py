@@ -59,7 +59,7 @@ def add_device(source: Source, line: int) -> Iterator[Changes]:
         and source.find_around(call, cst.FunctionDef) is not None
     ]
     if not calls:
-        raise NoEdit("the line has no call such as torch.zeros(...) without a device")
+        raise NoEdit("the line has no call that creates a tensor without a device, such as torch.zeros(...)")
     method = source.find_around(calls[0], cst.FunctionDef)
     assert method is not None  # noqa: S101 - of the calls above
     devices = list_input_devices(source, method)
