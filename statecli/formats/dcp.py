@@ -176,7 +176,8 @@ class _Folder:
         if others:
             self.oddities.append(
                 Oddity(
-                    "other-metadata", f"other metadata files next to .metadata were not read: {quoting.names(others)}"
+                    "other-metadata",
+                    f"statecli did not read other metadata files next to .metadata: {quoting.names(others)}",
                 )
             )
         lost = dcp_ranks.parse_ranks([*bad, *missing])
@@ -300,7 +301,7 @@ class _Files:
         missing = [name for name in names if not files.exists(files.join(self.path, name))]
         if not missing:
             return None
-        here = f"{len(self.ends) - len(missing)} of the {len(self.ends)} files that .metadata lists are here"
+        here = f"{len(self.ends) - len(missing)} of the {len(self.ends)} files that .metadata lists exist"
         message = f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
         self._mark_unreadable(missing, message, "copy the file again" if not missing[1:] else "copy the files again")
         return message

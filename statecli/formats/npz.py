@@ -59,7 +59,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             oddities.append(
                 Oddity(
                     OddityKind.UNUSED_RECORDS.value,
-                    f"files in the archive that are not arrays were not read: {quoting.names(others)}",
+                    f"statecli did not read files in the archive that are not arrays: {quoting.names(others)}",
                 )
             )
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)

@@ -104,7 +104,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         state,
         Oddity(
             OddityKind.UNNAMED_SHARDS.value,
-            "the index does not list these weight files next to the shards, so they were not read: "
+            "statecli did not read these weight files next to the shards, because the index does not list them: "
             f"{quoting.names(beside)}",
         ),
     )
@@ -133,17 +133,19 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
         state = _add_oddities(
-            state, Oddity("other-weights", f"other weights in the same folder were not read: {quoting.names(beside)}")
+            state,
+            Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(beside)}"),
         )
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
         state = _add_oddities(
-            state, Oddity("companions", f"other files of the training run were not read: {quoting.names(unread)}")
+            state,
+            Oddity("companions", f"statecli did not read other files of the training run: {quoting.names(unread)}"),
         )
     if steps := deepspeed.list_steps(path):
         message = (
-            f"DeepSpeed checkpoints of the same training run were not read: {quoting.names(steps)}; to read one of "
-            "these checkpoints, give its folder"
+            f"statecli did not read DeepSpeed checkpoints of the same training run: {quoting.names(steps)}; to read "
+            "one of these checkpoints, give its folder"
         )
         state = _add_oddities(state, Oddity("other-weights", message))
     return config_files.add_config_files(path, state)
@@ -201,7 +203,7 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
 
 def _describe_missing(missing: list[str], count: int, why: str) -> str:
     subject = f"shard {quoting.names(missing)} is" if len(missing) == 1 else f"shards {quoting.names(missing)} are"
-    return f"{subject} missing: {count - len(missing)} of {count} are here, {why}"
+    return f"{subject} missing: {count - len(missing)} of {count} exist, {why}"
 
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:

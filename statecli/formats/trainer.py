@@ -119,7 +119,9 @@ def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> M
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state
-    oddity = Oddity("other-weights", f"other weights in the same folder were not read: {_find_sharded_model(path)}")
+    oddity = Oddity(
+        "other-weights", f"statecli did not read other weights in the same folder: {_find_sharded_model(path)}"
+    )
     return replace(state, oddities=(*state.oddities, oddity))
 
 

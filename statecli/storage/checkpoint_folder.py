@@ -126,7 +126,7 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
         if name not in members
     ]
     return (
-        Oddity("other-weights", f"other weights in the same folder were not read: {quoting.names(unread)}")
+        Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(unread)}")
         if unread
         else None
     )

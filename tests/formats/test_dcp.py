@@ -416,7 +416,7 @@ def test_a_missing_rank(mixed, ranks, statecli):
     """One line: the file, how many are here, how much needs it. All shapes are shown, and what is here is compared."""
     (mixed / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed))
-    said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists are here"
+    said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert (
         f": {said}; this file contains data of 8 of the 17 tensors and other values; copy the file again" in result.err
@@ -438,7 +438,7 @@ def test_no_rank_is_here(mixed, statecli):
         path.unlink()
     result = statecli("inspect", str(mixed))
     assert result.code == 2
-    assert "0 of the 4 files that .metadata lists are here" in result.err
+    assert "0 of the 4 files that .metadata lists exist" in result.err
     assert {t.fqn: t.shape for t in formats.read(str(mixed)).tensors}["images"] == (2, 3, 4, 4)
 
 

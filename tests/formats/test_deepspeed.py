@@ -613,8 +613,8 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     state = formats.read(str(folder))
     assert [one.fqn for one in state.tensors] == ["w"]
     said = (
-        "DeepSpeed checkpoints of the same training run were not read: global_step2; to read one of these checkpoints, "
-        "give its folder"
+        "statecli did not read DeepSpeed checkpoints of the same training run: global_step2; to read one of these "
+        "checkpoints, give its folder"
     )
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"

@@ -251,8 +251,8 @@ def test_a_missing_part_is_named(parts, inspect):
     (parts / "m-00002-of-00003.gguf").unlink()
     code, out, err = inspect(parts)
     what = (
-        "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, according to "
-        "the numbers in the file names; copy or download the missing files"
+        "shard m-00002-of-00003.gguf is missing: 2 of 3 exist, according to the numbers in the file names; copy or "
+        "download the missing files"
     )
     assert (code, err) == (2, f"statecli: {parts}: {what}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))

@@ -386,7 +386,7 @@ DAMAGED = {
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
     "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is not valid UTF-8 near byte 0"),
     "version 4": (npy(described(), version=4), "has .npy format version 4.0, but statecli reads only 1.0 to 3.0"),
-    "the magic number alone": (b"\x93NUMPY", "is truncated: its header needs 10 bytes, but only 6 are here"),
+    "the magic number alone": (b"\x93NUMPY", "is truncated: its header needs 10 bytes, but only 6 exist"),
     "version alone": (b"\x93NUMPY\1\0\x76", "is truncated"),
 }
 
@@ -641,7 +641,7 @@ def test_what_lies_beside_arrays(tmp_path):
     (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
     assert (odd.name, odd.message) == (
         "unused-records",
-        "files in the archive that are not arrays were not read: notes.txt, b.pkl",
+        "statecli did not read files in the archive that are not arrays: notes.txt, b.pkl",
     )
 
 
@@ -657,7 +657,7 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
         for one in state.tensors:
             assert numpy.array_equal(read_all_values(one.data).reshape(one.shape), loaded[one.fqn])
     assert [odd.message for odd in state.oddities] == [
-        "files in the archive that are not arrays were not read: cut, none"
+        "statecli did not read files in the archive that are not arrays: cut, none"
     ]
 
 

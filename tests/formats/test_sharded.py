@@ -209,7 +209,7 @@ def test_a_numbered_shard_that_is_missing(folder, spared):
     """Without an index, the numbers say which shard is missing; a row stands for it, and the other one is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
-    expected = f"shard {ONE} is missing: 1 of 2 are here, according to the numbers in the file names"
+    expected = f"shard {ONE} is missing: 1 of 2 exist, according to the numbers in the file names"
     assert spared(folder, "model.b", ONE) == f"{expected}; copy or download the missing files"
     assert names(folder) == ["model.b", ONE]
     assert oddities(folder) == {"missing-shard": expected}
@@ -230,7 +230,7 @@ def test_many_numbered_shards_that_are_missing(folder, spared):
     (folder / TWO).unlink()
     missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
     expected = (
-        f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, according to the numbers in the file names"
+        f"shards {missing}, and 99994 more are missing: 1 of 99999 exist, according to the numbers in the file names"
     )
     assert spared(folder) == f"{expected}; copy or download the missing files"
 
@@ -387,7 +387,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     ),
     "missing shard": wrong(
         indexed({"model.b": "m-9.safetensors"}),
-        "shard m-9.safetensors is missing: 0 of 1 are here, according to {}; copy or download the missing files",
+        "shard m-9.safetensors is missing: 0 of 1 exist, according to {}; copy or download the missing files",
     ),
     "a tensor of a missing shard in another": wrong(
         indexed({"model.a": "m-9.safetensors", "model.b": TWO, "model.c": ONE}),
@@ -465,7 +465,7 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, spared, s
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO, "model.c": TWO, "model.d": TWO}, total_size=9))
     shutil.copytree(folder, folder.parent / "whole")
     (folder / TWO).unlink()
-    what = f"shard {TWO} is missing: 1 of 2 are here, according to {INDEX if target == '' else 'the index'}"
+    what = f"shard {TWO} is missing: 1 of 2 exist, according to {INDEX if target == '' else 'the index'}"
     path = folder / target if target else folder
     assert spared(path) == f"model.b and 2 more tensors: {what}; copy or download the missing files"
     rows = {one.fqn: (one.dtype, one.shape) for one in formats.read(str(path)).tensors}
@@ -608,7 +608,7 @@ def test_fifty_thousand_shards_that_are_not_there(folder, line):
     assert time.process_time() - before < 3
     assert message == (
         "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 49996 more are missing: "
-        f"0 of 50000 are here, according to {INDEX}; copy or download the missing files"
+        f"0 of 50000 exist, according to {INDEX}; copy or download the missing files"
     )
 
 
@@ -652,7 +652,9 @@ def test_a_total_that_is_no_number(total, folder):
 def test_a_shard_that_the_index_does_not_name(folder):
     """An orphan beside the shards is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
-    assert oddities(folder) == {"other-weights": "other weights in the same folder were not read: model-9.safetensors"}
+    assert oddities(folder) == {
+        "other-weights": "statecli did not read other weights in the same folder: model-9.safetensors"
+    }
 
 
 def test_many_other_weights_are_one_note(folder):
@@ -796,7 +798,7 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     after = formats.read(str(tmp_path))
     assert before.oddities == ()
     assert [odd.message for odd in after.oddities] == [
-        "other weights in the same folder were not read: model.safetensors"
+        "statecli did not read other weights in the same folder: model.safetensors"
     ]
 
 
@@ -874,5 +876,7 @@ def test_companions_of_a_training_run_are_named(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
     assert said == {
-        "companions": "other files of the training run were not read: optimizer.pt, rng_state.pth, training_args.bin"
+        "companions": (
+            "statecli did not read other files of the training run: optimizer.pt, rng_state.pth, training_args.bin"
+        )
     }

@@ -406,7 +406,7 @@ def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(sharded):
     state = formats.read(str(sharded))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
     said = [odd.message for odd in state.oddities if odd.name == "other-weights"]
-    assert said == ["other weights in the same folder were not read: pytorch_model_fsdp_0"]
+    assert said == ["statecli did not read other weights in the same folder: pytorch_model_fsdp_0"]
 
 
 def test_a_whole_model_of_fsdp_is_one_file(sharded):
@@ -424,7 +424,7 @@ def test_shards_that_are_missing(sharded, statecli, part):
     result = statecli("inspect", sharded, "-f", "json")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith(f"statecli: {sharded / part}: ")
-    assert ": __0_0.distcp is missing: 0 of the 1 files that .metadata lists are here" in result.err
+    assert ": __0_0.distcp is missing: 0 of the 1 files that .metadata lists exist" in result.err
     shapes = [one["shape"] for one in result.json["tensors"] if one["section"] == "model"]
     assert (len(shapes), None in shapes) == (9, False)
 
@@ -471,7 +471,7 @@ def test_other_weights_of_the_same_model_are_said(tmp_path):
     (odd,) = formats.read(str(tmp_path)).oddities
     assert (
         odd.message
-        == "other weights in the same folder were not read: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
+        == "statecli did not read other weights in the same folder: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
     )
 
 

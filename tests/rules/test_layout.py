@@ -363,7 +363,7 @@ def test_a_file_next_to_the_arrays_of_an_archive_is_unused(found, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("data", "{}")
     (finding,) = found("unused-bytes", tmp_path / "a.npz")
-    assert finding.message == "files in the archive that are not arrays were not read: data"
+    assert finding.message == "statecli did not read files in the archive that are not arrays: data"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
@@ -479,9 +479,9 @@ def test_missing_shard_finds_a_file_that_the_index_names(sharded):
     """The target failed: its tensors are not all there to be audited."""
     path = sharded()
     (path / "m-2.safetensors").unlink()
-    assert "shard m-2.safetensors is missing: 1 of 2 are here" in lacking(path)
+    assert "shard m-2.safetensors is missing: 1 of 2 exist" in lacking(path)
     (path / "m-1.safetensors").unlink()
-    assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 are here" in lacking(path)
+    assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 exist" in lacking(path)
 
 
 def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, found):
@@ -543,7 +543,8 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharde
     (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
     assert (
         finding.message
-        == "the index does not list these weight files next to the shards, so they were not read: m-2.safetensors"
+        == "statecli did not read these weight files next to the shards, because the index does not list them: "
+        "m-2.safetensors"
     )
     assert finding.severity.value == "note"
     names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]

@@ -411,7 +411,7 @@ def build_row(part: Part, views: list[View], owner: Owner, section: str) -> Tens
 def _find_fault(part: Part, views: list[View]) -> str | None:
     """Return the reason why the vectors do not form a single tensor."""
     if len(views) != len(part.pieces):
-        return f"only {len(views)} of its {len(part.pieces)} partitions are here"
+        return f"only {len(views)} of its {len(part.pieces)} partitions exist"
     dtypes = sorted({tensor.dtype for tensor, _, _ in views})
     if len(dtypes) > 1:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"

@@ -101,7 +101,7 @@ def read_header(head: Head) -> Header:
     if start + length > len(raw):
         raw = head(start + length)
     if start + length > len(raw):
-        raise MalformedError(f"is truncated: its header needs {start + length} bytes, but only {len(raw)} are here")
+        raise MalformedError(f"is truncated: its header needs {start + length} bytes, but only {len(raw)} exist")
     try:
         text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
     except UnicodeDecodeError as error:
