@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from statecli.cli import help_table
+from statecli.report import rule_texts
+from statecli.report.documents import schemas
+from statecli.rules import DICTIONARY
 
 PACKAGE = Path(__file__).parents[1] / "statecli"
 
@@ -23,6 +26,8 @@ def build_files() -> dict[Path, str]:
     return {
         PACKAGE / "cli" / "help_pages.txt": help_table.encode_pages(),
         PACKAGE / "cli" / "known_options.txt": help_table.encode_options(),
+        PACKAGE / "report" / "rule_texts.json": rule_texts.encode_rule_texts(DICTIONARY.values()),
+        PACKAGE / "report" / "documents" / "schemas.txt": schemas.encode_schemas(),
     }
 
 

@@ -228,9 +228,9 @@ def _list_report_formats(_: str) -> Candidates:
 
 
 def _list_schema_commands(_: str) -> Candidates:
-    from statecli.report.documents import schemas
+    from statecli.report.documents.schema_texts import read_schemas
 
-    return ((name, "") for name in schemas.DOCUMENTS)
+    return ((name, "") for name in read_schemas())
 
 
 def _list_parts_of_target(current: str) -> Candidates:

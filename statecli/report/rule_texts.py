@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from statecli.core.finding import Finding
 from statecli.core.rule import PluginRule, Rule
@@ -11,13 +14,27 @@ from statecli.report import Problem, RuleText
 
 def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
     """Return the rule of each finding or problem once, with the severity of the first and without the explanation."""
-    # Imported here, because `inspect` without findings starts sooner without the rules of an audit.
-    from statecli.rules import DICTIONARY
-
     first: dict[str, Finding | Problem] = {}
     for finding in findings:
         first.setdefault(finding.rule, finding)
-    return tuple(RuleText(name, finding.severity, DICTIONARY[name].summary) for name, finding in first.items())
+    texts = read_rule_texts() if first else {}
+    return tuple(RuleText(name, finding.severity, texts[name].summary) for name, finding in first.items())
+
+
+def read_rule_texts() -> dict[str, RuleText]:
+    """Return every rule of statecli by its name, those of `audit` first.
+
+    `make docs` writes them from the dictionary of the rules: to import the rules takes as long as to list a checkpoint.
+    """
+    with open(os.path.join(os.path.dirname(__file__), "rule_texts.json"), "rb") as file:
+        texts = msgspec.json.decode(file.read(), type=tuple[RuleText, ...])
+    return {text.name: text for text in texts}
+
+
+def encode_rule_texts(rules: Iterable[Rule]) -> str:
+    """Return the text of `rule_texts.json`."""
+    encoded = msgspec.json.encode([*map(describe_rule, rules)])
+    return msgspec.json.format(encoded, indent=1).decode() + "\n"
 
 
 def describe_rule(rule: Rule) -> RuleText:

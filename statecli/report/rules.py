@@ -11,8 +11,7 @@ from statecli.core.rule import Rule, list_present_names
 from statecli.core.units import plural
 from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
 from statecli.report.documents.rules import build_rules_document
-from statecli.report.rule_texts import describe_rule
-from statecli.rules import DICTIONARY
+from statecli.report.rule_texts import describe_rule, read_rule_texts
 
 MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
 #: Longest line of an explanation, because longer lines are hard to read on any terminal.
@@ -21,7 +20,7 @@ MAX_TEXT_WIDTH = 100
 
 def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
     """Return the rules of all commands, first the rules of `audit`, in running order; then the rules of plugins."""
-    return tuple(map(describe_rule, (*DICTIONARY.values(), *plugin_rules)))
+    return (*read_rule_texts().values(), *map(describe_rule, plugin_rules))
 
 
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
@@ -41,11 +40,12 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
 
 def describe_former_name(name: str) -> str | None:
     """Return a warning if other rules had this name before; None if `name` always meant the same rule."""
-    renamed = [DICTIONARY[new] for new in list_present_names(name)]
+    texts = read_rule_texts()
+    renamed = [texts[new] for new in list_present_names(name)]
     if not renamed:
         return None
     reporters = dict.fromkeys(command for rule in renamed for command in rule.commands)
-    if name in DICTIONARY:  # audit always reported these rules under their present names
+    if name in texts:  # audit always reported these rules under their present names
         reporters.pop("audit", None)
     commands = " and ".join(reporters)
     new_names = " or ".join(rule.name for rule in renamed)

@@ -48,6 +48,6 @@ def run_config(options: ConfigOptions) -> Outcome:
 
 def run_schema(options: SchemaOptions) -> Outcome:
     """Describe the JSON of a command."""
-    from statecli.report.documents import schemas
+    from statecli.report.documents.schema_texts import read_schema
 
-    return Outcome(options.command, content=(schemas.encode_schema(options.command),))
+    return Outcome(options.command, content=(read_schema(options.command),))

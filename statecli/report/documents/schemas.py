@@ -1,4 +1,4 @@
-"""JSON Schema of each document, generated from its type."""
+"""JSON Schema of each document, generated from its type. `make docs` writes them for `schema_texts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.documentation import schema_url
-from statecli.core.errors import UsageError
 from statecli.report.documents.audit import AuditDocument
 from statecli.report.documents.bisect import BisectDocument
 from statecli.report.documents.config import ConfigDocument
@@ -51,13 +50,16 @@ def get_version(command: str) -> int:
     return _VERSIONS.get(command, 1)
 
 
+def encode_schemas() -> str:
+    """Return the text of `schemas.txt`: each schema below the name of its command."""
+    return "".join(f"# {command}\n{encode_schema(command).decode()}" for command in DOCUMENTS)
+
+
 def encode_schema(command: str) -> bytes:
     """Return the JSON Schema (2020-12) of a command's document, generated from its type.
 
-    The bytes are the same with every Python. Raises UsageError for a command without a document.
+    The bytes are the same with every Python.
     """
-    if command not in DOCUMENTS:
-        raise UsageError(f"the command {command!r} has no schema; commands with a schema: {', '.join(DOCUMENTS)}")
     made_by = "statecli lock" if command == "lock" else f"statecli {command} -f json"
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
