@@ -10,7 +10,7 @@ from pathlib import Path
 from statecli.cli import help_table
 from statecli.report import rule_texts
 from statecli.report.documents import schemas
-from statecli.rules import DICTIONARY
+from statecli.rules.dictionary import DICTIONARY
 
 PACKAGE = Path(__file__).parents[1] / "statecli"
 

@@ -73,7 +73,7 @@ def convert_links(text: str, source: str) -> str:
 
     The name of a rule becomes a link, because only the site has a page for each rule.
     """
-    from statecli.rules import DICTIONARY
+    from statecli.rules.dictionary import DICTIONARY
 
     folder = posixpath.dirname(find_page(source)) or "."
 
@@ -221,7 +221,7 @@ def describe_format(module: object) -> str:
 
 def list_rules() -> Iterator[tuple[str, str]]:
     """Yield the page of each rule, and the list of rules by group."""
-    from statecli.rules import DICTIONARY
+    from statecli.rules.dictionary import DICTIONARY
 
     groups: dict[str, list[object]] = {}
     for rule in DICTIONARY.values():

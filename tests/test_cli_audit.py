@@ -21,7 +21,7 @@ from statecli.render import Output
 from statecli.report import View
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import ListOutput
-from statecli.rules import DICTIONARY
+from statecli.rules.dictionary import DICTIONARY
 
 from .audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 from .test_cli import on_a_terminal

@@ -16,7 +16,7 @@ from statecli.cli.completion import Kind, complete
 from statecli.core.output import Output
 from statecli.requests.options import COMMANDS, Shell
 from statecli.requests.parameters import parameters_of
-from statecli.rules import DICTIONARY, RULES
+from statecli.rules.dictionary import DICTIONARY, RULES
 
 
 def offered(line):

@@ -24,7 +24,7 @@ from statecli.commands.audit.plugins import PluginRequest
 from statecli.core.documentation import DOCUMENTATION_URL, rule_url
 from statecli.formats import FORMATS
 from statecli.report.documents.schemas import DOCUMENTS
-from statecli.rules import DICTIONARY
+from statecli.rules.dictionary import DICTIONARY
 from statecli.rules.policy_config import Policy
 
 ROOT = Path(__file__).parent.parent

@@ -213,7 +213,7 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
 
 def _list_rules(command: str) -> Iterator[tuple[str, str]]:
     """Yield the rules of a command, and the groups of rules; for `rules` the rules of all commands."""
-    from statecli.rules import DICTIONARY, RULES
+    from statecli.rules.dictionary import DICTIONARY, RULES
 
     if command == "rules":
         yield from ((rule.name, rule.summary) for rule in DICTIONARY.values())

@@ -449,7 +449,7 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
     effects = tuple(line.cells[0] for line, _ in fold.fold_messages(messages))
     if title := _describe_group(first, names):
         return msgspec.structs.replace(problem, message=title, effects=effects)
-    from statecli.rules import DICTIONARY  # listing a checkpoint without findings does not import the rules
+    from statecli.rules.dictionary import DICTIONARY  # listing a checkpoint without findings does not import the rules
 
     known = DICTIONARY | {rule.name: rule for rule in plugin_rules}
     summary = known[first.rule].summary if first.rule in known else first.rule

@@ -47,7 +47,7 @@ def list_audit_rule_texts(
     ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[PluginRule] = ()
 ) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
-    from statecli.rules import RULES
+    from statecli.rules.dictionary import RULES
 
     findings = tuple(findings)
     shown = set(ran) | {finding.rule for finding in findings}

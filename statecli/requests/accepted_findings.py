@@ -44,7 +44,7 @@ def expand_rules(names: Sequence[str]) -> frozenset[str]:
         return frozenset()
     # Both are imported here, because most commands ignore no rule.
     from statecli.commands.audit import config
-    from statecli.rules import DICTIONARY
+    from statecli.rules.dictionary import DICTIONARY
 
     return frozenset(config.expand_rules(names, option("--ignore"), DICTIONARY.values()))
 

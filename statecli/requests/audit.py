@@ -196,16 +196,3 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
         weakened.append(f"baseline = {configured.baseline}")
     plugins = tuple(plugin.name for plugin in loaded.plugins)
     return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config, plugins)
-
-
-def list_settings(loaded: LoadedConfig) -> list[tuple[str, object, str]]:
-    """Return each key of the configuration, with its value and its source: the file, or `default`."""
-    rows: list[tuple[str, object, str]] = []
-    for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
-        value = getattr(loaded.config, field)
-        if key != "policy":
-            rows.append((key, value, loaded.source(key)))
-            continue
-        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        rows += [(f"policy.{inner}", getattr(value, name), loaded.source("policy", inner)) for name, inner in names]
-    return rows

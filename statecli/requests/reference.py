@@ -38,12 +38,11 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[PluginRule, ...]:
 
 def run_config(options: ConfigOptions) -> Outcome:
     """Show the configuration in force."""
-    from statecli.commands.audit.config import load_config
+    from statecli.commands.audit.config import list_settings, load_config
     from statecli.report import config
-    from statecli.requests import audit
 
     loaded = load_config(options.config, no_config=options.no_config)
-    return Outcome(loaded, config.build_config_report(audit.list_settings(loaded), loaded.path))
+    return Outcome(loaded, config.build_config_report(list_settings(loaded), loaded.path))
 
 
 def run_schema(options: SchemaOptions) -> Outcome:

@@ -15,6 +15,7 @@ from statecli.core.finding import Severity
 from statecli.render import Output
 from statecli.requests import audit
 from statecli.requests.options import AuditOptions, ConfigOptions
+from statecli.rules.dictionary import RULES
 from statecli.rules.policy_config import Policy
 
 
@@ -181,7 +182,7 @@ def test_a_subject_stands_for_all_of_its_rules():
     """`names` for each rule about names."""
     expanded = config.expand_rules(("names",), "--select")
     assert "case-collision" in expanded
-    assert all(rule.group == "names" for rule in config.RULES if rule.name in expanded)
+    assert all(rule.group == "names" for rule in RULES if rule.name in expanded)
 
 
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):

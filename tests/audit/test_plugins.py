@@ -25,7 +25,7 @@ from statecli.core.errors import UsageError
 from statecli.core.output import Output
 from statecli.requests import audit as requests_audit
 from statecli.requests.options import AuditOptions
-from statecli.rules import DICTIONARY, RULES
+from statecli.rules.dictionary import DICTIONARY, RULES
 
 ROOT = Path(__file__).parent.parent.parent
 HEAD = "from statecli.plugin import *\n"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from statecli.commands.audit import required_rules
-from statecli.rules import RULES
 from statecli.rules.audit_subject import needs_class_or_reference, needs_module, needs_values
+from statecli.rules.dictionary import RULES
 from statecli.rules.policy_config import Policy
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from statecli.core.documentation import DOCUMENTATION_URL
 from statecli.core.model_state import Origin, Place
 from statecli.render.sarif import make_uri
-from statecli.rules import RULES
+from statecli.rules.dictionary import RULES
 from statecli.targets.location import compute_fingerprint
 
 from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target

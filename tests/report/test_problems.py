@@ -10,7 +10,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
 from statecli.report import count_shown_effects, problems
 from statecli.report.problems import format_severities, group_findings
-from statecli.rules import DICTIONARY
+from statecli.rules.dictionary import DICTIONARY
 
 LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"
 

@@ -13,7 +13,7 @@ from statecli.core.errors import StateError
 from statecli.core.finding import Finding, Severity
 from statecli.core.rule import FORMER_NAMES, Rule
 from statecli.report.documents.schemas import DOCUMENTS
-from statecli.rules import DICTIONARY, RULES
+from statecli.rules.dictionary import DICTIONARY, RULES
 from statecli.targets.location import compute_fingerprint
 
 PACKAGE = Path(statecli.__file__).parent

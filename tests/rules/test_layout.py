@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from statecli import rules
 from statecli.commands.audit.run import Request, audit
 from statecli.formats.torch.archive import compute_data_offset
+from statecli.rules import dictionary as rules
 from statecli.targets.target_result import Status
 
 from ..formats import zero

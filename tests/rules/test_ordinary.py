@@ -12,7 +12,8 @@ from safetensors.torch import save_model
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.rules import RULES, layout, names, placement, storage
+from statecli.rules import layout, names, placement, storage
+from statecli.rules.dictionary import RULES
 from statecli.targets.target_result import Status
 
 from ..zoo import SMALL, make

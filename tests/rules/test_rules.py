@@ -11,6 +11,7 @@ import pytest
 
 from statecli import rules
 from statecli.rules.audit_rule import AuditRule
+from statecli.rules.dictionary import RULES
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -24,13 +25,13 @@ def test_every_rule_in_the_folder_is_listed():
     """One that is not in RULES would never run, and nobody would know."""
     modules = [importlib.import_module(f"statecli.rules.{one.name}") for one in pkgutil.iter_modules(rules.__path__)]
     written = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
-    assert {id(one) for one in written} == {id(one) for one in rules.RULES}
-    assert len({one.name for one in rules.RULES}) == len(rules.RULES)
+    assert {id(one) for one in written} == {id(one) for one in RULES}
+    assert len({one.name for one in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize("part", ["finds", "spares"])
 def test_a_rule_has_a_sample_and_a_near_miss(part):
     """`test_RULE_finds_…` has a sample that it flags, `test_RULE_spares_…` one that is almost it."""
-    for rule in rules.RULES:
+    for rule in RULES:
         prefix = f"test_{rule.name.replace('-', '_')}_{part}_"
         assert any(name.startswith(prefix) for name in NAMES), prefix

@@ -26,7 +26,8 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.rules import DICTIONARY, audit_run
+from statecli.rules import audit_run
+from statecli.rules.dictionary import DICTIONARY
 from statecli.storage import files
 from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name
 from statecli.targets.target_result import Accepted, Status, TargetResult

@@ -23,7 +23,6 @@ from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule, list_present_names
 from statecli.core.similar_paths import append_suggestion
-from statecli.rules import RULES
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
@@ -31,10 +30,9 @@ from statecli.storage.byte_source import read_small_file
 from statecli.targets.location import find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
-#: The group of rules about code and memory: a folder may not excuse its own.
+#: The group of rules about code and memory, and a rule of another group that a folder may not excuse either: bytes
+#: after the data are read by a second load of the same file.
 _PICKLES, _TRAILING_BYTES = "pickles", "trailing-bytes"
-#: The rules that a judged configuration cannot weaken. Bytes after the data are read by a second load of the same file.
-PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES) | {_TRAILING_BYTES}
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
 _LIST_RULES = "; run statecli rules for the list"
@@ -91,7 +89,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     @property
     def protected_rules(self) -> frozenset[str]:
         """The rules that a judged configuration cannot weaken: about pickles, and of plugins."""
-        return PICKLE_RULES | {rule.name for plugin in self.plugins for rule in plugin.rules}
+        own = {rule.name for rule in join_rules(()) if rule.group == _PICKLES} | {_TRAILING_BYTES}
+        return frozenset(own | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
     def source(self, *keys: str) -> str:
         """Return the file of a key, or `default`."""
@@ -109,6 +108,19 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     raw: Mapping[str, Any] = {}
     #: Whether the file may not weaken the rules of pickles, because it lies in a folder that is judged.
     is_judged: bool = False
+
+
+def list_settings(loaded: LoadedConfig) -> list[tuple[str, object, str]]:
+    """Return each key of the configuration, with its value and its source: the file, or `default`."""
+    rows: list[tuple[str, object, str]] = []
+    for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
+        value = getattr(loaded.config, field)
+        if key != "policy":
+            rows.append((key, value, loaded.source(key)))
+            continue
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        rows += [(f"policy.{inner}", getattr(value, name), loaded.source("policy", inner)) for name, inner in names]
+    return rows
 
 
 def load_config(
@@ -271,7 +283,8 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
     config = _convert(normalized, Config, "", path)
     plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
     rules = (*config.select, *config.ignore, *config.severity, *_list_ignored_rules(config))
-    _check_rules(rules, path, join_rules(plugins))
+    if rules:
+        _check_rules(rules, path, join_rules(plugins))
     _check_dtypes(config.policy.dtype, path)
     for key, target_path in (
         ("lock", config.lock),
@@ -333,12 +346,13 @@ def _check_rules(names: Iterable[str], path: str, known: Collection[Rule]) -> No
         expand_rules((name,), path, known)
 
 
-def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RULES) -> tuple[str, ...]:
-    """Return the rules for these names, from `known`: a rule, or each rule of a group.
+def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] | None = None) -> tuple[str, ...]:
+    """Return the rules for these names, from `known`, or from those of statecli: a rule, or each rule of a group.
 
     Raises UsageError for any other name, with similar names.
     """
     rules: dict[str, None] = {}
+    known = join_rules(()) if known is None else known
     for name in names:
         matching = [rule.name for rule in known if name in (rule.name, rule.group)]
         matching = matching or [rule.name for rule in known if rule.name in list_present_names(name)]
@@ -349,8 +363,9 @@ def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RUL
     return tuple(rules)
 
 
-def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule] = RULES) -> dict[str, T]:
+def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule] | None = None) -> dict[str, T]:
     """Return the settings by rule: a rule's own setting wins over its group's, a later setting over an earlier one."""
+    known = join_rules(()) if known is None else known
     groups = {rule.group for rule in known}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
     return {rule: value for name, value in own_last for rule in expand_rules((name,), where, known)}

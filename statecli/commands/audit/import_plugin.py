@@ -25,9 +25,9 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.rule import FORMER_NAMES
 from statecli.live import search_path
 from statecli.live.user_code import protect_streams
-from statecli.rules import DICTIONARY
 from statecli.rules.audit_rule import AuditRule, Find, Issue
 from statecli.rules.audit_subject import Subject
+from statecli.rules.dictionary import DICTIONARY
 
 _RULE_NAME = compile_on_use(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
 #: First words of the names of statecli's own rules, and the names of their groups: no prefix of a plugin.

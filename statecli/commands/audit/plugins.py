@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import msgspec
 
 from statecli.core.rule import PluginRule, Rule
-from statecli.rules import RULES
 from statecli.rules.audit_rule import AuditRule
 
 
@@ -41,6 +40,9 @@ class PluginRequest(msgspec.Struct, frozen=True):
 
 def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
     """Return the rules of statecli, and then the rules of the plugins."""
+    # Imported here, because `statecli config` needs no rules.
+    from statecli.rules.dictionary import RULES
+
     return (*RULES, *(rule for plugin in plugins for rule in plugin.rules))
 
 
