@@ -13,7 +13,7 @@ from functools import partial
 
 from statecli.browse.peek import Versions
 from statecli.browse.screen_state import Model
-from statecli.commands.inspect.quantized import list_rows_by_part
+from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.run import Inspection, Request, inspect
 from statecli.core import posix
 from statecli.core.errors import MissingDependency, UsageError

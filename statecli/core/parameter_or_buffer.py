@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
-from statecli.core.quantized_layouts import Layout, Part
-from statecli.core.quantized_weights import find_quantized_by_section
+from statecli.core.quantized_codes import may_be_quantized
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
@@ -123,6 +122,11 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
     bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
     register buffers; compressed-tensors, transformers and torchao register parameters.
     """
+    if not may_be_quantized(tensors):
+        return {}
+    from statecli.core.quantized_layouts import Layout, Part
+    from statecli.core.quantized_weights import find_quantized_by_section
+
     kinds = {}
     for weight in find_quantized_by_section(tensors):
         for part, row in weight.parts.items():
@@ -257,6 +261,7 @@ def _name_and_shape(tensor: TensorInfo) -> tuple[str, Shape]:
 #: Names of sections that hold a copy of the model in another section; equal names and shapes are not enough, because
 #: two networks can share them. Lightning stores the weights before averaging in `current_model_state` and the averages
 #: in `state_dict`.
+_COPY_WORDS = ("ema", "swa", "averag", "avg", "shadow", "polyak", "current_model_state")
 _COPY_NAME = compile_on_use(
     r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])|^current_model_state$", re.IGNORECASE
 )
@@ -264,7 +269,9 @@ _COPY_NAME = compile_on_use(
 
 def is_copy(section: str) -> bool:
     """Return True if the section's name stands for averaged weights, or for the weights before averaging."""
-    return section != "" and _COPY_NAME.search(section) is not None
+    folded = section.casefold()
+    may_match = any(word in folded for word in _COPY_WORDS)
+    return may_match and _COPY_NAME.search(section) is not None
 
 
 def select_loaded_sections(sections: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.quantized_codes import may_be_quantized
 from statecli.core.quantized_layouts import E8M0_DTYPES, LAYOUTS, NESTED, SCALED_DTYPES, Layout, LayoutNames, Part
 
 
@@ -53,7 +54,6 @@ class LostCodes(NamedTuple):
     whole: int
 
 
-_CODE_DTYPES = frozenset(["uint8", "int32", *SCALED_DTYPES])
 _INNER_TENSORS = {"qdata": Part.CODES, "scale": Part.SCALES, "zero_point": Part.ZEROS}
 _LAST_NAMES = frozenset(name for layout in LAYOUTS for name in (*layout.required, *layout.optional))
 #: Last names that only codes have; `weight` is also the name of a weight that is not quantized.
@@ -122,8 +122,7 @@ def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWe
 def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInfo]]:
     """Return the tensors of models by section; quickly {} without codes."""
     sections: dict[str, list[TensorInfo]] = {}
-    has_codes = not _CODE_DTYPES.isdisjoint({tensor.dtype for tensor in tensors})
-    if not has_codes and not [tensor for tensor in tensors if tensor.fqn.endswith(".quant_map")]:
+    if not may_be_quantized(tensors):
         return sections
     for tensor in tensors:
         if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli.commands.inspect.quantized import describe_defect, fold_tensors, select_weights
+from statecli.commands.inspect.quantized_rows import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.escaping import escape
 from statecli.core.finding import Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
-from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
@@ -57,7 +56,6 @@ from statecli.report import (
     rule_texts,
     tree,
 )
-from statecli.report.documents.inspect import build_inspect_document
 from statecli.report.layer_roles import build_curves, list_roles
 from statecli.report.problems import (
     build_accepted_notes,
@@ -85,6 +83,8 @@ from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
 if TYPE_CHECKING:
+    from statecli.core.logical_weights import LogicalWeight
+    from statecli.report.documents.inspect import InspectDocument
     from statecli.report.tensor_list import TensorList
 
 
@@ -106,13 +106,7 @@ def build_inspect_report(
     accepted_notes = build_accepted_notes(accepted, state.tensors, group_problems()) if accepted else ()
     return Report(
         title=state.target,
-        document=lambda: build_inspect_document(
-            inspection,
-            group_problems(),
-            sizes.sum_by_kind(state.tensors),
-            _format_verdict(inspection, group_problems(), accepted),
-            accepted,
-        ),
+        document=lambda: _build_document(inspection, group_problems(), accepted),
         table=lambda: _build_table(inspection, view),
         short_table=lambda: _build_table(_fold_weights(inspection, parts=view.parts), view, details=view.verbose),
         page=lambda: _build_page(inspection, group_problems(), view, accepted),
@@ -134,6 +128,17 @@ def build_inspect_report(
         charts=lambda: build_curves(state.tensors),
         settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
+    )
+
+
+def _build_document(
+    inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]
+) -> InspectDocument:
+    from statecli.report.documents.inspect import build_inspect_document
+
+    totals = sizes.sum_by_kind(inspection.state.tensors)
+    return build_inspect_document(
+        inspection, problems, totals, _format_verdict(inspection, problems, accepted), accepted
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.browse.screen_state import Model
-from statecli.commands.inspect.quantized import list_rows_by_part
+from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.inspect.run import Request, inspect
 
 

@@ -10,15 +10,15 @@ import msgspec
 from statecli import live as modules
 from statecli.commands.inspect import rules
 from statecli.commands.inspect.harm import Harm
-from statecli.commands.inspect.quantized import list_live_weights, list_rows_by_part, list_weights
+from statecli.commands.inspect.quantized_rows import list_rows_by_part
 from statecli.commands.verify.rules import LOST_BY_SAVING
 from statecli.core import model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
-from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.progress import Progress
+from statecli.core.quantized_codes import may_be_quantized
 from statecli.core.result_views import ResultViews
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.commands.verify.forward_effects import CalledModel
+    from statecli.core.logical_weights import LogicalWeight
     from statecli.live.built_model import BuiltModel
 
 
@@ -141,6 +142,8 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
         state = modules.read_without_move(
             model_under_test.wrap_live_model(module), request.target, why, stats_of=stats_of
         )
+        from statecli.commands.inspect.quantized import list_live_weights
+
         weights = list_live_weights(module, state)
         return Inspection(select(state, request.selection, request.target), weights=weights)
     return inspect_built_model(built, request, python_inputs)
@@ -163,6 +166,8 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
+    from statecli.commands.inspect.quantized import list_live_weights
+
     weights = list_live_weights(built.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
@@ -203,7 +208,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
     else:
         state = add_unstored_ties(state)
     full_state = state
-    weights = list_weights(full_state)
+    weights = _list_weights(full_state)
     state = select(state, request.selection, request.target, list_rows_by_part(weights) if request.selection else {})
     if state is not full_state:
         findings = list(_select_findings(findings, full_state, state, request))
@@ -230,6 +235,15 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         state = place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
     return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions, spectra=spectra)
+
+
+def _list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
+    """Return the quantized weights of a checkpoint."""
+    if not may_be_quantized(state.tensors) and not any(row.parts for row in state.tensors):
+        return ()
+    from statecli.commands.inspect.quantized import list_weights
+
+    return list_weights(state)
 
 
 def _select_findings(

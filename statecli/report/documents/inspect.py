@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.commands.inspect.quantized import fold_tensors, select_weights
+from statecli.commands.inspect.quantized_rows import fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core.finding import Finding
-from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, Oddity, Scalar, TensorInfo
 from statecli.core.quantized_layouts import Layout
 from statecli.core.sizes import Totals, sum_by_kind
@@ -28,6 +27,9 @@ from statecli.report.documents.shared import (
 )
 from statecli.report.layer_roles import Role, list_roles
 from statecli.targets.target_result import Accepted
+
+if TYPE_CHECKING:
+    from statecli.core.logical_weights import LogicalWeight
 
 
 class QuantizedRow(msgspec.Struct, frozen=True):

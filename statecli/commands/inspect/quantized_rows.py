@@ -1,0 +1,93 @@
+"""Show a quantized weight as one row in place of its tensors, or above them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from statecli.core.model_state import Evidence, Kind, TensorInfo
+from statecli.core.units import join_names
+
+if TYPE_CHECKING:
+    from statecli.core.logical_weights import LogicalWeight
+
+_MAX_SHOWN_PARTS = 8
+
+
+def fold_tensors(
+    tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight], *, parts: bool = False
+) -> list[TensorInfo]:
+    """Return the tensors with one row for each quantized weight in place of its tensors, or with `parts` before them.
+
+    A weight is shown where its codes are among the tensors; otherwise its tensors stay.
+    """
+    rows = list(tensors)
+    if not weights:
+        return rows
+    shown = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
+    hidden = {_key(part) for weight in shown.values() for part in weight.parts} - shown.keys()
+    folded = []
+    for row in rows:
+        if (weight := shown.get(_key(row))) is not None:
+            folded.append(build_row(weight))
+            if parts and len(weight.parts) > 1:
+                folded.extend(replace(part, note=f"part of {weight.fqn}") for part in weight.parts)
+        elif _key(row) not in hidden:
+            folded.append(row)
+    return folded
+
+
+def select_weights(tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight]) -> list[LogicalWeight]:
+    """Return the weights whose codes are among the tensors."""
+    if not weights:
+        return []
+    present = {_key(row) for row in tensors}
+    return [weight for weight in weights if _key(weight.codes) in present]
+
+
+def build_row(weight: LogicalWeight) -> TensorInfo:
+    """Return the row of a quantized weight: its own name, shape and elements, and the bytes of all its tensors."""
+    codes = weight.codes
+    is_registered = codes.evidence in (Evidence.REGISTERED, Evidence.TYPE) and codes.kind is Kind.PARAMETER
+    return replace(
+        codes,
+        fqn=weight.fqn,
+        dtype=weight.dtype,
+        shape=weight.shape,
+        elements=weight.elements or 0,
+        nbytes=weight.nbytes,
+        kind=Kind.PARAMETER,
+        evidence=codes.evidence if is_registered else Evidence.CONVENTION,
+        storage_bytes=None,
+        note=describe_parts(weight),
+        data=None,
+        parts=(),
+    )
+
+
+def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str], TensorInfo]:
+    """Return the row of the weight for the section and name of each of its tensors."""
+    rows = {}
+    for weight in weights:
+        row = build_row(weight)
+        rows.update({_key(part): row for part in weight.parts})
+    return rows
+
+
+def describe_parts(weight: LogicalWeight) -> str:
+    """Return `shape not stored; from weight, absmax, quant_map`: what is not known or wrong, and the tensors."""
+    last = weight.fqn.rpartition(".")[2]
+    names = [name.removeprefix(f"{last}.") for name in weight.names]
+    return "; ".join(filter(None, (describe_defect(weight), f"from {join_names(names, _MAX_SHOWN_PARTS)}")))
+
+
+def describe_defect(weight: LogicalWeight) -> str:
+    """Return what is wrong with the tensors, or that they do not say the shape; "" for a sound weight."""
+    unknown = "shape not stored" if weight.shape is None and not weight.defect else ""
+    return weight.defect or unknown
+
+
+def _key(row: TensorInfo) -> tuple[str, str]:
+    return row.section, row.fqn

@@ -1,0 +1,16 @@
+"""Whether a checkpoint may have quantized weights: most have none, and import nothing more about them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from statecli.core.model_state import TensorInfo
+
+#: Types of the codes of a quantized weight.
+CODE_DTYPES = frozenset(["uint8", "int32", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"])
+
+
+def may_be_quantized(tensors: Collection[TensorInfo]) -> bool:
+    """Return False if no tensor holds codes, or belongs to codes of bitsandbytes in storage of another type."""
+    has_codes = not CODE_DTYPES.isdisjoint({tensor.dtype for tensor in tensors})
+    return has_codes or bool([tensor for tensor in tensors if tensor.fqn.endswith(".quant_map")])
