@@ -50,8 +50,9 @@ def _start(name: str, work: str, command: str, limit: float, *inputs: str, wall:
 
 
 START = (
-    "The parser of plain command lines needs no Typer, and a reader and a renderer are imported by name. About 90 M "
-    "of the instructions import msgspec, which imports inspect, uuid and datetime; 40 M compile regular expressions."
+    "The parser of plain command lines needs no Typer, and a reader and a renderer are imported by name. Help, unknown "
+    "words, rules and schemas are read from files that are made with the documents. Of a listing, 41 M of the "
+    "instructions are those of an empty Python; re and typing take 33 M, msgspec 15 M. numpy takes 250 M of a diff."
 )
 START_ROWS = (
     _start("start", "`inspect` of a small safetensors", "statecli inspect {d}/small.safetensors -f json", 190,
