@@ -132,6 +132,15 @@ print(msgspec.inspect.type_info, sys.modules["msgspec.inspect"].__file__)
     assert re.sub("0x[0-9a-f]+", "", lean.stdout) == re.sub("0x[0-9a-f]+", "", plain.stdout)
 
 
+def test_a_command_leaves_no_file_open(files):
+    """Python's development mode has no warning, though nothing is collected at the exit."""
+    path = str(files / "a.safetensors")
+    for words in (["inspect", path], ["diff", path, path], ["audit", path, "--no-config"], ["rules"], ["--help"]):
+        command = [sys.executable, "-X", "dev", "-m", "statecli", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=files)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_check_can_fail():
     """A class needs torch, and the same check sees it."""
     code, modules = imported("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))

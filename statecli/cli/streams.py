@@ -113,7 +113,8 @@ def reserve_stdout() -> None:
         os.dup2(stderr.fileno(), stdout.fileno())
     except (OSError, ValueError):  # a stream without a descriptor
         return
-    _result_stream = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
+    # Open until the process ends, as standard output is.
+    _result_stream = Stream(os.fdopen(own, "wb", closefd=False), stdout.encoding or "utf-8")
 
 
 def get_result_stream() -> Stream | None:
