@@ -664,10 +664,11 @@ class FileScan:
         if unread is not None:
             self._add_unread(piece, f"{unread}; any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
+        uses = {name: use_of(record) for name, record in archive.records.items() if name not in idle}
         scripts = [
             (self._read_code(piece, record, name := self._name_record(piece, record)), name)
             for record in archive.records.values()
-            if record.name not in idle and use_of(record) is Use.SCRIPT
+            if uses.get(record.name) is Use.SCRIPT
         ]
         types = self._scan_scripts(scripts)
         compiled: dict[str, list[_Piece]] = {}
@@ -675,7 +676,7 @@ class FileScan:
         for record in archive.records.values():
             if record.name in idle:
                 continue
-            use, name = use_of(record), self._name_record(piece, record)
+            use, name = uses[record.name], self._name_record(piece, record)
             self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
             if use is Use.COMPILED:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
@@ -684,6 +685,9 @@ class FileScan:
             if use is Use.MODULE:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 modules.append(_Piece(region, name, piece.depth))
+        self._report_code_files(compiled, modules)
+
+    def _report_code_files(self, compiled: dict[str, list[_Piece]], modules: list[_Piece]) -> None:
         for folder_name, pieces in compiled.items():
             self._report_compiled(folder_name, pieces)
         if modules:

@@ -60,6 +60,8 @@ _PROGRAMS = "models/"
 #: Prefixes without a slash at the end, because the loader compares them so.
 _COMPILED = "data/aotinductor"
 _COMPILED_CONSTANTS = "data/constants"
+#: Words of these prefixes, which a name has in upper or lower case.
+_COMPILED_WORDS = ("aotinductor", "constants")
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
 _MACHINE_CODE = compile_on_use(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
 _SCRIPT = compile_on_use(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
@@ -145,13 +147,16 @@ def _is_compiled(name: str) -> bool:
     The loader takes the first record's name up to a slash for the archive's folder, or the whole name without a slash,
     and takes slashes in a row for one.
     """
+    if not any(word in name.lower() for word in _COMPILED_WORDS):  # as nearly all names
+        return False
     name = re.sub(r"[\\/]+", "/", _normalize_name(name))
     return _COMPILED in name or (_COMPILED_CONSTANTS in name and _MACHINE_CODE.search(name) is not None)
 
 
 def _normalize_name(name: str) -> str:
     """Return a name in the form compared by torch's zip reader."""
-    return name.partition("\0")[0].translate(_ASCII_LOWER_CASE)
+    name = name.partition("\0")[0]
+    return name.lower() if name.isascii() else name.translate(_ASCII_LOWER_CASE)
 
 
 #: Only the letters of ASCII are folded by torch's reader.

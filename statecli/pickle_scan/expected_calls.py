@@ -109,12 +109,14 @@ def is_dunder(key: Value) -> bool:
     return type(key) is str and _DUNDER.match(key) is not None and key not in _ORIGIN_DUNDERS
 
 
+@lru_cache(maxsize=1024)
 def is_clean(name: str) -> bool:
     """Return True if the name, with its module, is on the list of names that only build data."""
     module, _, last = name.rpartition(".")
     return known_names.is_clean(module, last)
 
 
+@lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
     """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
     last = name.rpartition(".")[2]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import lru_cache
 
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
@@ -628,6 +629,7 @@ def is_member(whole: str) -> bool:
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
 
+@lru_cache(maxsize=1024)
 def is_class(whole: str) -> bool:
     """Return True for a class of torch that only keeps its arguments, by its name in any release."""
     moved = next(
@@ -636,11 +638,13 @@ def is_class(whole: str) -> bool:
     return moved in torch_classes.CLASSES
 
 
+@lru_cache(maxsize=1024)
 def computes_tensors(whole: str) -> bool:
     """Return True for a function from tensors and numbers to tensors and numbers."""
     return whole in _TENSOR_FUNCTIONS or _TENSOR_FUNCTION_PATTERN.fullmatch(whole) is not None
 
 
+@lru_cache(maxsize=1024)
 def may_be_named(whole: str) -> bool:
     """Return True for a name that is clean if not called."""
     return whole in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(whole) is not None
@@ -651,6 +655,7 @@ def is_hook_of_lazy_module(whole: str, method: str) -> bool:
     return whole in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
+@lru_cache(maxsize=1024)
 def is_configuration(whole: str) -> bool:
     """Return True for a settings class, whose constructor does more than keep its arguments."""
     return _CONFIGURATION_PATTERN.match(whole) is not None
