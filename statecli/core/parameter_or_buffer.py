@@ -152,6 +152,11 @@ def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) 
 
     Those stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
     """
+    names = [tensors[row].fqn for row in rows]
+    last_names = {name[name.rfind(".") + 1 :] for name in names}
+    is_named = any(last.endswith(("_u", "_v")) or _is_buffer_name(last) for last in last_names)
+    if not is_named and INTEGER_DTYPES.isdisjoint({tensors[row].dtype for row in rows}):
+        return set()
     buffers: set[int] = set()
     vectors: list[int] = []
     for row in rows:

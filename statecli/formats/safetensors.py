@@ -174,9 +174,9 @@ def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[di
     json_object.check_brackets(raw, "its header")
     entries = _RAW_ENTRIES.decode(raw)
     metadata = _METADATA.decode(entries.pop("__metadata__")) if "__metadata__" in entries else None
-    texts = [*entries, *(metadata or {}), *(metadata or {}).values()]
+    texts = "".join([*entries, *(metadata or {}), *(metadata or {}).values()])
     pairs = 4 * len(entries) + (0 if metadata is None else 1 + len(metadata))
-    if raw.count(b":") != pairs + sum(text.count(":") for text in texts):
+    if raw.count(b":") != pairs + texts.count(":"):
         raise _NotPlain
     del texts
     return metadata or {}, _build_tensors(_decode_entries(entries), path, start, size)
@@ -195,6 +195,7 @@ def _check_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]]:
 
 def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, size: int) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
+    at, is_adjacent = 0, True
     #: Most tensors have the type and shape of others: one tuple and one number for all of them.
     layouts: dict[tuple[str, tuple[int, ...]], _Layout] = {}
     for name, entry in entries:
@@ -206,6 +207,8 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
             _check_offsets(name, begin, end)
         if layout.bits != (end - begin) * 8:
             raise _mismatch(name, layout, end - begin)
+        is_adjacent = is_adjacent and begin == at
+        at = begin + layout.nbytes
         data = TensorData(ByteRange(path, start + begin, layout.nbytes), layout.dtype, layout.shape)
         # The format shares nothing: no two tensors may overlap, so each name is its own storage.
         tensors.append(
@@ -220,7 +223,10 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
                 data=data,
             )
         )
-    _check_coverage(tensors, start, size - start)
+    # Libraries write each tensor at the end of the tensor before.
+    if not (is_adjacent and tensors and at == size - start):
+        spans = _list_spans(tensors, start)
+        _check_coverage(spans if is_adjacent else sorted(spans), size - start)
     return tensors
 
 
@@ -324,21 +330,10 @@ def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int
             yield where.offset - start, where.offset - start + where.length, tensor.fqn
 
 
-def _are_adjacent(tensors: Iterable[TensorInfo], start: int) -> bool:
-    """Return whether each tensor begins at the end of the tensor before, as libraries write them."""
-    at = 0
-    for begin, end, _ in _list_spans(tensors, start):
-        if begin != at:
-            return False
-        at = end
-    return True
-
-
-def _check_coverage(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
+def _check_coverage(spans: Iterable[tuple[int, int, str]], size: int) -> None:
     """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
-    spans = _list_spans(tensors, start)
     at, before = 0, None
-    for begin, end, name in spans if _are_adjacent(tensors, start) else sorted(spans):
+    for begin, end, name in spans:
         if begin != at:
             raise _create_gap_error(name, begin, end, at, before)
         at, before = end, name
@@ -377,14 +372,11 @@ def _may_be_dropped(name: str, kept: str) -> bool:
 
 def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
     """`save_model` drops the second name of a tied tensor and notes it in the metadata: dropped name -> kept name."""
+    metadata = {name: kept for name, kept in metadata.items() if _may_be_dropped(name, kept)}
     if not metadata:
         return tensors
     names = {tensor.fqn for tensor in tensors}
-    dropped = {
-        name: kept
-        for name, kept in metadata.items()
-        if kept in names and name not in names and _may_be_dropped(name, kept)
-    }
+    dropped = {name: kept for name, kept in metadata.items() if kept in names and name not in names}
     if not dropped:
         return tensors
     targets = set(dropped.values())
