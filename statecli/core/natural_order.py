@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 from statecli.core.lazy_pattern import compile_on_use
 
 _NUMBER = compile_on_use(r"0*([0-9]+)")
+_TO_LAST_DIGIT = compile_on_use(r".*[0-9]", re.DOTALL)
 #: Digits that a character can count.
 _MAX_COUNTED_DIGITS = 0x10FFFF
 
@@ -14,4 +18,14 @@ def make_natural_key(name: str) -> str:
 
     No number is converted, because Python converts 4,300 digits at most.
     """
-    return _NUMBER.sub(lambda match: f"{min(len(match[1]), _MAX_COUNTED_DIGITS):c}{match[1]}", name)
+    numbered = _TO_LAST_DIGIT.match(name)
+    if numbered is None:
+        return name
+    end = numbered.end()
+    return _make_key_of_beginning(name[:end]) + name[end:]
+
+
+@lru_cache(maxsize=256)
+def _make_key_of_beginning(text: str) -> str:
+    """Return the key of the part of a name that many names of a layer share."""
+    return _NUMBER.sub(lambda match: f"{min(len(match[1]), _MAX_COUNTED_DIGITS):c}{match[1]}", text)

@@ -56,9 +56,13 @@ class _StorageSum:
 def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Return the size of all tensors together, in bytes."""
     storage_sum = _StorageSum()
+    plain_bytes = 0
     for tensor in tensors:
-        storage_sum.add(tensor)
-    return storage_sum.totals().bytes
+        if tensor.tied_to or tensor.storage_bytes is not None:
+            storage_sum.add(tensor)
+        else:
+            plain_bytes += tensor.nbytes
+    return plain_bytes + storage_sum.totals().bytes
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:

@@ -11,7 +11,7 @@ from torch import nn
 from statecli.commands.diff import changed_fields
 from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Field
-from statecli.core.model_state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import ByteRange, Evidence, Kind, TensorData, TensorInfo
 
 from .conftest import changed
 
@@ -24,6 +24,19 @@ def row(**more: object) -> TensorInfo:
 def differing(before: dict, after: dict, *ignore: Field, devices: bool = True) -> tuple[Field, ...]:
     """The fields that differ between two rows."""
     return changed_fields.find_changed_fields([Match(row(**before), row(**after))], ignore, devices=devices)[0]
+
+
+def test_shapes_of_nested_tensors_are_those_of_their_parts():
+    """A nested tensor has no shape of its own."""
+    parts = [
+        (
+            ("t0", TensorData(ByteRange("a", 0, 8), "float32", shape)),
+            ("t1", TensorData(ByteRange("a", 8, 4), "float32", (1,))),
+        )
+        for shape in ((2,), (1, 2))
+    ]
+    assert differing({"shape": None, "parts": parts[0]}, {"shape": None, "parts": parts[1]}) == (Field.SHAPE,)
+    assert differing({"shape": None, "parts": parts[0]}, {"shape": None, "parts": parts[0]}) == ()
 
 
 KNOWN = {"kind": Kind.PARAMETER, "evidence": Evidence.TYPE}

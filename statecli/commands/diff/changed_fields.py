@@ -62,9 +62,21 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
         if before is None or after is None or before.damage or after.damage:
             fields_of_matches.append(())
             continue
-        fields = tuple([field for field, test in tests if test(before, after)])
+        fields = () if _are_alike(before, after) else tuple([field for field, test in tests if test(before, after)])
         fields_of_matches.append((*fields, Field.TYING) if n in retied else fields)
     return fields_of_matches
+
+
+def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
+    """Return whether all fields that a test compares are equal, as those of nearly all pairs."""
+    return (
+        before.shape is not None  # else the shapes of parts count
+        and before.shape == after.shape
+        and before.dtype == after.dtype
+        and before.kind is after.kind
+        and before.device == after.device
+        and before.requires_grad is after.requires_grad
+    )
 
 
 def _find_retied(matches: Sequence[Match]) -> set[int]:

@@ -526,8 +526,9 @@ class _Comparison:
         broken: list[Broken] = []
         for match, fields, outcome in zip(matches, differing, outcomes, strict=True):
             row = match.shown
-            damage = (side.damage for side in (match.before, match.after) if side and side.damage)
-            if (error := next(damage, outcome.error)) is not None:
+            before, after = match.before, match.after
+            error = (before and before.damage) or (after and after.damage) or outcome.error
+            if error is not None:
                 broken.append(Broken(row.fqn, row.section, error))
                 if not fields or error is not outcome.error:
                     continue
