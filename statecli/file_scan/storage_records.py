@@ -58,7 +58,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
         pid = storage.pid if type(storage.pid) is tuple else ()
         if len(pid) < 5 or type(pid[1]) is not Global or type(pid[2]) is not str or type(pid[4]) is not int:
             continue
-        description = (pid[1].module, pid[1].name, pid[2], pid[4])
+        description = (id(pid[1]), pid[2], pid[4])
         if description in seen:
             continue
         seen.add(description)
@@ -68,7 +68,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
             bits_by_class[id(pid[1])] = ELEMENT_BITS[dtype] if dtype is not None else None
         bits = bits_by_class[id(pid[1])]
         claimed = pid[4] * bits // 8 if bits is not None else -1
-        key = pid[2].partition("\0")[0].lower()
+        key = pid[2] if pid[2].isdecimal() else pid[2].partition("\0")[0].lower()
         name = f"{first_folder}/{key}"
         if sizes.get(name) == claimed:
             continue

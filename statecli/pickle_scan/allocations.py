@@ -158,7 +158,7 @@ class Allocations:
             pid = storage.pid if type(storage.pid) is tuple else ()
             if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
                 continue
-            key = _key_of(pid)
+            key = pid[2] if type(pid[2]) is str else _key_of(pid)
             if id(pid[1]) not in bytes_by_class:
                 bytes_by_class[id(pid[1])] = element_bytes(pid[1].name)
             size = pid[4] * bytes_by_class[id(pid[1])]
@@ -166,7 +166,8 @@ class Allocations:
             if sizes.get(key, 0) >= size:
                 continue
             total += size - sizes.get(key, 0)
-            record = (str(key, "latin-1") if type(key) is bytes else str(key)).partition("\0")[0].casefold()
+            record = str(key, "latin-1") if type(key) is bytes else str(key)
+            record = record if record.isdecimal() else record.partition("\0")[0].casefold()
             again += size if record in records and key not in sizes else 0
             sizes[key] = size
             records.add(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
@@ -42,6 +43,8 @@ MAX_SCALE_RANGE = 10.0
 _STARTS_AT_ZERO = compile_on_use(r"bias|lora_|zero_point")
 #: The number of a layer; a list of layers has no longer one.
 _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
+#: A name up to the last number that may be one, which many names of a layer share.
+_TO_LAST_INDEX = compile_on_use(r".*\d\.", re.DOTALL)
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -118,14 +121,25 @@ def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = f
     """
     layers_by_stack: defaultdict[tuple[str, str], defaultdict[int, dict[str, int]]]
     layers_by_stack = defaultdict(lambda: defaultdict(dict))
-    parameter, find_indexes = Kind.PARAMETER, _INDEX.finditer
+    #: The layers that names with this beginning are in, each with the length of its name.
+    layers_by_beginning: dict[tuple[str, str], list[tuple[dict[str, int], int]]] = {}
+    parameter, match_beginning = Kind.PARAMETER, _TO_LAST_INDEX.match
     for position, tensor in enumerate(tensors):
         section, fqn = tensor.section, tensor.fqn
         if tensor.kind is not parameter and (section, fqn) not in parts:
             continue
-        for match in find_indexes(fqn):
-            start, end = match.span()
-            layers_by_stack[section, fqn[:start]][int(fqn[start:end])][fqn[end + 1 :]] = position
+        beginning = match_beginning(fqn)
+        if beginning is None:
+            continue
+        key = section, beginning[0]
+        layers = layers_by_beginning.get(key)
+        if layers is None:
+            layers = layers_by_beginning[key] = [
+                (layers_by_stack[section, fqn[: match.start()]][int(match[0])], match.end() + 1)
+                for match in _INDEX.finditer(beginning[0])
+            ]
+        for layer, length in layers:
+            layer[fqn[length:]] = position
     return [Stack(*key, layers) for key, layers in layers_by_stack.items() if len(layers) >= MIN_LAYERS]
 
 

@@ -312,11 +312,12 @@ class Archive:
                 f"the zip archive lists {end.records} records in {end.size} bytes, more than statecli's limits of "
                 f"{MAX_RECORDS} and {MAX_DIRECTORY}"
             )
-        records: dict[str, Record] = {}
         count = 0
+        records: dict[str, Record] = {}
         for record in _parse_entries(self._source.read(end.offset, end.size)):
+            records[record.name] = record
             count += 1
-            if records.setdefault(record.name, record) is not record:
+            if len(records) != count:
                 raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
         if count != end.records:
             raise _damage_error(
@@ -349,7 +350,8 @@ class Archive:
                     f"{record.offset}, but the records end at {end.offset}"
                 )
             record.data_offset = next(starts)
-            self._add_space(last, free, record.data_offset - _LOCAL.size - len(record.name))
+            if record.data_offset - free > MAX_PADDING:
+                self._add_space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
             if free > end.offset:
                 raise _outside_error(last, free, end.offset)
