@@ -65,7 +65,7 @@ def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
     pickle, sizes = seeds
     path = tmp_path / "m.pt"
     plain = []
-    real, used = Decoder._build_whole, []
+    real, used = Decoder._match_layout, []
     for n in range(300):
         others = list(sizes)
         if n % 3 == 0:
@@ -73,10 +73,10 @@ def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
             others[key] = max(0, others[key] + rng.choice((-1, 1, 8)))
         save(path, mutant(rng, [pickle]) if n % 2 else pickle, others, b"big" if n % 7 == 1 else b"little")
         with monkeypatch.context() as changed:
-            changed.setattr(Decoder, "_build_whole", lambda *args: used.append(real(*args)) or used[-1])
+            changed.setattr(Decoder, "_match_layout", lambda *args: used.append(real(*args)) or used[-1])
             fast = read(path)
         with monkeypatch.context() as changed:
-            changed.setattr(Decoder, "_build_whole", lambda *_: None)
+            changed.setattr(Decoder, "_match_layout", lambda *_: None)
             slow = read(path)
         assert fast == slow, n
         plain.append(isinstance(fast, str))

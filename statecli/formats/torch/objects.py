@@ -23,7 +23,7 @@ from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.sections import Search, Section, find_sections
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.state_dict import read_state_dict
-from statecli.formats.torch.tensors import Decoder
+from statecli.formats.torch.tensors import Decoder, WholeTensor
 from statecli.formats.torch.whole_module import collect_module_rows
 from statecli.pickles import safe_globals
 from statecli.pickles.graph import (
@@ -67,7 +67,10 @@ def build_state(
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:
-        tensors.extend(build_info(row, section.path, target) for row in _build_rows(section, reading))
+        tensors.extend(
+            row if isinstance(row, TensorInfo) else build_info(row, section.path, target)
+            for row in _build_rows(section, reading)
+        )
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
     # A new optimizer, and SGD without momentum, have settings alone.
@@ -116,21 +119,22 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
         )
 
 
-def _build_rows(section: Section, reading: Reading) -> Iterator[Row]:
+def _build_rows(section: Section, reading: Reading) -> Iterator[Row | TensorInfo]:
     if section.role == "module":
         inner = strip_compile_wrapper(section.node)
         return collect_module_rows(inner, reading, prefix="_orig_mod." if inner is not section.node else "")
     if section.role == "optimizer":
         return _build_optimizer_rows(section.node, reading)
     if section.role == "moments":
-        return _build_state_rows(section.node, reading, Kind.OPTIMIZER, Evidence.OPTIMIZER)
+        return _build_state_rows(section, reading, Kind.OPTIMIZER, Evidence.OPTIMIZER)
     if section.role == "other":
-        return _build_state_rows(section.node, reading, Kind.OTHER, Evidence.CONVENTION)
-    return _build_state_rows(section.node, reading, Kind.PARAMETER, Evidence.ASSUMED)
+        return _build_state_rows(section, reading, Kind.OTHER, Evidence.CONVENTION)
+    return _build_state_rows(section, reading, Kind.PARAMETER, Evidence.ASSUMED)
 
 
-def _build_state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidence) -> Iterator[Row]:
+def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: Evidence) -> Iterator[Row | TensorInfo]:
     """Yield the entries of a dict under their own keys, and nested tensors by their Python path."""
+    node, find_whole = section.node, reading.decoder.find_whole
     tensor = reading.tensor(node, "tensor")
     if tensor is not None:
         yield build_row("tensor", tensor, kind, evidence)
@@ -147,6 +151,10 @@ def _build_state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidenc
     tensor_of = reading.tensor
     seen = {id(node)}
     for path, child in named:
+        whole = find_whole(child)
+        if whole is not None:
+            yield _build_whole_info(path, whole, section.path, kind, evidence)
+            continue
         tensor = tensor_of(child, path)
         if tensor is not None:
             yield build_row(path, tensor, kind, evidence)
@@ -175,6 +183,28 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
         for path, _, tensor in reading.walk(value, key, seen=seen):
             if tensor is not None:
                 yield build_row(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
+
+
+def _build_whole_info(fqn: str, whole: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
+    """Build the tensor of an entry of a state_dict, which is saved; requires_grad=False in such a dict says nothing."""
+    (dtype, device, length, shape, elements), data, key, grad = whole
+    return TensorInfo(
+        fqn,
+        dtype,
+        shape,
+        elements,
+        length,
+        section,
+        kind,
+        evidence,
+        None,
+        device,
+        grad or None,
+        saved=True,
+        storage=key,
+        storage_bytes=length,
+        data=data,
+    )
 
 
 def build_info(row: Row, section: str, target: str) -> TensorInfo:

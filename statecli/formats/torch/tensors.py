@@ -88,7 +88,7 @@ class _StoredAs(NamedTuple):
     length: int
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Facts of tensors that have all elements of their storage in order, as nearly all tensors of a file.
 
     `length` is the size of the storage in bytes.
@@ -99,6 +99,10 @@ class _Layout(NamedTuple):
     length: int
     shape: tuple[int, ...]
     elements: int
+
+
+#: A layout, the place of the elements, the key of the storage, and whether the tensor requires a gradient.
+WholeTensor = tuple[Layout, TensorData, str, bool]
 
 
 class Decoder:
@@ -122,7 +126,7 @@ class Decoder:
         #: Persistent ids of storages that one tensor has as a whole.
         self.whole: set[int] = set()
         #: By class, device and elements of the storage, and by size and stride.
-        self.layouts: dict[tuple[int, int, int, int, int], _Layout] = {}
+        self.layouts: dict[tuple[int, int, int, int, int], Layout] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
@@ -276,7 +280,23 @@ class Decoder:
 
     # One method a rebuild function; the argument orders are torch's.
 
+    def find_whole(self, node: Any) -> WholeTensor | None:
+        """Return the tensor rebuilt by `node` if it has all elements of its storage, and the layout of an earlier one.
+
+        None for all other nodes, which `tensor` decodes.
+        """
+        if type(node) is not Obj or node.state is not None or self._find_builder(node.cls) is not self._plain:
+            return None
+        return self._match_layout(node.args)
+
     def _build_whole(self, args: tuple[Any, ...]) -> Tensor | None:
+        whole = self._match_layout(args)
+        if whole is None:
+            return None
+        (dtype, device, length, shape, elements), data, key, grad = whole
+        return Tensor(dtype, shape, elements, length, device, grad, storage=key, storage_bytes=length, data=data)
+
+    def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
         """Return a tensor that has all elements of its storage, with the layout of a tensor decoded before; else None.
 
         Each value that differs between the tensors of a file is checked here; the others are those of the layout.
@@ -290,13 +310,11 @@ class Decoder:
         key = pid[2]
         if layout is None or type(key) is not str or key in self.disputed or (grad is not False and grad is not True):
             return None
-        dtype, device, length, shape, elements = layout
         where = self.storages.get(key)
-        if where is None or where.length != length or where.big_endian:
+        if where is None or where.length != layout.length or where.big_endian:
             return None
         self.whole.add(id(pid))
-        data = TensorData(where, dtype, shape)
-        return Tensor(dtype, shape, elements, length, device, grad, storage=key, storage_bytes=length, data=data)
+        return layout, TensorData(where, layout.dtype, layout.shape), key, grad
 
     def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
         """Keep the layout of a decoded tensor if the tensor has all elements of its storage."""
@@ -304,7 +322,7 @@ class Decoder:
         if data is not None and shape is not None and len(args) == 6 and len(pid) == 5:
             is_whole = tensor.nbytes == tensor.storage_bytes and not tensor.note
             if is_whole and data == TensorData(data.storage, tensor.dtype, shape) and tensor.device is not None:
-                self.layouts[id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])] = _Layout(
+                self.layouts[id(pid[1]), id(pid[3]), pid[4], id(args[2]), id(args[3])] = Layout(
                     tensor.dtype, tensor.device, tensor.nbytes, shape, tensor.elements
                 )
 
