@@ -19,6 +19,8 @@ _CONSTANTS = compile_on_use(r"(?i)\bdata/constants/|\bserialized_constants\.")
 _TENSORS = compile_on_use(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _OBJECTS = compile_on_use(r"(?i)\b(?:custom|opaque)_obj_")
 _LOCATIONS = compile_on_use(r"(?i)\.debug_pkl\b")
+#: Words of which one is in every match of these patterns.
+_ANY_USE = compile_on_use(r"(?i)sample_inputs|serialized_|constants|weights|_obj_|debug_pkl")
 _USED_BY_CODE = (
     "a constant is a Python object; the exported program may call methods and read attributes of this object"
 )
@@ -58,8 +60,13 @@ class RecordUse(NamedTuple):
     @classmethod
     def of(cls, where: str) -> RecordUse:
         """Return the use of the pickle at this place."""
+        if not _ANY_USE.search(where):
+            return _NO_USE
         names = (_EXAMPLE_INPUTS, _CONSTANTS, _TENSORS, _OBJECTS, _LOCATIONS)
         return cls(*(name.search(where) is not None for name in names))
+
+
+_NO_USE = RecordUse(False, False, False, False, False)
 
 
 def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | None) -> tuple[Hazard, ...]:

@@ -33,6 +33,7 @@ from statecli.formats.shared.dcp_metadata import (
     SavedTensor,
     Sizes,
     Stored,
+    parse_for_scan,
     parse_metadata,
 )
 from statecli.formats.shared.tiling import Box as Region
@@ -115,7 +116,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     for name in members(path):
         if METADATA_NAME.fullmatch(name):
             try:
-                metadata = parse_metadata(read_small_file(files.join(path, name), MAX_METADATA), name)
+                metadata = parse_for_scan(read_small_file(files.join(path, name), MAX_METADATA), name)
             except UnreadableError as error:
                 unread.append((name, str(error)))
                 continue

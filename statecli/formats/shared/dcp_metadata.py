@@ -108,11 +108,26 @@ class Metadata(msgspec.Struct, gc=False):
     foreign: list[Global]
 
 
+#: What `parse_for_scan` parsed last, with its bytes, by the name of the pickle.
+_kept: dict[str, tuple[bytes, Metadata]] = {}
+
+
+def parse_for_scan(data: bytes, what: str) -> Metadata:
+    """Parse as `parse_metadata` does, and keep the result for its next call: an audit also reads the tensors."""
+    _kept.clear()
+    metadata = parse_metadata(data, what)
+    _kept[what] = data, metadata
+    return metadata
+
+
 def parse_metadata(data: bytes, what: str) -> Metadata:
     """Parse the metadata in a pickle; messages call the pickle `what`.
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
+    kept = _kept.pop(what, None)
+    if kept is not None and kept[0] == data:
+        return kept[1]
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
     try:
