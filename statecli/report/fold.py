@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -14,6 +15,8 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.report import Line
 
 _NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
+#: A name whose numbers all stand before its last part.
+_TO_LAST_NUMBER = compile_on_use(r"(.*\d[.\]:])\D*", re.DOTALL)
 #: The same in a remark, where a name also ends at a comma or a space.
 _IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
@@ -32,7 +35,8 @@ def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
     for position, row in enumerate(rows):
         name, numbers = split_numbers(row.cells[0])
         # The number of numbers is part of the key, because a name may contain `#` itself.
-        key = (name, len(numbers), row.cells[1:], _make_remark_template(row.remark, list(map(str, numbers))), row.mood)
+        remark = _make_remark_template(row.remark, list(map(str, numbers))) if row.remark else ""
+        key = (name, len(numbers), row.cells[1:], remark, row.mood)
         alike.setdefault(key, []).append((position, numbers, row))
     folded: list[tuple[Line, list[int]]] = []
     for (*_, remark, _), entries in alike.items():
@@ -42,7 +46,17 @@ def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
 
 def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name with `#` in place of its layers' numbers, and the numbers."""
-    return _NUMBER.sub("#", name), tuple(map(int, _NUMBER.findall(name)))
+    beginning = _TO_LAST_NUMBER.fullmatch(name)
+    if beginning is None:
+        return _split_beginning(name)
+    template, numbers = _split_beginning(beginning[1])
+    return template + name[beginning.end(1) :], numbers
+
+
+@lru_cache(maxsize=1024)
+def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
+    """Split the part of a name that many names of a layer share."""
+    return _NUMBER.sub("#", text), tuple(map(int, _NUMBER.findall(text)))
 
 
 def insert_numbers(name: str, numbers: Iterable[str]) -> str:

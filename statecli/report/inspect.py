@@ -622,6 +622,10 @@ def _describe_evidence(rows: list[TensorInfo]) -> str:
     return ""
 
 
+#: The cells of a tensor without statistics.
+_NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
+
+
 def _build_line(
     tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, doubt: bool, is_reported: bool
 ) -> Line:
@@ -636,10 +640,12 @@ def _build_line(
         "size": format_size(tensor.nbytes),
         "device": _format_device(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
-        **{name: format_number(getattr(tensor.stats, name, None), digits=4) for name in MOMENT_FIELDS},
+        **_NO_MOMENTS,
     }
+    if tensor.stats is not None:
+        cells.update((name, format_number(getattr(tensor.stats, name), digits=4)) for name in MOMENT_FIELDS)
     return Line(
-        tuple(cells[column.name] for column in columns),
+        tuple([cells[column.name] for column in columns]),
         describe_remark(tensor, status, view, is_reported=is_reported),
         choose_mood(tensor),
     )
