@@ -23,6 +23,7 @@ from statecli.core import sizes
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.core.finding import Finding, Severity
 from statecli.core.float_mode import with_denormals
+from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
@@ -140,7 +141,8 @@ class _Run:
                     pickles_unread_because=pickles_unread_because,
                     digest_files=self.digest_files,
                 )
-                result = _run_rules(subject, self.rules, self.request.severity)
+                with pause_gc():  # else each rule has all tensors looked through again
+                    result = _run_rules(subject, self.rules, self.request.severity)
         except StateError as error:
             if isinstance(error, BarePickle) and pickles_unread_because is None and self._may_judge_pickle(text):
                 return _accept_ignored(self._judge_pickle(text, pickles), self.request)
