@@ -24,6 +24,7 @@ _LITERAL_TYPES = {
 }
 #: Objects of base classes of which no instance can be built.
 _EXAMPLES = {"PreTrainedModel": "transformers.BertModel(BertConfig())", "PeftConfig": "LoraConfig()"}
+_SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
 #: Arguments without a useful annotation that take a module.
 _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
 #: Errors of reading and parsing a file, which may be nested too deeply for Python's parser.
@@ -112,7 +113,8 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
     words = re.findall(r"\w+", annotation)
     if "Module" in words or (name in _MODULE_NAMES and (not words or "Callable" in words)):
         # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
-        return _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
+        example = _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
+        return f"[{example}]" if _SEQUENCES.intersection(words) else example
     return next((_EXAMPLES[word] for word in words if word in _EXAMPLES), None)
 
 

@@ -57,7 +57,12 @@ def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
 
 
 def resolve_config(spec: ModelSpec) -> ModelSpec:
-    """Return the spec to build a class of transformers or diffusers from a configuration; other specs unchanged."""
+    """Return the spec to build a class of transformers, diffusers or sentence-transformers from a configuration.
+
+    Other specs are unchanged.
+    """
+    if spec.attribute == "SentenceTransformer" and not spec.is_file and not spec.kwargs and len(spec.args) == 1:
+        return _resolve_modules(spec, spec.args[0])
     library = next((one for one in Library if one.value == spec.module.partition(".")[0]), None)
     if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
         return spec
@@ -71,6 +76,13 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
         return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)
+
+
+def _resolve_modules(spec: ModelSpec, folder: Any) -> ModelSpec:
+    """Return the spec to build the modules that the file modules.json of a folder lists."""
+    if type(folder) is not str or not os.path.isfile(os.path.join(folder, MODULES)):
+        return spec
+    return name_config(spec.text, os.path.join(folder, MODULES), spec.options)
 
 
 def _check_weights(spec: ModelSpec, name: str) -> None:

@@ -13,12 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statecli.core import build_function
 from statecli.core.errors import ModelError, StateError
-from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
-from statecli.core.units import join_names
-from statecli.live import downloads, suggested_arguments, torchscript_errors
+from statecli.live import argument_errors, downloads, torchscript_errors
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
@@ -35,7 +32,11 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
     except (StateError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        mismatch = _explain_arguments(spec, callee, error)
+        # An error in a line of a file may have any cause.
+        is_call = _find_deepest_user_line(error) is None
+        mismatch = (
+            argument_errors.explain_arguments(spec, callee, error, is_call=is_call) if callee is not None else None
+        )
         raise mismatch or ModelError(_describe_error(spec, doing, callee, error)) from error
 
 
@@ -61,6 +62,8 @@ def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExcepti
     if refusal is not None:
         own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
         return f"{spec.text}: {doing}{own_place} {_explain_refusal(spec, callee, refusal)}"
+    if callee is not None:
+        hint += argument_errors.suggest_arguments(spec, callee, error)
     hint += _suggest_trust(spec, error) or _suggest_input(error)
     return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
 
@@ -211,74 +214,6 @@ def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
     if places and isinstance(error, RecursionError):
         return Counter(places).most_common(1)[0][0]  # the stack may run out at any line
     return places[-1] if places else None
-
-
-def _explain_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> ModelError | None:
-    """Return how to pass the required arguments, if the call did not fit the signature; None otherwise."""
-    if callee is None or not isinstance(error, TypeError) or _find_deepest_user_line(error) is not None:
-        return None
-    try:
-        signature = inspect.signature(callee)
-        signature.bind(*spec.args, **spec.kwargs)
-    except (TypeError, ValueError) as mismatch:
-        missing = _find_missing_arguments(callee, spec)
-        if missing:
-            arguments = format_call(spec.args, spec.kwargs)
-            all_arguments = ", ".join(filter(None, [arguments, *(f"{name}=..." for name in missing)]))
-            what = "constructor" if isinstance(callee, type) else "function"
-            needs = f"{spec.text}: the {what} needs {join_names(missing)}"
-            if any(_takes_object(callee, name) for name in missing):
-                return ModelError(needs, advice=_advise_object(spec, callee, missing))
-            word = quote_for_shell(f"{spec.base}({all_arguments})")
-            return ModelError(f"{needs}; write {word} with a number, a string or a list in place of each `...`")
-        return ModelError(
-            f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
-        )
-    return None
-
-
-def _takes_object(callee: Any, name: str) -> bool:
-    """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
-    annotation = inspect.signature(callee).parameters[name].annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return takes_object(name, text)
-
-
-def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
-    """Return the line to type, if the module has the class of each object; else the function to write."""
-    in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
-    if in_file is not None and not (spec.args or spec.kwargs):
-        return in_file
-    values_to_write = suggested_arguments.write_values(spec, callee, missing)
-    if values_to_write is not None:
-        call = format_call(spec.args, {**spec.kwargs, **values_to_write})
-        return build_function.spell(f"{spec.base}({call})")
-    if in_file is not None:
-        return in_file
-    top = spec.attribute.partition(".")[0]
-    values = ", ".join(f"{argument}=..." for argument in missing)
-    return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
-
-
-def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
-    try:
-        signature = inspect.signature(callee)
-        bound_arguments = signature.bind_partial(*spec.args, **spec.kwargs).arguments
-    except (TypeError, ValueError):
-        return []
-    return [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in bound_arguments
-    ]
-
-
-def _format_signature(callee: Any) -> str:
-    with suppress(TypeError, ValueError):
-        return " ".join(str(inspect.signature(callee)).split())
-    return "(…)"
 
 
 def describe_type(obj: Any) -> str:

@@ -33,7 +33,7 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
     annotation = parameters[name].annotation
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)[0]
-    text = "" if annotation is inspect.Parameter.empty else _get_text(annotation)
+    text = get_annotation_text(parameters[name])
     example = write_example(name, text, parameters)
     if example is not None:
         return ObjectName(example)
@@ -48,8 +48,14 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
     return None if None in values.values() else ObjectCall(found.__name__, (), values)
 
 
-def _get_text(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+def get_annotation_text(parameter: inspect.Parameter) -> str:
+    """Return the annotation of a parameter as code spells it, "" without one."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return ""
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
 
 
 def _is_module_class(value: type) -> bool:

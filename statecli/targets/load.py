@@ -52,7 +52,7 @@ def find_class_spec(text: str) -> ModelSpec | None:
 
 
 #: Libraries whose classes are built from a configuration file, and those that build models by name.
-_CONFIGURED_LIBRARIES = ("transformers", "diffusers")
+_CONFIGURED_LIBRARIES = ("transformers", "diffusers", "sentence_transformers")
 _REGISTRIES = ("timm", "torchvision")
 #: The end of the name of a file that may name a model class.
 _CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)

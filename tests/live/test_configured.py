@@ -334,6 +334,8 @@ def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
     configure("st/2_Dense", **dense)
     Path("st/modules.json").write_text(json.dumps(modules))
     names = shapes("st")
+    assert shapes("sentence_transformers:SentenceTransformer('st')") == names
+    assert shapes("sentence_transformers.SentenceTransformer('st')") == names
     assert names["0.auto_model.embeddings.word_embeddings.weight"] == (50, 16)
     assert names["1.linear.weight"] == (4, 16)
     configure("st/2_Dense", **{**dense, "activation_function": "os.system"})

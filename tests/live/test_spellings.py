@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import sys
@@ -40,6 +41,31 @@ STAND_INS = {
             def __init__(self, width=3): self.width = width
     """,
     "graphs/__init__.py": "",
+    "graphs/wrapped.py": """
+        from typing import List, Literal, Optional
+        from torch import nn
+        class Chain(nn.Module):
+            def __init__(self, path: Optional[str] = None, parts: Optional[List[nn.Module]] = None):
+                super().__init__()
+                self.parts = nn.ModuleList(list(parts))
+        class Metric(nn.Module):
+            def __init__(self, classes: Optional[int] = None, average: str = "macro", **kwargs):
+                super().__init__()
+                if kwargs: raise ValueError(f"Unexpected keyword arguments: `{next(iter(kwargs))}`")
+                if classes is None: raise ValueError("Argument `classes` can only be `None` for `average='micro'`")
+        class Task(nn.Linear):
+            def __init__(self, task: Literal["binary", "multiclass"], size: int = 3): super().__init__(size, 2)
+        class Base(nn.Module):
+            def __init__(self, mode, input_size, hidden_size, bias):
+                super().__init__()
+                self.layer = nn.Linear(input_size, hidden_size, bias)
+        class Recurrent(Base):
+            def __init__(self, *args, **kwargs): super().__init__("r", *args, **kwargs)
+        class Loaded(nn.Module):
+            def __init__(self, folder):
+                super().__init__()
+                raise OSError(f"no file named model.safetensors in directory {folder}")
+    """,
     "graphs/layers.py": """
         from typing import Callable
         import torch
@@ -69,12 +95,18 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def advise(statecli):
-    """Type a target that is refused; return the message and the target that it says to write, which must work."""
+    """Type a target that is refused; return the message and the target that it says to write, which must work.
 
-    def type_line(*words: str) -> tuple[str, str]:
+    `values`: what to write in place of each `...`.
+    """
+
+    def type_line(*words: str, values: str = "") -> tuple[str, str]:
         refused = statecli("inspect", *words)
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused.err
-        advised = shlex.split(refused.err.rstrip("\n").rpartition("write ")[2].partition(", or set ")[0])
+        line = refused.err.rstrip("\n").rpartition("write ")[2]
+        for end in (", or set ", " with a number"):
+            line = line.partition(end)[0]
+        advised = shlex.split(line.replace("...", values) if values else line)
         result = statecli("inspect", *advised, "-f", "json")
         assert result.code == 0, (advised, result.err)
         return refused.err, shlex.join(advised)
@@ -310,3 +342,55 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
     finally:
         sys.path.remove(str(tmp_path / "site-packages"))
         sys.modules.pop("loud", None)
+
+
+# --- errors of a constructor ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torch.nn:GRU", "torch.nn:GRU(input_size=3, hidden_size=3)"),
+        ("torch.nn:LSTM(input_size=2)", "torch.nn:LSTM(input_size=2, hidden_size=3)"),
+        ("graphs.wrapped:Recurrent(2)", "graphs.wrapped:Recurrent(2, hidden_size=3, bias=3)"),
+        ("graphs.wrapped:Recurrent(2, 5)", "graphs.wrapped:Recurrent(2, 5, bias=3)"),
+        ("graphs.wrapped:Chain", "graphs.wrapped:Chain(parts=[torch.nn.Linear(2, 3)])"),
+        ("graphs.wrapped:Metric()", "graphs.wrapped:Metric(classes=3)"),
+        ("graphs.wrapped:Metric(clases=5)", "graphs.wrapped:Metric(classes=5)"),
+        ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
+        ("graphs.wrapped:Task('binary', sise=4)", "graphs.wrapped:Task('binary', size=4)"),
+    ],
+)
+def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, written):
+    """It names the arguments of a base class, of the message, and those that take modules."""
+    assert shlex.split(advise(typed, values="3")[1]) == [written]
+
+
+def test_a_folder_without_weights_has_the_line_to_type(here, advise):
+    """The library looks for weights; its folder is a class."""
+    pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
+    Path("bert").mkdir()
+    Path("bert/config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert", **sizes}))
+    assert advise("graphs.wrapped:Loaded('bert')")[1] == "bert"
+
+
+@pytest.mark.parametrize(
+    ("config", "written"),
+    [
+        ("config={'num_hidden_layers': 1}", "config=BertConfig(num_hidden_layers=1)"),
+        ("{'num_hidden_layers': 1}", "BertConfig(num_hidden_layers=1)"),
+        ("config=GPT2Config()", "config=BertConfig()"),
+        ("config=transformers:GPT2Config(n_layer=1)", "config=BertConfig()"),
+    ],
+)
+def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise, config, written):
+    """A dict, and the configuration of another model."""
+    pytest.importorskip("transformers")
+    assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]

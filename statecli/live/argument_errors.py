@@ -1,0 +1,197 @@
+"""Say which arguments a call of the spec lacks, or has in the wrong form, with the line to type."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from statecli.core import build_function
+from statecli.core.errors import ModelError
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.python_names import takes_object
+from statecli.core.quoting import quote_for_shell
+from statecli.core.units import join_names
+from statecli.live.configuration_argument import is_of_transformers, list_parameters
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.live.suggested_arguments import get_annotation_text, write_values
+from statecli.storage.checkpoint_folder import CONFIG, MODULES
+
+#: Python's message for a call of a constructor that lacks arguments.
+_MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+ arguments?: (?P<names>.*)", re.DOTALL)
+#: A name that a message quotes.
+_QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
+#: Least similarity of a suggested name, from 0 to 1.
+_SIMILARITY = 0.7
+_VALUES = " with a number, a string or a list in place of each `...`"
+
+
+def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
+    """Return how to pass the arguments, if the call does not fit the signature; None otherwise.
+
+    `is_call`: the call itself has raised the error, and not a line of a file.
+    """
+    configuration = _explain_configuration(spec, callee)
+    if configuration is not None:
+        return configuration
+    if not isinstance(error, TypeError):
+        return None
+    try:
+        signature = inspect.signature(callee)
+        if is_call:
+            signature.bind(*spec.args, **spec.kwargs)
+    except (TypeError, ValueError) as mismatch:
+        missing = _find_missing_arguments(callee, spec)
+        return _explain_missing(spec, callee, missing) if missing else _explain_mismatch(spec, callee, mismatch)
+    missing = _find_arguments_of_base(spec, callee, error)
+    return ModelError(f"{_describe_need(spec, callee, missing)}; {_write_call(spec, missing)}") if missing else None
+
+
+def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str:
+    """Return the line to type after an error that names an argument, or a folder without weights; "" if unknown."""
+    folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
+    if folder is not None and isinstance(error, OSError):
+        return f"; to build the class without weights, write {quote_for_shell(folder)}"
+    try:
+        bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
+    except (TypeError, ValueError):
+        return ""
+    absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
+    quoted = _QUOTED.findall(_get_text(error))
+    renamed = _rename_unknown(spec, callee, quoted)
+    if renamed:
+        return f"; {renamed}"
+    named = [one.name for one in absent if one.name in quoted]
+    if named:
+        return f"; {_write_call(spec, named)}"
+    modules = [one.name for one in absent if not bound and "Module" in get_annotation_text(one)]
+    values = write_values(spec, callee, modules[:1]) if modules else None
+    return f"; {build_function.spell(f'{spec.base}({format_call((), values)})')}" if values else ""
+
+
+def _get_text(error: BaseException) -> str:
+    with suppress(Exception):  # the exception's own `__str__` may raise anything
+        return str(error)
+    return ""
+
+
+def _is_configured_folder(value: Any) -> bool:
+    return type(value) is str and any(os.path.isfile(os.path.join(value, name)) for name in (MODULES, CONFIG))
+
+
+def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
+    """Return the line for a class of transformers whose configuration is a dict, or belongs to another class."""
+    config_class = getattr(callee, "config_class", None)
+    given = spec.kwargs.get("config", spec.args[0] if spec.args else None)
+    if not isinstance(config_class, type) or not is_of_transformers(config_class):
+        return None
+    name = config_class.__name__
+    if type(given) is dict and all(type(key) is str and key.isidentifier() for key in given):
+        what, value = "a dict", ObjectCall(name, (), given)
+    elif isinstance(given, ObjectCall) and given.name.endswith("Config") and given.name.rpartition(".")[2] != name:
+        what, value = f"a {given.name}", ObjectCall(name)
+    else:
+        return None
+    args = (value, *spec.args[1:]) if "config" not in spec.kwargs else spec.args
+    kwargs = {**spec.kwargs, "config": value} if "config" in spec.kwargs else spec.kwargs
+    line = build_function.spell(f"{spec.base}({format_call(args, kwargs)})")
+    return ModelError(f"{spec.text}: {spec.attribute} needs a {name}, not {what}; {line}")
+
+
+def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
+    what = "constructor" if isinstance(callee, type) else "function"
+    return f"{spec.text}: the {what} needs {join_names(missing)}"
+
+
+def _write_call(spec: ModelSpec, missing: Iterable[str]) -> str:
+    kwargs = {**spec.kwargs, **{name: ObjectName("...") for name in missing}}
+    return f"write {quote_for_shell(f'{spec.base}({format_call(spec.args, kwargs)})')}{_VALUES}"
+
+
+def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:
+    needs = _describe_need(spec, callee, missing)
+    if any(_takes_object(callee, name) for name in missing):
+        return ModelError(needs, advice=_advise_object(spec, callee, missing))
+    values = write_values(spec, callee, missing)
+    if values is None or ObjectName("...") in values.values():
+        return ModelError(f"{needs}; {_write_call(spec, missing)}")
+    word = quote_for_shell(f"{spec.base}({format_call(spec.args, {**spec.kwargs, **values})})")
+    return ModelError(f"{needs}; write {word}")
+
+
+def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
+    problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
+    renamed = _rename_unknown(spec, callee, spec.kwargs)
+    return ModelError(f"{problem}; {renamed or f'its signature is {spec.attribute}{_format_signature(callee)}'}")
+
+
+def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> str:
+    """Return the line with the nearest argument in place of an unknown one of the candidates; "" without one."""
+    names = [parameter.name for parameter in list_parameters(callee)]
+    for unknown in (name for name in candidates if name in spec.kwargs and name not in names):
+        for near in difflib.get_close_matches(unknown, names, 1, _SIMILARITY):
+            kwargs = {near if name == unknown else name: value for name, value in spec.kwargs.items()}
+            line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
+            return f"did you mean {near}? write {line}"
+    return ""
+
+
+def _find_arguments_of_base(spec: ModelSpec, callee: Any, error: TypeError) -> list[str]:
+    """Return the arguments that the constructor of a base class needs, and that the class passes on by `**kwargs`."""
+    match = _MISSING.match(_get_text(error))
+    constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
+    if match is None or match["function"] not in constructors[1:]:
+        return []
+    names: list[str] = re.findall(r"'(\w+)'", match["names"])
+    try:
+        inspect.signature(callee).bind(*spec.args, **spec.kwargs, **dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return []
+    return names
+
+
+def _takes_object(callee: Any, name: str) -> bool:
+    """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
+    return takes_object(name, get_annotation_text(inspect.signature(callee).parameters[name]))
+
+
+def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
+    """Return the line to type, if the module has the class of each object; else the function to write."""
+    in_file = build_function.write_for_class(spec.module, spec.attribute, spec.module) if spec.is_file else None
+    if in_file is not None and not (spec.args or spec.kwargs):
+        return in_file
+    values_to_write = write_values(spec, callee, missing)
+    if values_to_write is not None:
+        call = format_call(spec.args, {**spec.kwargs, **values_to_write})
+        return build_function.spell(f"{spec.base}({call})")
+    if in_file is not None:
+        return in_file
+    top = spec.attribute.partition(".")[0]
+    values = ", ".join(f"{argument}=..." for argument in missing)
+    return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
+
+
+def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
+    try:
+        signature = inspect.signature(callee)
+        bound_arguments = signature.bind_partial(*spec.args, **spec.kwargs).arguments
+    except (TypeError, ValueError):
+        return []
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound_arguments
+    ]
+
+
+def _format_signature(callee: Any) -> str:
+    with suppress(TypeError, ValueError):
+        return " ".join(str(inspect.signature(callee)).split())
+    return "(…)"
