@@ -90,8 +90,23 @@ MISTAKES = {
     (
         "inspect",
         "timm",
-    ): "timm is a Python package: give one of its classes or functions, such as \"timm:create_model('resnet18')\"",
+    ): "timm is a Python package: give one of its classes or functions, such as timm:resnet18",
     ("inspect", "torchvision"): "such as torchvision.models:resnet18",
+    (
+        "inspect",
+        "timm/resnet18",
+    ): "for a model of timm, write timm:resnet18; for a repository of the Hugging Face hub, write hf://timm/resnet18",
+    (
+        "inspect",
+        "hf_hub:timm/resnet18",
+    ): "for a model of timm, write timm:resnet18; for a repository of the Hugging Face hub, write hf://timm/resnet18",
+    ("inspect", "hf-hub:org/net"): "for a repository of the Hugging Face hub, write hf://org/net",
+    ("inspect", "timm.create_model"): "create_model does not build a model without a name; for a model, write "
+    "timm:resnet18",
+    ("inspect", "timm.list_models"): "list_models does not build a model without a name; for a model, write "
+    "timm:resnet18",
+    ("inspect", "nn.Linear(2,3)"): "write the module and a colon before the name: 'torch.nn:Linear(2,3)'",
+    ("inspect", "Linear(2,3)"): "write the module and a colon before the name: 'torch.nn:Linear(2,3)'",
     ("inspect", "torchvision.models"): "such as torchvision.models:resnet18",
     ("inspect", "own.parts"): "own.parts is a Python module; choose one of its classes or functions: own.parts:Part",
     (

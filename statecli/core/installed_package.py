@@ -10,6 +10,28 @@ import sys
 DISTRIBUTION = "torch-statecli"
 
 
+#: Packages of the index with the name of their module, whose models are named by a module.
+MODEL_LIBRARIES = (
+    *("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics", "peft"),
+    *("sentence_transformers", "open_clip_torch", "torchaudio"),
+)
+#: Modules whose package has another name.
+_PACKAGES = {
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "open_clip": "open_clip_torch",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def install_module(module: str) -> str:
+    """Return the command that installs the package of a module, such as `PIL` or `timm.models`."""
+    top = module.partition(".")[0]
+    return install_packages(_PACKAGES.get(top, top.replace("_", "-")))
+
+
 def install_extra(extra: str) -> str:
     """Return the command that installs an extra of the package; in a hook of pre-commit, the key to add to the hook."""
     if os.environ.get("PRE_COMMIT"):

@@ -83,6 +83,14 @@ def list_definitions(path: str) -> Iterator[str]:
     yield from (node.name for node in _parse(path) if isinstance(node, kinds))
 
 
+def list_exported(path: str) -> list[str]:
+    """Return the names in `__all__` of a file; [] if the file has none."""
+    for node in _parse(path):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(item.value) for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
+    return []
+
+
 def list_functions_that_take(path: str, arguments: Sequence[str]) -> Iterator[str]:
     """Yield the name of each public function of a file that can be called with exactly these arguments by name."""
     for function in _parse(path):

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from statecli.core import build_function, python_names
 from statecli.core.errors import StateError
+from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.similar_paths import suggest_similar_paths
@@ -22,11 +23,13 @@ _FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\
 _REPOSITORY = compile_on_use(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
 #: A URL with one slash, but without a password, which a message must not repeat.
 _ONE_SLASH = compile_on_use(r"(?P<scheme>https?|s3|gs|hf):/(?P<rest>[^/@][^@]*)", re.IGNORECASE)
+#: The spelling of timm for a repository of the Hugging Face hub.
+_HUB_NAME = compile_on_use(r"hf[-_]hub:(?P<name>[^/:]+/[^/:]+)")
 #: The end of the name of a repository behind its last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
 _VERSION = compile_on_use(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
-    "timm": "timm:create_model('resnet18')",
+    "timm": "timm:resnet18",
     "torch": "torch.nn:Linear(2, 3)",
     "torch.nn": "torch.nn:Linear(2, 3)",
     "torchvision": "torchvision.models:resnet18",
@@ -34,6 +37,7 @@ _EXAMPLES = {
 }
 #: Packages that build models by name, as in `resnet50` and `vit_b_16`.
 _REGISTRIES = ("timm", "torchvision")
+_REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 _BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
@@ -62,6 +66,9 @@ def suggest_for_missing(path: str) -> Suggestion:
     url = _ONE_SLASH.fullmatch(path)
     if url is not None:
         return Suggestion(f"did you mean {url['scheme']}://{url['rest']}?")
+    hub = _HUB_NAME.fullmatch(path)
+    if hub is not None:
+        return Suggestion(suggest_repository(hub["name"]))
     module, colon, name = path.partition(":")
     if colon and os.path.isfile(f"{module}.py"):
         return Suggestion(f"did you mean {quote_for_shell(f'{module}.py:{name}')}?")
@@ -98,7 +105,10 @@ def suggest_repository(path: str) -> str:
         return ""
     if os.path.isdir(os.path.dirname(path)):
         return ""
-    return f"for a repository of the Hugging Face hub, write hf://{'' if '/' in path else 'ORGANIZATION/'}{path}"
+    registry, slash, name = path.partition("/")
+    in_registry = f"for a model of {registry}, write {registry}:{name}; " if slash and registry in _REGISTRIES else ""
+    hub = f"hf://{'' if slash else 'ORGANIZATION/'}{path}"
+    return f"{in_registry}for a repository of the Hugging Face hub, write {hub}"
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
@@ -170,6 +180,9 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
 
 def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Suggestion:
     """Return `net.py:Net(3)`; how to build the class, if the class needs an object and `call` gives nothing."""
+    if module.partition(".")[0] in _REGISTRIES and not call and name in _REGISTRY_FUNCTIONS:
+        registry = module.partition(".")[0]
+        return Suggestion(f"{name} does not build a model without a name; for a model, write {registry}:resnet18")
     if file and call.strip("() ") == "":
         function = build_function.write_for_name(module, name, file)
         if function is not None:
@@ -216,6 +229,10 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         in_library = None if defined else _suggest_transformers(name, call)
         if in_library is not None:
             return in_library
+        if call and not defined and _find_layer(name):
+            return Suggestion(
+                f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{name}{call}')}"
+            )
         what = f"the file or module of {name}{call and '(...)'} is missing; write"
         if defined:
             return Suggestion(what, tuple(map(quote_for_shell, defined)))
@@ -223,21 +240,40 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         return Suggestion(f"{what} {' or '.join(specs)}")
     if module and not call and not attribute[:1].isupper():
         return Suggestion()  # a file's name with an extension
+    if module == "nn" and any(_find_modules(["torch"])):
+        return Suggestion(
+            f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{attribute}{call}')}"
+        )
     missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"
     in_library = _suggest_loaded_class(module, attribute, call)
     if in_library is not None:
         return in_library
     if module:
         return Suggestion(
-            f"{missing}; install the package, then give the target {quote_for_shell(f'{module}:{attribute}{call}')}"
+            f"{missing}; {_install(top)}, then give the target {quote_for_shell(f'{module}:{attribute}{call}')}"
         )
     if top in _EXAMPLES:
         missing = f"the Python package {top} is not installed"
-        return Suggestion(f"{missing}; install the package, then give the target {quote_for_shell(_EXAMPLES[top])}")
+        return Suggestion(f"{missing}; {_install(top)}, then give the target {quote_for_shell(_EXAMPLES[top])}")
     registries = [f"{registry}:{name}" for registry in _REGISTRIES if any(_find_modules([registry]))]
     if registries and _MODEL_NAME.fullmatch(name):
         return Suggestion(f"{missing}; for a model of that name in a library, write {' or '.join(registries)}")
     return Suggestion(f"{missing}; write a model class as file.py:Class or package.module:Class")
+
+
+def _install(module: str) -> str:
+    return install_module(module) if module in MODEL_LIBRARIES else "install the package"
+
+
+def _suggest_layer(name: str, call: str) -> Suggestion:
+    return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{name}{call}')}")
+
+
+def _find_layer(name: str) -> bool:
+    """Return True for the name of a class of torch.nn; torch is not imported."""
+    spec = next(_find_modules(["torch"]), None)
+    path = os.path.join(os.path.dirname(spec.origin), "nn", "modules", "__init__.py") if spec and spec.origin else ""
+    return os.path.isfile(path) and name in python_names.list_exported(path)
 
 
 def _suggest_transformers(name: str, call: str) -> Suggestion | None:

@@ -14,6 +14,7 @@ from statecli.core import configuration_fields
 from statecli.core.build_function import write_function
 from statecli.core.errors import ModelError
 from statecli.core.python_names import list_factories, map_classes, takes_configuration
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards
 from statecli.live.object_scope import Scope
@@ -36,6 +37,11 @@ def find_configuration(scope: Scope, callee: Any) -> tuple[str, type]:
         found = find_class(callee, name, scope.namespaces)
         if found is not None and is_configuration(found):
             return name, found
+    config = spec.options.config_json
+    if spec.module.partition(".")[0] == "diffusers" and not spec.args:
+        kwargs = {**spec.kwargs, "config": config}
+        line = quote_for_shell(f"{spec.base}({format_call((), kwargs)})")
+        raise ModelError(f"{spec.text}: a class of diffusers has its configuration as an argument; write {line}")
     unknown = next((name for name in names if takes_configuration(name, "")), None)
     if unknown is not None:
         raise ModelError(

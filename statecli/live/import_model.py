@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from statecli.core.errors import ModelError
-from statecli.core.installed_package import install_packages
+from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
 from statecli.live import model_registries
@@ -31,8 +31,6 @@ from statecli.live.user_code import protect_process
 
 #: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
 _SIMILARITY = 0.65
-#: Packages of PyPI with the name of their module, whose models are named by a module.
-_LIBRARIES = ("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics")
 #: Names that an error lists.
 _MAX_NAMES = 8
 _module_numbers = itertools.count()
@@ -181,8 +179,8 @@ def _suggest_modules(missing: str) -> str:
     names = [module.name for module in pkgutil.iter_modules(path)]
     if os.path.isfile(f"{missing}.py"):
         return f"; to import the file write {missing}.py:…"
-    if missing in _LIBRARIES:
-        return f"; install the package: {install_packages(missing)}"
+    if missing in MODEL_LIBRARIES:
+        return f"; install the package: {install_module(missing)}"
     return _did_you_mean(name, names) or f"; install the package of {missing}, or correct the name"
 
 

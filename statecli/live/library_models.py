@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, ModelError
-from statecli.core.installed_package import install_packages
+from statecli.core.installed_package import install_module
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.library_lines import hide_library_lines
@@ -30,13 +30,15 @@ def import_library(name: str, config: str) -> Any:
         with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
-        why = (
-            "is not installed"
-            if (error.name or "").partition(".")[0] == name.partition(".")[0]
-            else "cannot be imported"
-        )
-        raise MissingDependency(f"{config}: needs {package}, which {why}: {install_packages(package)}") from error
+        package, missing = name.partition(".")[0], (error.name or "").partition(".")[0]
+        if missing in ("", package):
+            why = "is not installed" if missing else "cannot be imported"
+            raise MissingDependency(
+                f"{config}: needs {package.replace('_', '-')}, which {why}: {install_module(package)}"
+            ) from error
+        raise MissingDependency(
+            f"{config}: needs {package.replace('_', '-')}, which needs {missing}: {install_module(missing)}"
+        ) from error
 
 
 def build_diffusers(

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import ModelError, StateError
+from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors
 from statecli.live.installed_code import is_installed_file
@@ -64,8 +65,17 @@ def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExcepti
         return f"{spec.text}: {doing}{own_place} {_explain_refusal(spec, callee, refusal)}"
     if callee is not None:
         hint += argument_errors.suggest_arguments(spec, callee, error)
-    hint += _suggest_trust(spec, error) or _suggest_input(error)
+    hint += _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
     return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+
+
+def _suggest_package(error: BaseException) -> str:
+    """Return the package to install, if an installed library imports a module that is missing."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    place = _find_deepest_user_line(error)
+    if not missing or place is None or not (is_installed_file(place[0]) or missing in MODEL_LIBRARIES):
+        return ""
+    return f"; install the package: {install_module(missing)}"
 
 
 def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:

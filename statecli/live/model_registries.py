@@ -17,6 +17,9 @@ from statecli.live.spec import ModelSpec
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6
 
+#: A model that an error names.
+_EXAMPLE = "resnet18"
+
 
 class _Registry(NamedTuple):
     """The module of a registry, and its functions that build a model by name and list the names."""
@@ -32,17 +35,25 @@ _REGISTRIES = {
 }
 
 
+def _find_registry(module: str) -> _Registry | None:
+    """Return the registry of a package; its module has it too."""
+    by_module = (registry for registry in _REGISTRIES.values() if registry.module == module)
+    return _REGISTRIES.get(module) or next(by_module, None)
+
+
 def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
     """Return the function that builds the named model of a package; None if the package has no registry.
 
     `package`: the imported module of the spec. Raises ModelError for a name that the registry does not have.
     """
-    registry = _REGISTRIES.get(spec.module)
+    registry = _find_registry(spec.module)
     if registry is None:
         return None
     module = importlib.import_module(registry.module)
     if spec.attribute == registry.build and spec.args and type(spec.args[0]) is str:
         _check_name(spec, spec.args[0], registry, module)
+    if spec.attribute == registry.names or (spec.attribute == registry.build and not spec.args and not spec.kwargs):
+        _refuse_function(spec, registry, module)
     if hasattr(package, spec.attribute.partition(".")[0]):
         return None
     _check_name(spec, spec.attribute, registry, module)
@@ -51,8 +62,19 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:
     """Return the module to import and the function for a spec of which `find_builder` returns a function."""
-    registry = _REGISTRIES[spec.module]
+    registry = _find_registry(spec.module)
+    assert registry is not None  # noqa: S101 - `find_builder` has found the registry
     return registry.module, f"{registry.module}.{registry.build}"
+
+
+def _refuse_function(spec: ModelSpec, registry: _Registry, module: Any) -> None:
+    """Raise ModelError for the function that lists the names, or builds a model, without a name."""
+    names = list(getattr(module, registry.names)())
+    example = f"{spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
+    problem = (
+        "needs the name of a model" if spec.attribute == registry.build else "lists names and does not build a model"
+    )
+    raise ModelError(f"{spec.text}: {spec.attribute} {problem}; for a model, write {example}")
 
 
 def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) -> None:

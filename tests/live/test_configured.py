@@ -402,6 +402,47 @@ def test_an_unknown_name_has_the_nearest(statecli, here):
     assert "torchvision has no model called resnet18.x" in statecli("inspect", "torchvision:resnet18.x").err
 
 
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("timm:create_model", "create_model needs the name of a model; for a model, write timm:resnet18"),
+        ("timm:create_model()", "create_model needs the name of a model; for a model, write timm:resnet18"),
+        ("timm.list_models()", "list_models lists names and does not build a model; for a model, write timm:resnet18"),
+        ("torchvision.models.list_models()", "does not build a model; for a model, write torchvision.models:resnet18"),
+        ("torchvision:list_models", "lists names and does not build a model; for a model, write torchvision:resnet18"),
+    ],
+)
+def test_a_function_of_a_registry_without_a_name_has_a_model(here, statecli, typed, problem):
+    """One that the line builds."""
+    refused = statecli("inspect", typed)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert problem in refused.err
+    assert statecli("inspect", refused.err.rpartition("write ")[2].strip()).code == 0
+
+
+def test_a_library_that_lacks_another_has_the_line_that_installs_it(here, statecli, monkeypatch):
+    """The missing package, not the library."""
+    configure("r18", architecture="resnet18")
+    (here.parent / "installed/site-packages").mkdir()
+    (here.parent / "installed/site-packages/lacking.py").write_text("import PIL.missing_package\n")
+    monkeypatch.syspath_prepend(str(here.parent / "installed/site-packages"))
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    Path(here.parent, "installed/timm/__init__.py").write_text("import torchvision\n")
+    assert statecli("inspect", "r18").err.endswith("needs timm, which needs torchvision: pip install torchvision\n")
+    assert statecli("inspect", "timm:resnet18").err.endswith("; install the package: pip install torchvision\n")
+    assert statecli("inspect", "lacking:Net").err.endswith("; install the package: pip install pillow\n")
+
+
+def test_config_json_of_a_class_of_diffusers_has_the_line_to_type(here, statecli):
+    """The class takes its configuration as an argument."""
+    configure("unet", _class_name="UNet2DModel", width=3)
+    refused = statecli("inspect", "diffusers:UNet2DModel", "--config-json", "unet/config.json").err
+    line = refused.rpartition("write ")[2].strip().strip('"')
+    assert line == "diffusers:UNet2DModel(config='unet/config.json')"
+    assert statecli("inspect", line).code == 0
+
+
 def test_a_dotted_call_imports_only_installed_packages(here, statecli):
     """A package of the current folder is named by a colon."""
     Path("timm.py").write_text('open("ran", "w").close()\n')
