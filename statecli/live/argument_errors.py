@@ -46,7 +46,7 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
         if is_call:
             signature.bind(*spec.args, **spec.kwargs)
     except (TypeError, ValueError) as mismatch:
-        missing = _find_missing_arguments(callee, spec)
+        missing = find_missing_arguments(callee, spec)
         return _explain_missing(spec, callee, missing) if missing else _explain_mismatch(spec, callee, mismatch)
     missing = _find_arguments_of_base(spec, callee, error)
     return ModelError(f"{_describe_need(spec, callee, missing)}; {_write_call(spec, missing)}") if missing else None
@@ -176,7 +176,8 @@ def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
     return build_function.write_function(spec.module, f"{spec.attribute}({values})", (top,))
 
 
-def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
+def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
+    """Return the required arguments that the spec does not give; [] if the object has no signature."""
     try:
         signature = inspect.signature(callee)
         bound_arguments = signature.bind_partial(*spec.args, **spec.kwargs).arguments

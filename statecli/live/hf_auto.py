@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NAME = compile_on_use(r"[A-Za-z_]\w*")
 #: Least similarity of a suggested class, from 0 to 1.
 _SIMILARITY = 0.85
+_SIMILARITY_OF_TYPES = 0.7
 #: Classes of transformers that choose another class by the `model_type` of the configuration.
 _AUTO_CLASS = compile_on_use(r"AutoModel\w*|AutoBackbone")
 
@@ -42,9 +43,13 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
         return name
     kind = document.get("model_type")
     if type(kind) is str and not names:
-        class_name = import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
-        if type(class_name) is str:
-            return class_name
+        classes = import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES
+        if type(classes.get(kind)) is str:
+            return str(classes[kind])
+        near = difflib.get_close_matches(kind, classes, 1, _SIMILARITY_OF_TYPES)
+        if near and type(classes[near[0]]) is str:
+            line = quote_for_shell(f"transformers:{classes[near[0]]}({config!r})")
+            raise UsageError(f"{config}: model_type {kind[:80]!r} is unknown; did you mean {near[0]}? write {line}")
     what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
     needs = f", but {option('--model', 'auto')} needs a class name; name the class instead"
     raise UsageError(f"{config}: architectures {what}{needs if for_auto else '; name the class: file.py:Class'}")
@@ -80,7 +85,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
     model_class = _find_class(transformers, name, document, config, is_named=is_named)
     config_class = model_class.config_class
     kind, model_type = document.get("model_type"), config_class.model_type
-    if kind not in (None, model_type):
+    if kind not in (None, model_type) and not (is_named and not _knows_type(transformers, document)):
         raise ModelError(
             f"{config}: model_type is {str(kind)[:80]!r}, but {name} needs {model_type!r}; "
             + (_suggest_class(transformers, document, config) or "name another class")
@@ -104,7 +109,6 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
-    import difflib
 
     if _AUTO_CLASS.fullmatch(name):
         return _choose_class(transformers, name, document, config)
@@ -118,12 +122,28 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
         if not is_named and document.get("auto_map"):
             why = "which statecli runs only with --trust-remote-code"
             raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
-        known = [] if not is_named or name in dir(transformers) else dir(transformers)
-        near = difflib.get_close_matches(name, known, 1, _SIMILARITY)
-        hint = f"did you mean {near[0]}?" if near else _suggest_class(transformers, document, config)
+        hint = _suggest_near(transformers, name, document, config) or _suggest_class(transformers, document, config)
         unknown = _describe_unknown_class(name, document, config, version)
+        if not is_named and not hint.startswith("for this") and not _knows_type(transformers, document):
+            unknown += f", and its model_type {str(document.get('model_type'))[:80]!r} is unknown"
         raise ModelError("; ".join(filter(None, (unknown, hint or "name the class: file.py:Class"))))
     return model_class
+
+
+def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
+    """Return the nearest class that can be built from the configuration; "" without one."""
+    known = [] if name in dir(transformers) else dir(transformers)
+    for near in difflib.get_close_matches(name, known, 3, _SIMILARITY):
+        own_type = getattr(getattr(getattr(transformers, near, None), "config_class", None), "model_type", None)
+        if own_type is not None and (own_type == document.get("model_type") or not _knows_type(transformers, document)):
+            return f"did you mean {near}? write {quote_for_shell(f'transformers:{near}({config!r})')}"
+    return ""
+
+
+def _knows_type(transformers: Any, document: Mapping[str, Any]) -> bool:
+    """Return True if the library has the model_type of a configuration, or there is none."""
+    kind = document.get("model_type")
+    return type(kind) is not str or kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
 
 
 def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) -> str:

@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from statecli.core.errors import ModelError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
-from statecli.live import model_registries
+from statecli.live import argument_errors, model_registries, object_scope, suggested_arguments
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
@@ -170,10 +172,10 @@ def _import_dotted(spec: ModelSpec) -> types.ModuleType:
         missing = error.name or ""
         if spec.module != missing and not spec.module.startswith(missing + "."):
             raise
-        raise ModelError(f"{spec.text}: no module is named {missing}{_suggest_modules(missing)}") from error
+        raise ModelError(f"{spec.text}: no module is named {missing}{_suggest_modules(spec, missing)}") from error
 
 
-def _suggest_modules(missing: str) -> str:
+def _suggest_modules(spec: ModelSpec, missing: str) -> str:
     parent, _, name = missing.rpartition(".")
     path = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else None
     names = [module.name for module in pkgutil.iter_modules(path)]
@@ -181,11 +183,19 @@ def _suggest_modules(missing: str) -> str:
         return f"; to import the file write {missing}.py:…"
     if missing in MODEL_LIBRARIES:
         return f"; install the package: {install_module(missing)}"
-    return _did_you_mean(name, names) or f"; install the package of {missing}, or correct the name"
+    near = _find_near(name, names)
+    if near:
+        module = ".".join(filter(None, [parent, near[0]])) + spec.module[len(missing) :]
+        return f"{_did_you_mean(name, names)} write {object_scope.spell(replace(spec, module=module))}"
+    return f"; install the package of {missing}, or correct the name"
+
+
+def _find_near(name: str, names: list[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, 3, _SIMILARITY) or [n for n in names if n.lower() == name.lower()]
 
 
 def _did_you_mean(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, 3, _SIMILARITY) or [n for n in names if n.lower() == name.lower()]
+    near = _find_near(name, names)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -197,9 +207,28 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
             obj = getattr(obj, name)
         except AttributeError as error:
             where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
-            raise ModelError(f"{where} has no {name}{suggest(obj, name)}") from error
+            hint = suggest(obj, name)
+            if hint.endswith("?") and suggest is _suggest_models:
+                hint += _write_near(spec, names_done, obj, name)
+            raise ModelError(f"{where} has no {name}{hint}") from error
         names_done.append(name)
     return obj
+
+
+def _write_near(spec: ModelSpec, owners: list[str], obj: Any, name: str) -> str:
+    """Return the line with the nearest name, and with the arguments that it needs; "" if nothing builds a model."""
+    near = _find_near(name, _list_public(obj))[0]
+    value, rest = getattr(obj, near, None), spec.attribute.split(".")[len(owners) + 1 :]
+    if not callable(value):
+        return ""
+    spec = replace(spec, attribute=".".join([*owners, near, *rest]))
+    missing = [] if spec.called or rest else argument_errors.find_missing_arguments(value, spec)
+    values = suggested_arguments.write_values(spec, value, missing) if missing else None
+    return f" write {object_scope.spell(replace(spec, kwargs=values, called=True) if values else spec)}"
+
+
+def _list_public(obj: Any) -> list[str]:
+    return [name for name in dir(obj) if not name.startswith("__")]
 
 
 def _find_inner_module(package: Any, name: str) -> str | None:
@@ -231,7 +260,7 @@ def _suggest_functions(obj: Any, name: str) -> str:
 def _suggest_models(obj: Any, name: str) -> str:
     from torch import nn
 
-    public = [name_ for name_ in dir(obj) if not name_.startswith("__")]
+    public = _list_public(obj)
     near = _did_you_mean(name, public)
     if near:
         return near

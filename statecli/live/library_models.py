@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, ModelError
 from statecli.core.installed_package import install_module
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.library_lines import hide_library_lines
+from statecli.live.spec_objects import format_call
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -45,25 +47,41 @@ def build_diffusers(
     name: str | None, config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> nn.Module:
     """Build the class `name`, or the one in `_class_name`, of diffusers. Raises ModelError."""
-    from torch import nn
-
     diffusers = import_library("diffusers", config)
     named = document.get("_class_name")
-    if type(named) is not str or (name is not None and name != named.rpartition(".")[2]):
+    is_unknown = type(named) is str and _find_diffusers_class(diffusers, named) is None
+    if type(named) is not str or (name is not None and not is_unknown and name != named.rpartition(".")[2]):
         has = f"names {named[:80]}, not {name}" if type(named) is str else "has no _class_name"
         raise ModelError(f"{config}: {has}, so it is not a configuration of this class of diffusers")
-    name = named
+    name = name or named
     config_guards.check_config(document, config)
-    model_class = getattr(diffusers, name.rpartition(".")[2], None)
-    if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
-        raise ModelError(f"{config}: names {name}, which is not a model class of diffusers {diffusers.__version__}")
+    model_class = _find_diffusers_class(diffusers, name)
+    if model_class is None:
+        hint = _suggest_diffusers_class(diffusers, name, config)
+        problem = f"names {name[:80]}, which is not a model class of diffusers {diffusers.__version__}"
+        raise ModelError(f"{config}: {problem}; {hint}")
     takes = list(inspect.signature(model_class.__init__).parameters)[1:]
     unknown = [key for key in arguments if key not in takes]
     if unknown:
         raise ModelError(f"{join_names(unknown, 3)}: not an argument of {name}, which takes {join_names(takes, 8)}")
     with config_guards.disable_hub(), config_guards.limit_registrations(config):
-        model: nn.Module = model_class.from_config({**document, **arguments})  # type: ignore[attr-defined]
+        model: nn.Module = model_class.from_config({**document, **arguments})
     return model
+
+
+def _find_diffusers_class(diffusers: Any, name: str) -> Any:
+    from torch import nn
+
+    found = getattr(diffusers, name.rpartition(".")[2], None)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
+    """Return the nearest model class with the line to type, else the form of the line."""
+    for near in difflib.get_close_matches(name, dir(diffusers), 3, _SIMILARITY):
+        if _find_diffusers_class(diffusers, near) is not None:
+            return f"did you mean {near}? write {quote_for_shell(f'diffusers:{near}(config={config!r})')}"
+    return f"name the class: {quote_for_shell(f'diffusers:Class(config={config!r})')}"
 
 
 def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
@@ -73,7 +91,9 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
         near = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
-        hint = f"did you mean {' or '.join(near)}?" if near else "name the class: file.py:Class"
+        call = format_call((), list_timm_arguments(document))
+        line = quote_for_shell(f"timm:{near[0]}({call})") if near else ""
+        hint = f"did you mean {' or '.join(near)}? write {line}" if near else "name the class: file.py:Class"
         problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
     arguments = list_timm_arguments(document)

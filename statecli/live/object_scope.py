@@ -178,10 +178,12 @@ class Scope:
         return _list_public(*(self.namespaces if named.module is None else (self._import(named.module),)))
 
 
-def spell(spec: ModelSpec, change: Callable[[Any], Any]) -> str:
+def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
     """Return the spec as a word for a shell, with each argument changed."""
-    kwargs = {name: change(value) for name, value in spec.kwargs.items()}
-    word = quote_for_shell(f"{spec.base}({format_call(map(change, spec.args), kwargs)})")
+    args, kwargs = spec.args, spec.kwargs
+    if change is not None:
+        args, kwargs = tuple(map(change, args)), {name: change(value) for name, value in kwargs.items()}
+    word = quote_for_shell(f"{spec.base}({format_call(args, kwargs)})" if spec.called else spec.base)
     config = spec.options.config_json
     return word if config is None else f"{word} --config-json {quote_for_shell(config)}"
 

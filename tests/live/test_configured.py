@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import socket
 import sys
 import textwrap
@@ -267,7 +268,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
     assert near.startswith("statecli: bert: no such file or folder; give a config.json, its folder, or hf://")
     configure("bert", **BERT)
     near = statecli("inspect", "transformers:BertModl(config='bert')").err
-    assert near.endswith("; did you mean BertModel?\n")
+    assert near.endswith("; did you mean BertModel? write \"transformers:BertModel('bert/config.json')\"\n")
     alone = "write the module and a colon before the name: \"transformers:BertModel(config='bert')\"\n"
     assert statecli("inspect", "BertModel(config='bert')").err.endswith(alone)
     assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
@@ -318,8 +319,44 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(here):
     with pytest.raises(ModelError, match="has no _class_name, so it is not a configuration of this class"):
         shapes("diffusers:UNet2DModel(config='bert')")
     configure("unet", _class_name="Scheduler")
-    with pytest.raises(ModelError, match="names Scheduler, which is not a model class of diffusers 1"):
+    with pytest.raises(ModelError, match="names Scheduler, which is not a model class of diffusers 1; name the class"):
         shapes("unet")
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem", "written"),
+    [
+        (
+            {"_class_name": "UNet2DModell", "width": 3},
+            "names UNet2DModell, which is not a model class of diffusers 1; did you mean UNet2DModel?",
+            "diffusers:UNet2DModel(config='bad/config.json')",
+        ),
+        (
+            {"architecture": "resnet19", "num_classes": 5},
+            "architecture is 'resnet19', which is not a model of timm 1; did you mean resnet",
+            "timm:resnet18(num_classes=5)",
+        ),
+        (
+            {**BERT, "architectures": ["BertModl"], "model_type": "brt"},
+            "names BertModl, which is not a model class of transformers",
+            "transformers:BertModel('bad/config.json')",
+        ),
+        (
+            {**BERT, "architectures": None, "model_type": "brt"},
+            "model_type 'brt' is unknown; did you mean bert?",
+            "transformers:BertModel('bad/config.json')",
+        ),
+    ],
+)
+def test_a_configuration_with_an_unknown_name_has_the_nearest(here, statecli, fields, problem, written):
+    """The name in the file, and the line that builds the model without an edit of the file."""
+    pytest.importorskip("transformers")
+    configure("bad", **fields)
+    refused = statecli("inspect", "bad").err
+    assert problem in refused
+    assert shlex.split(refused.rpartition("write ")[2]) == [written]
+    result = statecli("inspect", written)
+    assert result.code == 0, result.err
 
 
 def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
@@ -760,12 +797,13 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
         ),
         (
             "unknown",
-            "unknown/config.json: names FooModel, which is not a model class of transformers {}; name the class: "
-            "file.py:Class",
+            "unknown/config.json: names FooModel, which is not a model class of transformers {}, and its model_type "
+            "'foo' is unknown; name the class: file.py:Class",
         ),
         (
             "transformers:BertModl('bert')",
-            "transformers:BertModl: is not a model class of transformers {}; did you mean BertModel?",
+            "transformers:BertModl: is not a model class of transformers {}; did you mean BertModel? write "
+            "\"transformers:BertModel('bert/config.json')\"",
         ),
         (
             "transformers:LlamaModel(config='bert')",

@@ -394,3 +394,26 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
     """A dict, and the configuration of another model."""
     pytest.importorskip("transformers")
     assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]
+
+
+# --- misspelt names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torch.nn:Liner(2,3)", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Liner", "torch.nn:Linear(in_features=3, out_features=3)"),
+        ("bodies:Bdy", "bodies:Body(config=BodyConfig())"),
+        ("bodies:Bdy(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
+        ("bodes:Body(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
+        ("graphs.layer:Conv(torch.nn.Linear(2, 3))", "graphs.layers:Conv(torch.nn.Linear(2, 3))"),
+        ("bodies:Body(BodyConfig(widht=4))", "bodies:Body(BodyConfig(width=4))"),
+        ("bodies:Body(BodyConfg(width=4))", "bodies:Body(BodyConfig(width=4))"),
+    ],
+)
+def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
+    """The nearest name, with the arguments that were typed or are needed."""
+    message, line = advise(typed, values="3")
+    assert "did you mean" in message
+    assert shlex.split(line) == [written]
