@@ -77,6 +77,11 @@ BROKEN = {
         net("self.a = 1; self.t = torch.ones(4); self.b = 2"),
         ('self.a = 1; self.register_buffer("t", torch.ones(4), persistent=False); self.b = 2',),
     ),
+    "property-after-another-statement": Broken(
+        net("self.a = 1; self.w = self.fc.weight * 2  # twice", "return self.fc(x) @ self.w"),
+        ("        self.a = 1  # twice\n", "    @property\n    def w(self)"),
+        "2x4",
+    ),
     "if-on-one-line": Broken(
         net("if width: self.t = torch.ones(4)  # wide"),
         ('if width: self.register_buffer("t", torch.ones(4), persistent=False)  # wide',),

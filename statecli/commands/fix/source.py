@@ -11,6 +11,7 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
+_Line = TypeVar("_Line", cst.SimpleStatementLine, cst.SimpleStatementSuite)
 #: Nodes of the tree, each with the nodes that replace it.
 Changes = Mapping[cst.CSTNode, Sequence[cst.CSTNode]]
 #: A statement of a body.
@@ -154,6 +155,16 @@ class _Replacer(cst.CSTTransformer):
         super().__init__()
         self._changes = {id(node): new for node, new in changes.items()}
 
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine:
+        return _remove_last_semicolon(original_node, updated_node)
+
+    def leave_SimpleStatementSuite(
+        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
+    ) -> cst.SimpleStatementSuite:
+        return _remove_last_semicolon(original_node, updated_node)
+
     def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> cst.CSTNodeT:
         new = self._changes.get(id(original_node))
         if new is None:
@@ -161,6 +172,14 @@ class _Replacer(cst.CSTTransformer):
         new = [updated_node if node is original_node else node for node in new]
         result = cst.RemoveFromParent() if not new else new[0] if len(new) == 1 else cst.FlattenSentinel(new)
         return cast(cst.CSTNodeT, result)
+
+
+def _remove_last_semicolon(original: _Line, updated: _Line) -> _Line:
+    """Return the line without the semicolon after a statement that has become the last one."""
+    if not updated.body or original.body[-1].semicolon is not cst.MaybeSentinel.DEFAULT:
+        return updated
+    last = updated.body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
+    return updated.with_changes(body=[*updated.body[:-1], last])
 
 
 def keep_comments(old: cst.CSTNode, new: Sequence[Statement]) -> list[Statement]:
