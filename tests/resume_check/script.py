@@ -242,6 +242,41 @@ for _name in ("rng", "py", "np", "pos"):
     globals()[f"own_{_name}"] = lambda _name=_name, **options: own_names(**options, drop=(_name,))
 
 
+def own_generator(steps, save_every, save_to, checkpoint, draws_data=True, loads=()):
+    """Draws batches or noise from a generator of its own; saves it and torch's generator."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(64, 4)
+    g = torch.Generator().manual_seed(1)
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["net"])
+        start = saved["step"]
+        for name, load in {"g": g.set_state, "rng": torch.set_rng_state}.items():
+            if name in loads:
+                load(saved[name])
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        batch = data[torch.randint(64, (8,), generator=g)] if draws_data else data[:8]
+        factor = 1 + torch.rand(1) + (0 if draws_data else torch.rand(1, generator=g))
+        (model(batch) * factor).square().sum().backward()
+        optimizer.step()
+        if (step + 1) % save_every == 0:
+            states = {"g": g.get_state(), "rng": torch.get_rng_state()}
+            torch.save({"net": model.state_dict(), "step": step + 1, **states}, f"{save_to}/{step + 1}.pt")
+
+
+for _name, _settings in {
+    "data": {"loads": ("rng",)},
+    "noise": {"draws_data": False, "loads": ("rng",)},
+    "torch": {"draws_data": False, "loads": ("g",)},
+    "both": {"loads": ("g", "rng")},
+}.items():
+    globals()[f"generator_{_name}"] = lambda _settings=_settings, **options: own_generator(**options, **_settings)
+
+
 def few(steps, save_to):
     """Takes too few arguments."""
 

@@ -102,6 +102,26 @@ def test_a_saved_state_is_named_by_its_key(name, end):
     assert finding.help == f"{start}: {end}"
 
 
+@pytest.mark.parametrize(
+    ("name", "state", "end"),
+    [
+        ("generator_data", "data", "has 'g'; {}: call g.set_state(checkpoint['g']) before the first batch"),
+        ("generator_noise", "random", "has 'g'; {}: call g.set_state(checkpoint['g']) right before step 3"),
+        ("generator_torch", "random", "has 'rng'; {}: call torch.set_rng_state(checkpoint['rng']) right before step 3"),
+    ],
+)
+def test_a_generator_of_the_script_has_its_own_call(name, state, end):
+    """The key has the name of the variable; another key of the same form is that of torch itself."""
+    (finding,) = check(name).findings
+    assert finding.fqn == state
+    assert finding.help.endswith(end.format("the script does not load this state, or changes this state before step 3"))
+
+
+def test_a_generator_that_is_loaded_is_resumed():
+    """Nothing differs."""
+    assert check("generator_both").findings == ()
+
+
 def test_several_lost_states_are_several_findings():
     """Only the step and the position are loaded. Another model has other gradients, so the rest is not known."""
     result = check("ignoring")

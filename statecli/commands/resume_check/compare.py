@@ -63,7 +63,11 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
 def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
     """Return what the script must do to resume a state, and where the checkpoint has the state."""
     if row.state is State.RANDOM:
-        return _describe_missing_random(row, keys, saved_at)
+        return _describe_missing_random(row, whole, keys, saved_at)
+    own = {name: key for name in _list_own_generators(whole) if (key := keys.find_generator(name))}
+    if row.state is State.DATA and own:
+        calls = " and ".join(f"{name}.set_state({key.expression})" for name, key in own.items())
+        return _format_help(saved_at, [key.text for key in own.values()], "", f"call {calls} before the first batch")
     thing = _name_object(row, whole)
     if row.state is State.DATA:
         key = keys.find_data(is_order=not row.evidence.endswith(tuple("0123456789")))
@@ -87,21 +91,37 @@ def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at:
     return _format_help(saved_at, [key.text] if key else [], keys.describe_lack(_WORDS[row.state]), end)
 
 
-def _describe_missing_random(row: StateRow, keys: SavedKeys, saved_at: int) -> str:
+def _list_own_generators(whole: RunRecord) -> list[str]:
+    """Return the variables of the script that are a torch.Generator."""
+    return list(dict.fromkeys(name for step in whole.steps for name in step.random if name not in _RANDOM_CALLS))
+
+
+def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
     """Name the call for each generator. A key such as `rng` may hold a generator in an unknown form."""
-    generators = [name for name in row.evidence.partition(": ")[2].split(", ") if name in _RANDOM_CALLS]
+    generators = row.evidence.partition(": ")[2].split(", ")
+    own = _list_own_generators(whole)
+    taken = {key for name in own if (key := keys.find_generator(name))}
+    known = {name: key for name, key in keys.generators.items() if key not in taken}
+    if "torch" not in known and (rest := [key for key in keys.torch_states if key not in taken]):
+        known["torch"] = rest[0]
     vague = keys.find_vague_random()
     saved: list[str] = []
     set_calls: list[str] = []
     get_calls: list[str] = []
     for generator in generators:
-        key = keys.generators.get(generator, vague)
-        get_call, set_name = _RANDOM_CALLS[generator]
+        if generator in own:
+            key, get_call, set_name = (
+                keys.find_generator(generator),
+                f"{generator}.get_state()",
+                f"{generator}.set_state",
+            )
+        else:
+            key, (get_call, set_name) = known.get(generator, vague), _RANDOM_CALLS[generator]
         if key is None:
             get_calls.append(get_call)
         else:
             saved.append(key.text)
-            set_calls.append(f"{set_name}({key.expression if generator in keys.generators else ''})")
+            set_calls.append(f"{set_name}({key.expression if generator in (*known, *own) else ''})")
     when = f"right before step {saved_at + 1}"
     ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
     ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []

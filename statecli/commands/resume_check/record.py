@@ -18,7 +18,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         groups: Learning rate and other settings of the optimizer.
         schedulers, scalers, averages: By the name of a variable of the script, or of the class.
         batches: Digests of the arguments of the forward calls since the last step.
-        random: State of each random generator.
+        random: State of each random generator: torch, random, numpy, cuda, or a variable of the script.
     """
 
     parameters: Digests

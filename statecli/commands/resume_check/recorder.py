@@ -338,4 +338,7 @@ def _read_random() -> Digests:
         states["numpy"] = _hash(bytes(keys).hex(), repr(rest))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = _hash(*map(_digest, torch.cuda.get_rng_state_all()))
+    for name, value in _iter_variables():
+        if isinstance(value, torch.Generator) and value is not torch.default_generator:
+            states.setdefault(name, _digest(value.get_state()))
     return states

@@ -96,6 +96,7 @@ class SavedKeys(NamedTuple):
     Attributes:
         states: The keys of each state, those that are certain first.
         generators: The state of each random generator, by the name that `StepRecord.random` gives it.
+        torch_states: Each value that may be the state of a generator of torch.
         others: Keys of values that may be a state.
         is_readable: False if statecli cannot read the checkpoint, so that it may hold anything.
     """
@@ -104,6 +105,12 @@ class SavedKeys(NamedTuple):
     generators: Mapping[str, SavedKey] = {}
     others: tuple[SavedKey, ...] = ()
     is_readable: bool = True
+    torch_states: tuple[SavedKey, ...] = ()
+
+    def find_generator(self, variable: str) -> SavedKey | None:
+        """Return the key of a torch.Generator, which has the name of its variable."""
+        name = variable.rpartition(".")[2]
+        return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, thing: str) -> SavedKey | None:
         """Return the key of a state, the one with the name of the variable `thing` if several have the state."""
@@ -159,13 +166,14 @@ class _Collector:
         self.is_readable = True
         self._states: dict[State, dict[SavedKey, None]] = {}
         self._generators: dict[str, SavedKey] = {}
+        self._torch_states: list[SavedKey] = []
         self._others: dict[SavedKey, None] = {}
 
     def build(self) -> SavedKeys:
         states = {state: tuple(keys) for state, keys in self._states.items()}
         taken = {SavedKey(key.path[:1], key.file) for key in self._generators.values() if _is_in_list(key.path)}
         others = tuple(key for key in self._others if key not in taken)
-        return SavedKeys(states, self._generators, others, self.is_readable)
+        return SavedKeys(states, self._generators, others, self.is_readable, tuple(self._torch_states))
 
     def add(self, state: State, key: SavedKey) -> None:
         self._states.setdefault(state, {})[key] = None
@@ -174,6 +182,8 @@ class _Collector:
         """Add the states of random generators in a file."""
         for generator, path in _iter_generators(read):
             self._generators.setdefault(generator, SavedKey(path, file))
+            if generator == "torch":
+                self._torch_states.append(SavedKey(path, file))
 
     def add_keys(self, read: ModelState, file: str = "") -> None:
         """Add the first keys of a file, and its states of a known structure."""
