@@ -40,7 +40,10 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
 def write_for_class(module: str, name: str, file: str) -> str | None:
     """Return how to build a class of a file whose arguments are objects; None for another name."""
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
-    if model is None or not (model.takes_object or model.call.count("(") > 1):
+    if model is None:
+        return None
+    plain = f"{model.name}({', '.join(f'{argument}=...' for argument in model.required)})"
+    if not model.takes_object and model.call == plain:
         return None
     factories = list(python_names.list_model_factories(file))
     factory = _find_factory(name, factories)

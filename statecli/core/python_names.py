@@ -24,7 +24,9 @@ _LITERAL_TYPES = {
 }
 #: Objects of base classes of which no instance can be built.
 _EXAMPLES = {"PreTrainedModel": "transformers.BertModel(BertConfig())", "PeftConfig": "LoraConfig()"}
-_SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
+#: Names in an annotation of classes, and of sequences.
+TYPES = {"type", "Type"}
+SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
 #: Arguments without a useful annotation that take a module.
 _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
 #: Errors of reading and parsing a file, which may be nested too deeply for Python's parser.
@@ -121,8 +123,10 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
     words = re.findall(r"\w+", annotation)
     if "Module" in words or (name in _MODULE_NAMES and (not words or "Callable" in words)):
         # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
+        if "Module" in words and {*TYPES, "Callable"}.intersection(words):
+            return "torch.nn.Identity"  # takes any arguments
         example = _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
-        return f"[{example}]" if _SEQUENCES.intersection(words) else example
+        return f"[{example}]" if SEQUENCES.intersection(words) else example
     return next((_EXAMPLES[word] for word in words if word in _EXAMPLES), None)
 
 
@@ -267,7 +271,8 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
     if annotation or not takes_configuration(argument.arg, annotation):
         words = re.findall(r"\w+", annotation)
         named = [word for word in words if word in classes]
-        return named[0] if len(named) == 1 and set(words) <= {named[0], "Optional", "None"} else None
+        others = set(words) - {"Optional", "None", "typing"} - SEQUENCES - TYPES
+        return named[0] if others == set(named) and len(named) == 1 else None
     read = configuration_fields.list_read_fields(owner, argument.arg, classes)
     fitting = [
         name
@@ -302,8 +307,12 @@ class _CallWriter:
 
     def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
         class_name = _find_class(argument, callers[-1], self.classes)
+        words = set(re.findall(r"\w+", _format_annotation(argument)))
+        if class_name is not None and words & TYPES:
+            return class_name
         if class_name is not None and class_name not in callers:
-            return self.write_call(class_name, callers)
+            call = self.write_call(class_name, callers)
+            return f"[{call}]" if words & SEQUENCES else call
         example = write_example(argument.arg, _format_annotation(argument)) if self.has_examples else None
         if example is not None:
             return example

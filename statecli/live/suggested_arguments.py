@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterable
 from typing import Any
 
-from statecli.core.python_names import takes_object, write_example
+from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
@@ -43,9 +44,15 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
     is_named = any(getattr(space, found.__name__, None) is found for space in scope.namespaces)
     if not is_named or not (is_configuration(found) or _is_module_class(found)):
         return None
+    words = set(re.findall(r"\w+", text))
+    if words & TYPES:
+        return ObjectName(found.__name__)
     needed = [one.name for one in list_parameters(found) if one.default is one.empty]
     values = {inner: _write_value(found, inner, scope, depth + 1) for inner in needed}
-    return None if None in values.values() else ObjectCall(found.__name__, (), values)
+    if None in values.values():
+        return None
+    call = ObjectCall(found.__name__, (), values)
+    return [call] if words & SEQUENCES else call
 
 
 def get_annotation_text(parameter: inspect.Parameter) -> str:

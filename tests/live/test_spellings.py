@@ -417,3 +417,45 @@ def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
     message, line = advise(typed, values="3")
     assert "did you mean" in message
     assert shlex.split(line) == [written]
+
+
+# --- arguments that are classes of the same file ----------------------------------------------------------------------
+
+PARTS = """
+from typing import Callable, List, Optional, Type
+from torch import nn
+class Small(nn.Module):
+    def __init__(self, size: int = 3):
+        super().__init__()
+        self.layer = nn.Linear(size, 2)
+class Holder:
+    size = 3
+class Wrap(nn.Module):
+    def __init__(self, inner: {}):
+        super().__init__()
+        self.inner = nn.ModuleList(inner) if isinstance(inner, list) else inner
+def make(): return Small()
+"""
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        ("Small", "Small()"),
+        ("Optional[Small]", "Small()"),
+        ("'Small | None'", "Small()"),
+        ("List[Small]", "[Small()]"),
+        ("list[Small]", "[Small()]"),
+        ("Type[Small]", "Small"),
+        ("Holder", "Holder()"),
+        ("nn.Module", "torch.nn.Linear(2, 3)"),
+        ("list[nn.Module]", "[torch.nn.Linear(2, 3)]"),
+        ("Callable[..., nn.Module]", "torch.nn.Identity"),
+    ],
+)
+def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statecli, advise, annotation, value):
+    """As an argument in the line, instead of a function to add."""
+    Path("net.py").write_text(PARTS.format(annotation))
+    target = f"net.py:Wrap(inner={value})"
+    assert f"  '{target}'" in statecli("inspect", "net.py").err.splitlines()
+    assert shlex.split(advise("net.py:Wrap")[1]) == [target]
