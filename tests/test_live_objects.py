@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
+import types
 from pathlib import Path
 
 import pytest
@@ -265,6 +267,19 @@ def test_an_optimizer_without_state_has_nothing_to_lock():
     with pytest.raises(statecli.NothingMatched) as caught:
         statecli.lock(sgd())
     assert str(caught.value) == "SGD: contains no tensor, so there is nothing to lock"
+
+
+def test_a_method_that_keeps_another_method_of_the_layer_is_copied():
+    """torchao puts the `extra_repr` of each layer into a partial: the copy has its own, and the model stays."""
+    layer = nn.Linear(2, 3)
+    layer.extra_repr = types.MethodType(
+        functools.partial(lambda module, original: original(), original=layer.extra_repr), layer
+    )
+    weight = layer.weight.detach().clone()
+    result = statecli.inspect(layer, to="meta")
+    assert "cannot" not in str(result)
+    assert layer.weight.device.type == "cpu"
+    assert torch.equal(layer.weight, weight)
 
 
 def test_nothing_is_said_of_a_file_of_an_object_in_memory():

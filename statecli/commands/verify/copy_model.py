@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import types
 from collections import ChainMap
 from collections.abc import Iterator
@@ -247,6 +248,8 @@ def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
             for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
                 if type(value) is types.FunctionType:
                     holder[key] = _rebind_function(value, memo)
+                elif type(value) is types.MethodType and type(value.__func__) is functools.partial:
+                    holder[key] = types.MethodType(_rebind_partial(value.__func__, memo), value.__self__)
 
 
 def _iter_holders(module: nn.Module) -> Iterator[Any]:
@@ -266,6 +269,17 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
     rebound.__kwdefaults__ = function.__kwdefaults__
     vars(rebound).update(vars(function))
     return rebound
+
+
+def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
+    """Rebind the methods in the arguments, such as the `extra_repr` that torchao keeps of each layer."""
+
+    def rebind(value: Any) -> Any:
+        is_method = type(value) is types.MethodType and id(value.__self__) in memo
+        return types.MethodType(value.__func__, memo[id(value.__self__)]) if is_method else value
+
+    keywords = {name: rebind(value) for name, value in function.keywords.items()}
+    return functools.partial(function.func, *map(rebind, function.args), **keywords)
 
 
 def _rebind_cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
