@@ -121,7 +121,7 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
     `names`: all arguments of the function.
     """
     words = re.findall(r"\w+", annotation)
-    if "Module" in words or (name in _MODULE_NAMES and (not words or "Callable" in words)):
+    if "Module" in words or (name in _MODULE_NAMES and (words in ([], ["T"]) or "Callable" in words)):
         # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
         if "Module" in words and {*TYPES, "Callable"}.intersection(words):
             return "torch.nn.Identity"  # takes any arguments

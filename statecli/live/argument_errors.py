@@ -17,6 +17,7 @@ from statecli.core.python_names import takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
+from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.live.suggested_arguments import get_annotation_text, write_values
@@ -24,6 +25,7 @@ from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 #: Python's message for a call of a constructor that lacks arguments.
 _MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+ arguments?: (?P<names>.*)", re.DOTALL)
+_NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: A name that a message quotes.
 _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 #: Least similarity of a suggested name, from 0 to 1.
@@ -57,6 +59,8 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
     folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
     if folder is not None and isinstance(error, OSError):
         return f"; to build the class without weights, write {quote_for_shell(folder)}"
+    if isinstance(error, TypeError) and any(map(_is_number, (*spec.args, *spec.kwargs.values()))):
+        return f"; write {spell(spec, lambda value: ObjectName(value) if _is_number(value) else value)}"
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
@@ -78,6 +82,11 @@ def _get_text(error: BaseException) -> str:
     with suppress(Exception):  # the exception's own `__str__` may raise anything
         return str(error)
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a number in quotes."""
+    return type(value) is str and _NUMBER.fullmatch(value) is not None
 
 
 def _is_configured_folder(value: Any) -> bool:

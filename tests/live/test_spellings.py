@@ -357,6 +357,8 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("graphs.wrapped:Chain", "graphs.wrapped:Chain(parts=[torch.nn.Linear(2, 3)])"),
         ("graphs.wrapped:Metric()", "graphs.wrapped:Metric(classes=3)"),
         ("graphs.wrapped:Metric(clases=5)", "graphs.wrapped:Metric(classes=5)"),
+        ("torch.nn:Linear('2', out_features='3')", "torch.nn:Linear(2, out_features=3)"),
+        ("torch.nn:DataParallel", "torch.nn:DataParallel(module=torch.nn.Linear(2, 3))"),
         ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
         ("graphs.wrapped:Task('binary', sise=4)", "graphs.wrapped:Task('binary', size=4)"),
     ],
