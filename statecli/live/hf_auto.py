@@ -6,6 +6,7 @@ backbones or a quantizer are removed or refused, and the hub is off during the b
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
