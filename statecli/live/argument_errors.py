@@ -104,6 +104,8 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
         what, value = "a dict", ObjectCall(name, (), given)
     elif isinstance(given, ObjectCall) and given.name.endswith("Config") and given.name.rpartition(".")[2] != name:
         what, value = f"a {given.name}", ObjectCall(name)
+    elif isinstance(given, ObjectName) and given.name.endswith("Config"):
+        what, value = "its class", ObjectCall(name)
     else:
         return None
     args = (value, *spec.args[1:]) if "config" not in spec.kwargs else spec.args

@@ -191,7 +191,8 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> str:
 
 
 def _find_near(name: str, names: list[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, 3, _SIMILARITY) or [n for n in names if n.lower() == name.lower()]
+    same = [other for other in names if other.lower() == name.lower()]
+    return same or difflib.get_close_matches(name, names, 3, _SIMILARITY)
 
 
 def _did_you_mean(name: str, names: list[str]) -> str:

@@ -389,6 +389,7 @@ def test_a_folder_without_weights_has_the_line_to_type(here, advise):
         ("config={'num_hidden_layers': 1}", "config=BertConfig(num_hidden_layers=1)"),
         ("{'num_hidden_layers': 1}", "BertConfig(num_hidden_layers=1)"),
         ("config=GPT2Config()", "config=BertConfig()"),
+        ("BertConfig", "BertConfig()"),
         ("config=transformers:GPT2Config(n_layer=1)", "config=BertConfig()"),
     ],
 )
@@ -407,6 +408,7 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
         ("torch.nn:Liner(2,3)", "torch.nn:Linear(2, 3)"),
         ("torch.nn:Liner", "torch.nn:Linear(in_features=3, out_features=3)"),
         ("bodies:Bdy", "bodies:Body(config=BodyConfig())"),
+        ("bodies:body", "bodies:Body(config=BodyConfig())"),
         ("bodies:Bdy(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("bodes:Body(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("graphs.layer:Conv(torch.nn.Linear(2, 3))", "graphs.layers:Conv(torch.nn.Linear(2, 3))"),
