@@ -29,11 +29,15 @@ _HUB_NAME = compile_on_use(r"hf[-_]hub:(?P<name>[^/:]+/[^/:]+)")
 _VERSION = compile_on_use(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
+    "diffusers": "diffusers:UNet2DModel",
+    "peft": "peft:get_peft_model(transformers.BertModel(BertConfig()), LoraConfig())",
     "timm": "timm:resnet18",
     "torch": "torch.nn:Linear(2, 3)",
     "torch.nn": "torch.nn:Linear(2, 3)",
+    "torchmetrics": "torchmetrics:MeanMetric",
     "torchvision": "torchvision.models:resnet18",
     "torchvision.models": "torchvision.models:resnet18",
+    "transformers": "transformers:BertModel(config=BertConfig())",
 }
 #: Packages that build models by name, as in `resnet50` and `vit_b_16`.
 _REGISTRIES = ("timm", "torchvision")
@@ -144,6 +148,12 @@ def suggest_classes_in(*folders: str) -> Suggestion:
 def suggest_models_of(module: str, file: str | None) -> Suggestion:
     """Return the classes and functions of a Python file; `file` is the file of a dotted module, if there is one."""
     return _list_names(module) if module.endswith(".py") else _list_names(file, module) if file else Suggestion()
+
+
+def find_example(module: str) -> str | None:
+    """Return the word to type for a model of the package of a module; None for a package without an example."""
+    example = _EXAMPLES.get(module.partition(".")[0])
+    return None if example is None else quote_for_shell(example)
 
 
 def _list_python_files(folder: str) -> list[str]:

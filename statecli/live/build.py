@@ -87,10 +87,13 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         raise ModelError(
             f"{spec.text}: needs a configuration; write {word} with the path of a config.json, or of its folder"
         )
-    from statecli.core.target_suggestions import suggest_models_of
+    from statecli.core.target_suggestions import find_example, suggest_models_of
 
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
-    end = "; name a model class or a function:" if models.choices else ""
+    example = None if spec.is_file else find_example(spec.module)
+    end = (
+        "; name a model class or a function:" if models.choices else f"; write, for example, {example}" * bool(example)
+    )
     raise models.build_error(ModelError, spec.text, f"the class {spec.attribute} is not an nn.Module{end}")
 
 

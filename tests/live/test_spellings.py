@@ -463,3 +463,13 @@ def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statec
     target = f"net.py:Wrap(inner={value})"
     assert f"  '{target}'" in statecli("inspect", "net.py").err.splitlines()
     assert shlex.split(advise("net.py:Wrap")[1]) == [target]
+
+
+def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(here, statecli):
+    """The configuration of a model, for example."""
+    pytest.importorskip("transformers")
+    for target in ("transformers:BertConfig", "transformers:BertConfig(hidden_size=3)"):
+        refused = statecli("inspect", target).err
+        line = "'transformers:BertModel(config=BertConfig())'"
+        assert refused.endswith(f"the class BertConfig is not an nn.Module; write, for example, {line}\n")
+    assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
