@@ -121,6 +121,8 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
     `names`: all arguments of the function.
     """
     words = re.findall(r"\w+", annotation)
+    if name == "model" and not words and "peft_config" in names:
+        return _EXAMPLES["PreTrainedModel"]
     if "Module" in words or (name in _MODULE_NAMES and (words in ([], ["T"]) or "Callable" in words)):
         # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
         if "Module" in words and {*TYPES, "Callable"}.intersection(words):

@@ -45,6 +45,8 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
     if not is_named or not (is_configuration(found) or _is_module_class(found)):
         return None
     words = set(re.findall(r"\w+", text))
+    if inspect.isabstract(found):
+        return _write_subclass(found, scope, is_sequence=bool(words & SEQUENCES))
     if words & TYPES:
         return ObjectName(found.__name__)
     needed = [one.name for one in list_parameters(found) if one.default is one.empty]
@@ -53,6 +55,18 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
         return None
     call = ObjectCall(found.__name__, (), values)
     return [call] if words & SEQUENCES else call
+
+
+def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
+    """Return an instance of the first class of the scope that is not abstract and needs no arguments; else None."""
+    values = [value for space in scope.namespaces for value in vars(space).values()]
+    classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
+    for kind in classes:
+        needed = [one for one in list_parameters(kind) if one.default is one.empty]
+        if not needed and not inspect.isabstract(kind):
+            call = ObjectCall(kind.__name__)
+            return [call] if is_sequence else call
+    return None
 
 
 def get_annotation_text(parameter: inspect.Parameter) -> str:

@@ -42,6 +42,7 @@ STAND_INS = {
     """,
     "graphs/__init__.py": "",
     "graphs/wrapped.py": """
+        import abc
         from typing import List, Literal, Optional
         from torch import nn
         class Chain(nn.Module):
@@ -61,6 +62,18 @@ STAND_INS = {
                 self.layer = nn.Linear(input_size, hidden_size, bias)
         class Recurrent(Base):
             def __init__(self, *args, **kwargs): super().__init__("r", *args, **kwargs)
+        class Part(nn.Module, abc.ABC):
+            @abc.abstractmethod
+            def part(self): ...
+        class Wide(Part):
+            def __init__(self, width): super().__init__()
+            def part(self): ...
+        class Plain(Part):
+            def part(self): ...
+        class Parts(nn.Module):
+            def __init__(self, parts: List[Part]):
+                super().__init__()
+                self.parts = nn.ModuleList(parts)
         class Loaded(nn.Module):
             def __init__(self, folder):
                 super().__init__()
@@ -358,6 +371,7 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("graphs.wrapped:Metric()", "graphs.wrapped:Metric(classes=3)"),
         ("graphs.wrapped:Metric(clases=5)", "graphs.wrapped:Metric(classes=5)"),
         ("torch.nn:Linear('2', out_features='3')", "torch.nn:Linear(2, out_features=3)"),
+        ("graphs.wrapped:Parts", "graphs.wrapped:Parts(parts=[Plain()])"),
         ("torch.nn:DataParallel", "torch.nn:DataParallel(module=torch.nn.Linear(2, 3))"),
         ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
         ("graphs.wrapped:Task('binary', sise=4)", "graphs.wrapped:Task('binary', size=4)"),
