@@ -152,9 +152,10 @@ def test_one_target_is_grouped_by_rule():
 
 
 def test_several_targets_are_a_group_each():
-    """With their findings' rules; a clean one is only counted."""
+    """With their findings' rules; a clean one is named in the heading."""
     text = shown(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
     assert [line for line in text.splitlines() if "." in line] == [
+        "torch-zip, 6 tensors, 192 B; clean: b.pt",
         "a.pt  1 error",
         "error[nan]: fc.weight: is nan",
         "c.pt  1 note",

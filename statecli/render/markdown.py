@@ -64,7 +64,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         return
     page = report.page()
     limit = math.inf if report.show_all else MAX_COMMENT_CHARACTERS - RESERVED_CHARACTERS
-    head = "".join(_format_head(report, page))
+    head = "".join(_format_head(report, page, quiet=options.quiet))
     outcome_budget = _CharacterBudget((limit - len(head)) / 3)
     head += _format_outcomes(page, outcome_budget)
     row_count = 0 if options.quiet else sum(len(group.lines) + len(group.problems) for group in page.groups)
@@ -91,13 +91,13 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         sink.text(f"\n… and {dropped:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
 
 
-def _format_head(report: Report, page: Page) -> Iterable[str]:
+def _format_head(report: Report, page: Page, *, quiet: bool) -> Iterable[str]:
     yield f"### {_escape_text(report.title) if report.has_several_targets else _format_code(report.title)}\n\n"
     if page.verdict:
         yield f"**{_escape_text(page.verdict)}**\n\n"
     for sentence in page.unusual:
         yield f"**{_escape_text(sentence.text)}**\n\n"
-    if page.subtitle:
+    if page.subtitle and not quiet:
         yield f"{_escape_text(page.subtitle)}\n"
 
 

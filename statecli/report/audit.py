@@ -199,13 +199,14 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconcl
         *_list_accepted_findings(audit, view),
         *(_list_skipped_rules(audit) if view.verbose else ()),
     ]
+    clean = _format_clean_targets(audit)
     is_single = len(audit.targets) == 1
     groups = () if is_single else _group_by_target(audit.targets, view, audit.plugin_rules)
     return Page(
-        subtitle=_format_subtitle(audit),
+        subtitle="; ".join(filter(None, (_format_subtitle(audit), clean))),
         columns=(report.Column("finding"),),
         groups=tuple(groups),
-        totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), verdict),
+        totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), *filter(None, [clean]), verdict),
         problems=problems if is_single else (),
         failing_problems=lambda: _list_failing_problems(audit),
         verdict=verdict,
@@ -308,6 +309,16 @@ def _list_empty_targets(audit: Audit) -> Iterator[Line]:
     if targets:
         has = "has" if len(targets) == 1 else "have"
         yield Line((f"{plural(len(targets), 'target')} {has} no tensors",), join_names(targets), "dim")
+
+
+def _format_clean_targets(audit: Audit) -> str:
+    """Format `clean: a.pt, b.pt`, the targets without a finding next to targets that have some; else ""."""
+    clean = [
+        target.target
+        for target in audit.targets
+        if target.status is Status.AUDITED and target.tensors and not target.findings and not target.accepted
+    ]
+    return f"clean: {join_names(clean, MAX_LISTED_TARGETS)}" if 0 < len(clean) < audit.count(Status.AUDITED) else ""
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:

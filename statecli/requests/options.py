@@ -690,7 +690,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Option(
             ("--check",),
             "Run only this check (repeatable). [default: move, cast, save, copy, step, forward]",
-            "PROOF",
+            "CHECK",
             argument="checks",
         ),
     ] = ()
