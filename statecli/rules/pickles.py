@@ -388,7 +388,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
             )
         elif pickle.refused_opcode is not None:
             names = []
-            why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN
+            why, help = f"has the {_describe_opcode(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
             why, help = f"imports {', '.join(map(quoting.name, names))}", _suggest_replacements(names, pickle)
         elif storages:
@@ -404,10 +404,11 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         yield Issue(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
 
-def _opcode_name(code: int) -> str:
+def _describe_opcode(code: int) -> str:
     import pickletools  # long texts about each opcode, which nothing else needs
 
-    return next(opcode.name for opcode in pickletools.opcodes if opcode.code == chr(code))
+    names = (f"opcode {opcode.name}" for opcode in pickletools.opcodes if opcode.code == chr(code))
+    return next(names, f"unknown opcode 0x{code:02x}")
 
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:

@@ -103,6 +103,17 @@ def test_opcodes_that_torch_save_does_not_write_are_found(name, tmp_path):
     assert said in finding.message
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("code", [b"\0", b"m", b"\xff"])
+def test_bytes_that_are_not_opcodes_are_found(code, tmp_path):
+    """No unpickler knows them."""
+    (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=code))))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "a.pt")
+    (finding,) = refusals(tmp_path / "a.pt")
+    assert f"has the unknown opcode 0x{code.hex()}" in finding.message
+
+
 def test_each_opcode_is_known_as_torch_knows_it(tmp_path):
     """An opcode without what it needs fails in another way than one that torch does not know."""
     for opcode in pickletools.opcodes:
