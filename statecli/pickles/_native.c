@@ -36,6 +36,11 @@ typedef struct {
 
 enum { MAX_KEY_DIGITS = 20, MIN_LONG_SHAPE = 4, MAX_LONG_SHAPE = 16 };
 
+/* The bytes left; lengths of the file are compared as unsigned, because Py_ssize_t may have 32 bits. */
+static size_t left(const Cursor *cursor) {
+    return (size_t)(cursor->end - cursor->at);
+}
+
 static int take(Cursor *cursor, unsigned char byte) {
     if (cursor->at == cursor->end || *cursor->at != byte)
         return 0;
@@ -44,7 +49,7 @@ static int take(Cursor *cursor, unsigned char byte) {
 }
 
 static int take_u32(Cursor *cursor, uint32_t *number) {
-    if (cursor->end - cursor->at < 4)
+    if (left(cursor) < 4)
         return 0;
     const unsigned char *at = cursor->at;
     *number = at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
@@ -60,13 +65,13 @@ static int take_get(Cursor *cursor, Py_ssize_t next, uint32_t *entry) {
         *entry = *cursor->at++;
     } else if (!take(cursor, 'j') || !take_u32(cursor, entry))
         return 0;
-    return (Py_ssize_t)*entry < next;
+    return *entry < (size_t)next;
 }
 
 /* LONG_BINPUT of the next entry. */
 static int take_put(Cursor *cursor, Py_ssize_t *next) {
     uint32_t entry;
-    return take(cursor, 'r') && take_u32(cursor, &entry) && (Py_ssize_t)entry == (*next)++;
+    return take(cursor, 'r') && take_u32(cursor, &entry) && entry == (size_t)(*next)++;
 }
 
 /* BININT1, BININT2 or BININT. */
@@ -77,7 +82,7 @@ static int take_number(Cursor *cursor, int64_t *number) {
             return 0;
         *number = *cursor->at++;
     } else if (take(cursor, 'M')) {
-        if (cursor->end - cursor->at < 2)
+        if (left(cursor) < 2)
             return 0;
         *number = cursor->at[0] | cursor->at[1] << 8;
         cursor->at += 2;
@@ -107,7 +112,7 @@ static int take_shape(Cursor *cursor, Part *shape) {
 static int take_key(Cursor *cursor, Part *key) {
     uint32_t length;
     if (!take(cursor, 'X') || !take_u32(cursor, &length) || length < 1 || length > MAX_KEY_DIGITS ||
-        cursor->end - cursor->at < (Py_ssize_t)length)
+        left(cursor) < length)
         return 0;
     *key = (Part){(const char *)cursor->at, (Py_ssize_t)length};
     for (; length; length--, cursor->at++)
@@ -119,7 +124,7 @@ static int take_key(Cursor *cursor, Part *key) {
 /* The name of a tensor, in which no scan looks for a pickle: of letters, digits, points, underscores and hyphens. */
 static int take_name(Cursor *cursor, Part *name) {
     uint32_t length;
-    if (!take(cursor, 'X') || !take_u32(cursor, &length) || cursor->end - cursor->at < (Py_ssize_t)length)
+    if (!take(cursor, 'X') || !take_u32(cursor, &length) || left(cursor) < length)
         return 0;
     *name = (Part){(const char *)cursor->at, (Py_ssize_t)length};
     for (; length; length--, cursor->at++) {
@@ -223,7 +228,7 @@ static int add_record(const Machine *m, const Record *record, PyObject *empty) {
 
 /* Whether the memo has this object at the entry. */
 static int has_entry(PyObject *memo, uint32_t entry, PyObject *object) {
-    return (Py_ssize_t)entry < PyList_Size(memo) && PyList_GetItem(memo, entry) == object;
+    return entry < (size_t)PyList_Size(memo) && PyList_GetItem(memo, entry) == object;
 }
 
 static PyObject *take_records(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -236,8 +241,8 @@ static PyObject *take_records(PyObject *Py_UNUSED(module), PyObject *args) {
                           &m.function, &m.hooks) ||
         PyBytes_AsStringAndSize(data, &bytes, &size))
         return NULL;
-    if (position < 0 || position > size)
-        return PyErr_Format(PyExc_ValueError, "byte %zd is outside the data", position);
+    if (position < 0 || position > size || end < position)
+        return PyErr_Format(PyExc_ValueError, "bytes %zd to %zd are outside the data", position, end);
     const unsigned char *first = (const unsigned char *)bytes;
     Cursor cursor = {first + position, first + (end < size ? end : size)};
     PyObject *empty = PyTuple_New(0);

@@ -236,6 +236,14 @@ def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
 
 
 @needs_compiled_records
+@pytest.mark.parametrize(("position", "end"), [(-1, 4), (5, 9), (3, 2), (0, -1), (3, -(2**63))])
+def test_the_compiled_reader_refuses_bytes_outside_the_data(position, end):
+    """An end before the position would be an address before the data."""
+    with pytest.raises(ValueError, match=f"bytes {position} to {end} are outside the data"):
+        machine.native.take_records(b"Xabc", position, end, 1, [], [], [], {}, Obj, Persistent, None, None)
+
+
+@needs_compiled_records
 def test_the_compiled_reader_is_used(corpus):
     """Otherwise the comparisons above would compare nothing."""
     real, taken = machine.native.take_records, []
