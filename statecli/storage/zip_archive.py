@@ -529,7 +529,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
             f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
             "begins at this byte"
         )
-    same = n == len(raw) and header[_LOCAL.size :] == raw
+    same = raw != b"" and n == len(raw) and header[_LOCAL.size :] == raw
     if not same:  # no character takes more than four bytes
         same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
     same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED

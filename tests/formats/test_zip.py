@@ -456,6 +456,15 @@ def test_a_nameless_record_with_a_local_name_is_refused(opened, local_name):
         opened(build([Member(b"", b"x", local_name=local_name)]))
 
 
+@pytest.mark.parametrize("name", ["archive/e", "archive/\u00e9"])
+@pytest.mark.parametrize("local_name", [b"", b"archive/x"])
+def test_a_record_with_another_local_name_is_refused(opened, name, local_name):
+    """No name in the local header is another name too, whatever the letters of the name in the directory."""
+    member = Member(name, b"x", flags=0x0808, local_name=local_name)
+    with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
+        opened(build([*records(), member]))
+
+
 def test_an_oddity_says_where_it_lies(opened):
     """What is appended, and a comment: file, first byte and length."""
     for data, at, length in (
