@@ -84,10 +84,13 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     with Source(path) as source:
         raw, start = _read_raw_header(source)
         try:
-            metadata, tensors = _read_plain_header(raw, path, start, source.size)
+            metadata, entries = _parse_plain_header(raw)
+            del raw  # as large as a fifth of the rows
+            tensors = _build_tensors(entries, path, start, source.size)
             repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
             # The parser that knows every exception, and has the words for every error.
+            raw, start = _read_raw_header(source)
             header, repeats = json_object.parse_object(raw, "its header")
             del raw
             metadata = _check_metadata(header.pop("__metadata__", None))
@@ -162,8 +165,8 @@ _ENTRY = msgspec.json.Decoder(HeaderEntry)
 _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
-def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[dict[str, str], list[TensorInfo]]:
-    """Return metadata and tensors of a header as every library writes headers, in a quarter of the time and memory.
+def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str, HeaderEntry]]]:
+    """Return metadata and entries of a header as every library writes headers, in a quarter of the time and memory.
 
     Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
     the header. msgspec keeps the last of two equal keys. Each pair of an object has one colon, so equal keys show as
@@ -178,14 +181,10 @@ def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[di
     pairs = 4 * len(entries) + (0 if metadata is None else 1 + len(metadata))
     if raw.count(b":") != pairs + texts.count(":"):
         raise _NotPlain
-    del texts
-    return metadata or {}, _build_tensors(_decode_entries(entries), path, start, size)
-
-
-def _decode_entries(entries: dict[str, msgspec.Raw]) -> Iterator[tuple[str, HeaderEntry]]:
-    for name in list(entries):
-        # Popped, so that an entry's memory serves the next row: 100,000 of either are 50 MB.
-        yield name, _ENTRY.decode(entries.pop(name))
+    names, decoded = list(entries), list(map(_ENTRY.decode, entries.values()))
+    decoded.reverse()
+    # Popped, so that an entry's memory serves the next row: 100,000 of either are 50 MB.
+    return metadata or {}, ((name, decoded.pop()) for name in names)
 
 
 def _check_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]]:

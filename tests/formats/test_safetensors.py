@@ -866,10 +866,10 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
     """A key that stands twice is found by counting colons, wherever else colons stand: never another answer."""
     rng = random.Random(20261123)  # noqa: S311  # reproducible, no secret
     path = tmp_path / "colons.safetensors"
-    plain, read_plain = [], safetensors._read_plain_header
+    plain, parse_plain = [], safetensors._parse_plain_header
 
     def counted(*arguments):
-        result = read_plain(*arguments)
+        result = parse_plain(*arguments)
         plain.append(result)
         return result
 
@@ -879,9 +879,9 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
     accepted = 0
     for _ in range(1000):
         path.write_bytes(packed(with_repeats(rng), bytes(8)))
-        monkeypatch.setattr(safetensors, "_read_plain_header", counted)
+        monkeypatch.setattr(safetensors, "_parse_plain_header", counted)
         quick = state_or_error(path)
-        monkeypatch.setattr(safetensors, "_read_plain_header", refused)
+        monkeypatch.setattr(safetensors, "_parse_plain_header", refused)
         assert state_or_error(path) == quick
         accepted += isinstance(quick, ModelState)
     assert 100 < len(plain) < accepted, "both ways were taken"
