@@ -7,6 +7,8 @@ of storages, which the rules `oversized-storage` and `too-large` count.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -29,7 +31,19 @@ class _StorageSum:
         self._seen: set[tuple[object, ...]] = set()
         self._taken: dict[object, int] = {}
 
-    def add(self, tensor: TensorInfo) -> None:
+    def add_all(self, tensors: Iterable[TensorInfo]) -> None:
+        """Add tensors; nearly all of them are the only tensor of their storage."""
+        plain = []
+        for tensor in tensors:
+            if tensor.tied_to or tensor.storage_bytes is not None:
+                self._add(tensor)
+            else:
+                plain.append(tensor)
+        self._tensors += len(plain)
+        self._elements += sum([tensor.elements for tensor in plain])
+        self._bytes += sum([tensor.nbytes for tensor in plain])
+
+    def _add(self, tensor: TensorInfo) -> None:
         self._tensors += 1
         size, elements = tensor.nbytes, tensor.elements
         if tensor.layout == "strided" and tensor.storage_bytes is not None and size > tensor.storage_bytes:
@@ -56,13 +70,8 @@ class _StorageSum:
 def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Return the size of all tensors together, in bytes."""
     storage_sum = _StorageSum()
-    plain_bytes = 0
-    for tensor in tensors:
-        if tensor.tied_to or tensor.storage_bytes is not None:
-            storage_sum.add(tensor)
-        else:
-            plain_bytes += tensor.nbytes
-    return plain_bytes + storage_sum.totals().bytes
+    storage_sum.add_all(tensors)
+    return storage_sum.totals().bytes
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
@@ -71,8 +80,8 @@ def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
     Storage shared by tensors of two kinds counts for each kind.
     """
     sums = {kind: _StorageSum() for kind in Kind}
-    for tensor in tensors:
-        sums[tensor.kind].add(tensor)
+    for kind, run in groupby(tensors, key=attrgetter("kind")):
+        sums[kind].add_all(run)
     totals_by_kind = {kind: kind_totals.totals() for kind, kind_totals in sums.items()}
     return {
         kind.value: kind_totals
