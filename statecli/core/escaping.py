@@ -7,6 +7,7 @@ from statecli.core.lazy_pattern import compile_on_use
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     import re
+    from collections.abc import Collection
 
 #: C0 and C1 controls, DEL, soft hyphens, bidirectional marks and overrides, zero-width characters, line and paragraph
 #: separators, lone surrogates, BOM, noncharacters (Unicode 23.7), tags.
@@ -35,6 +36,14 @@ def escape_line(text: str) -> str:
     return _WORKFLOW_COMMAND.sub(lambda match: r"#\x23" if match[2] else match[1] + r"\x3a", text)
 
 
+def escape_lines(lines: Collection[str]) -> str:
+    """Return the lines as `escape_line` does, each with its line break."""
+    text = "".join(lines)
+    if text.isascii() and text.isprintable() and "::" not in text and "##" not in text:
+        return "\n".join((*lines, ""))
+    return "".join([f"{escape_line(line)}\n" for line in lines])
+
+
 #: Longer remarks, notes and findings are truncated in the middle.
 MAX_SENTENCE_CHARACTERS = 2000
 
@@ -49,6 +58,12 @@ def escape_name(text: str) -> str:
     if len(text) <= MAX_NAME_CHARACTERS and text.isascii() and text.isprintable():
         return text
     return escape(truncate_middle(text, MAX_NAME_CHARACTERS))
+
+
+def are_safe_names(texts: Collection[str]) -> bool:
+    """Return True if `escape_name` changes none of many texts."""
+    text = "".join(texts)
+    return text.isascii() and text.isprintable() and max(map(len, texts), default=0) <= MAX_NAME_CHARACTERS
 
 
 def truncate_middle(text: str, width: int) -> str:

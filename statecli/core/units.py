@@ -24,7 +24,13 @@ KIND_NOUNS = {
 
 def format_kind(tensor: TensorInfo) -> str:
     """Return the kind, with a question mark if only assumed."""
-    return f"{tensor.kind.value}?" if tensor.evidence is Evidence.ASSUMED else tensor.kind.value
+    return format_kind_with_evidence((tensor.kind, tensor.evidence))
+
+
+def format_kind_with_evidence(pair: tuple[Kind, Evidence]) -> str:
+    """Return the kind, with a question mark if only assumed."""
+    kind, evidence = pair
+    return f"{kind.value}?" if evidence is Evidence.ASSUMED else kind.value
 
 
 def format_shape(shape: tuple[int, ...] | None) -> str:

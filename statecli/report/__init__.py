@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -66,12 +68,47 @@ class Rows(Generic[_Row]):
         return len(self._items)
 
 
+class CellRows(Rows[tuple[Cell, ...]]):
+    """Rows built of columns: each column has a function for the value of an item, and the cell of each value.
+
+    The cell of a value is formatted once for all rows; None: the value is the cell.
+    """
+
+    def __init__(
+        self, columns: Sequence[tuple[Callable[[Any], Any], Callable[[Any], Cell] | None]], items: Collection[Any]
+    ) -> None:
+        super().__init__(tuple, items)
+        self._columns = columns
+
+    def __iter__(self) -> Iterator[tuple[Cell, ...]]:
+        return zip(*self._iter_columns(), strict=True)
+
+    def iter_batches(self, size: int) -> Iterator[list[Sequence[Cell]]]:
+        """Yield the columns of `size` rows at a time."""
+        columns = self._iter_columns()
+        for _ in range(0, len(self), size):
+            yield [list(islice(column, size)) for column in columns]
+
+    def _iter_columns(self) -> list[Iterator[Cell]]:
+        values = [(map(get, self._items), format_value) for get, format_value in self._columns]
+        return [column if format_value is None else map(cache(format_value), column) for column, format_value in values]
+
+
 class Table(msgspec.Struct, frozen=True):
     """The flat table: every row has a cell for each column. `has_findings`: outputs may add findings to the rows."""
 
     columns: tuple[Column, ...]
     rows: Rows[tuple[Cell, ...]] | tuple[tuple[Cell, ...], ...]
     has_findings: bool = True
+
+    def iter_batches(self, size: int) -> Iterator[Sequence[Sequence[Cell]]]:
+        """Yield the columns of `size` rows at a time."""
+        if isinstance(self.rows, CellRows):
+            yield from self.rows.iter_batches(size)
+            return
+        rows = iter(self.rows)
+        while batch := list(islice(rows, size)):
+            yield list(zip(*batch, strict=True))
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):

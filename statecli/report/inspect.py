@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from statecli.core.units import (
     format_count,
     format_fqn,
     format_kind,
+    format_kind_with_evidence,
     format_number,
     format_origin,
     format_shape,
@@ -38,6 +39,7 @@ from statecli.core.units import (
 from statecli.report import (
     Case,
     Cell,
+    CellRows,
     Column,
     Fix,
     Group,
@@ -46,7 +48,6 @@ from statecli.report import (
     Page,
     Problem,
     Report,
-    Rows,
     RowView,
     Table,
     Trouble,
@@ -207,25 +208,26 @@ def _build_page(
     *,
     rows: bool = True,
 ) -> Page:
-    """Return the page; tensors with accepted findings need no fix."""
+    """Return the page; tensors with accepted findings need no fix. Without `rows` the page has no subtitle."""
     accepted_names = {entry.finding.fqn for entry in accepted}
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
     verdict = _format_page_verdict(problems, inspection, accepted)
-    subtitle = _format_subtitle(inspection)
+    subtitle = _format_subtitle(inspection) if rows else ""
     unusual = list_unusual_values(inspection.state)
     inspection = _fold_weights(inspection)
     state = inspection.state
-    columns = _list_columns(inspection, view)
+    columns: tuple[Column, ...] = ()
     groups: tuple[Group, ...] = ()
     if rows:
+        columns = tree.COLUMNS if view.tree else _list_columns(inspection, view)
         noun = "row" if _count_hidden_parts(inspection) else "tensor"
         groups = (
             tree.build_tree_groups(state, view.unfold, noun) if view.tree else _build_groups(inspection, columns, view)
         )
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
-        subtitle=subtitle + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
-        columns=tree.COLUMNS if view.tree else columns,
+        subtitle=subtitle + (f", after a forward with {inspection.inputs}" if rows and inspection.inputs else ""),
+        columns=columns,
         groups=groups,
         totals=(
             *_format_totals(state, _count_hidden_parts(inspection)),
@@ -307,32 +309,38 @@ def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepte
 
 # The flat table: every fact in a column of its own, none where the source does not say.
 
-#: A column, and its cell for a tensor.
-_Measure = tuple[Column, Callable[[TensorInfo], Cell]]
-_TABLE_COLUMNS: tuple[_Measure, ...] = (
-    (Column("kind"), format_kind),
-    (Column("fqn"), attrgetter("fqn")),
-    (Column("evidence", detail=True), lambda t: t.evidence.value),
-    (Column("persistent", detail=True), lambda t: format_yes_no(t.persistent)),
-    (Column("elements", detail=True), attrgetter("elements")),
-    (Column("layout", detail=True), attrgetter("layout")),
-    (Column("origin", detail=True), lambda t: format_origin(t.origin) if t.origin else None),
-    (Column("dtype"), attrgetter("dtype")),
-    (Column("shape"), lambda t: format_shape(t.shape)),
-    (Column("bytes", right=True), attrgetter("nbytes")),
-    (Column("device"), attrgetter("device")),
-    (Column("requires_grad"), lambda t: format_yes_no(t.requires_grad)),
-    (Column("saved"), lambda t: format_yes_no(t.saved)),
-    (Column("moves"), lambda t: format_yes_no(t.moves)),
+
+class _Measure(NamedTuple):
+    """A column, the value of a tensor, and the cell of the value; None: the value is the cell."""
+
+    column: Column
+    get: Callable[[TensorInfo], Any]
+    format: Callable[[Any], Cell] | None = None
+
+
+_TABLE_COLUMNS = (
+    _Measure(Column("kind"), attrgetter("kind", "evidence"), format_kind_with_evidence),
+    _Measure(Column("fqn"), attrgetter("fqn")),
+    _Measure(Column("evidence", detail=True), attrgetter("evidence"), attrgetter("value")),
+    _Measure(Column("persistent", detail=True), attrgetter("persistent"), format_yes_no),
+    _Measure(Column("elements", detail=True), attrgetter("elements")),
+    _Measure(Column("layout", detail=True), attrgetter("layout")),
+    _Measure(Column("origin", detail=True), lambda t: format_origin(t.origin) if t.origin else None),
+    _Measure(Column("dtype"), attrgetter("dtype")),
+    _Measure(Column("shape"), attrgetter("shape"), format_shape),
+    _Measure(Column("bytes", right=True), attrgetter("nbytes")),
+    _Measure(Column("device"), attrgetter("device")),
+    _Measure(Column("requires_grad"), attrgetter("requires_grad"), format_yes_no),
+    _Measure(Column("saved"), attrgetter("saved"), format_yes_no),
+    _Measure(Column("moves"), attrgetter("moves"), format_yes_no),
 )
 
 
 def _build_table(inspection: Inspection, view: RowView, *, details: bool = True) -> Table:
     """Return the flat table; with `details` False, without the columns for programs."""
-    measures = [(column, cell) for column, cell in _list_table_columns(inspection) if details or not column.detail]
-    cells = [cell for _, cell in measures]
-    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), _list_shown_tensors(inspection, view))
-    return Table(tuple(column for column, _ in measures), rows)
+    measures = [measure for measure in _list_table_columns(inspection) if details or not measure.column.detail]
+    rows = CellRows([(measure.get, measure.format) for measure in measures], _list_shown_tensors(inspection, view))
+    return Table(tuple(measure.column for measure in measures), rows)
 
 
 def _list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[TensorInfo]:
@@ -349,15 +357,15 @@ def _count_hidden(inspection: Inspection, view: RowView) -> int:
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
     tensors = inspection.state.tensors
     if len({tensor.section for tensor in tensors}) > 1:
-        yield Column("section"), lambda t: t.section or None
+        yield _Measure(Column("section"), lambda t: t.section or None)
     yield from _TABLE_COLUMNS
     if inspection.to is not None:
-        yield Column("after"), lambda t: t.after.device if t.after else None
-        yield Column("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None
+        yield _Measure(Column("after"), lambda t: t.after.device if t.after else None)
+        yield _Measure(Column("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None)
     for name in STATS_FIELDS if _has_stats(inspection) else ():
-        yield Column(name, right=True), partial(_get_statistic, name)
-    yield Column("tied_to"), lambda t: ",".join(t.tied_to) or None
-    yield Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note")
+        yield _Measure(Column(name, right=True), partial(_get_statistic, name))
+    yield _Measure(Column("tied_to"), attrgetter("tied_to"), lambda names: ",".join(names) or None)
+    yield _Measure(Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note"))
 
 
 def _get_statistic(name: str, tensor: TensorInfo) -> Cell:
@@ -439,15 +447,17 @@ def _format_scalars(state: ModelState) -> str:
 
 def _count_hidden_parts(inspection: Inspection) -> int:
     """Return the number of tensors that have no row, because they have one together."""
-    rows = {(row.section, row.fqn) for row in inspection.state.tensors}
     weights = _list_weights_by_row(inspection)
+    if not weights:
+        return 0
+    rows = {(row.section, row.fqn) for row in inspection.state.tensors}
     return sum(len(weight.parts) - 1 for key, weight in weights.items() if key in rows)
 
 
 def _format_totals(state: ModelState, hidden: int) -> tuple[str, ...]:
     """Return a line for each kind. `hidden` tensors are parts of the parameters."""
     summary = sizes.sum_by_kind(state.tensors)
-    assumed = sum(t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER for t in state.tensors)
+    assumed = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
     lines = []
     for kind, total in summary.items():
         if total.tensors:
@@ -661,6 +671,8 @@ def _format_device(tensor: TensorInfo) -> str:
 def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str | None]) -> list[TensorInfo]:
     """Return the tensors with a finding; with `-v` all not accepted: tensors without a finding do no harm."""
     reported = {finding.fqn for finding in inspection.findings}
+    if not (reported or view.verbose):
+        return []
     return [
         tensor
         for tensor in inspection.state.tensors

@@ -91,13 +91,15 @@ def group_findings(
     `rows` are tensors of a model: findings of its unregistered tensors share a cause if made by the same source line.
     `plugin_rules` are rules of findings that are not in the dictionary.
     """
+    findings = tuple(findings)
+    if not findings:
+        return ()
     causes: dict[str, object] = {}
     rows_by_cause: dict[object, list[TensorInfo]] = {}
     for row in rows:
         if row.kind is Kind.UNREGISTERED:
             cause = causes[row.fqn] = _get_registration_cause(row)
             rows_by_cause.setdefault(cause, []).append(row)
-    findings = tuple(findings)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
     imports = _map_imports(findings)
     groups: dict[object, list[Finding]] = {}
