@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from math import prod
 
 import msgspec
 
@@ -14,14 +15,16 @@ from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.report import Line
 
-_NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
-#: A name whose numbers all stand before its last part.
-_TO_LAST_NUMBER = compile_on_use(r"(.*\d[.\]:])\D*", re.DOTALL)
+_NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(0|[1-9]\d{0,8})(?=[.\]:]|$)")
+#: Characters of the end of a name that has no numbers.
+_NO_DIGITS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._"
 #: The same in a remark, where a name also ends at a comma or a space.
 _IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
-#: The numbers along each axis -> (first row, positions of all rows).
-Boxes = dict[tuple[tuple[int, ...], ...], tuple[Line, list[int]]]
+#: The numbers along each axis.
+Box = tuple[tuple[int, ...], ...]
+#: The positions of the rows of each box, in order.
+Boxes = dict[Box, list[int]]
 
 
 def fold_lines(rows: Sequence[Line]) -> list[Line]:
@@ -31,32 +34,64 @@ def fold_lines(rows: Sequence[Line]) -> list[Line]:
 
 def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
     """Return the lines as `fold_lines` does, each with the positions of its rows, in order."""
-    alike: dict[tuple[str, int, tuple[str, ...], str, str], list[tuple[int, tuple[int, ...], Line]]] = {}
-    for position, row in enumerate(rows):
-        name, numbers = split_numbers(row.cells[0])
+    return fold_named_rows([row.cells[0] for row in rows], range(len(rows)), rows)
+
+
+class _AlikeRows:
+    """The rows that differ only in their numbers: the numbers, and the positions among all rows."""
+
+    __slots__ = ("numbers", "positions")
+
+    def __init__(self) -> None:
+        self.numbers: list[tuple[int, ...]] = []
+        self.positions: list[int] = []
+
+
+def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
+    """Return the lines as `fold_rows` does, for many rows with few different lines but for their names.
+
+    Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
+    """
+    tails: dict[tuple[tuple[str, ...], str, str], int] = {}
+    #: The same number for equal lines; -1 if the remark may have numbers, which are those of the row.
+    tail_of = [-1 if line.remark else tails.setdefault((line.cells[1:], "", line.mood), len(tails)) for line in lines]
+    alike: dict[tuple[str, str, int, int], _AlikeRows] = {}
+    remarks: dict[int, str] = {}
+    for position, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        # `split_numbers` in place, because there may be a million names.
+        end = len(name.rstrip(_NO_DIGITS)) + 1
+        template, numbers = _split_beginning(name[:end])
+        tail = tail_of[kind]
+        if tail < 0:
+            line = lines[kind]
+            remark = _make_remark_template(line.remark, list(map(str, numbers)))
+            tail = tails.setdefault((line.cells[1:], remark, line.mood), len(tails))
+            remarks[tail] = remark
         # The number of numbers is part of the key, because a name may contain `#` itself.
-        remark = _make_remark_template(row.remark, list(map(str, numbers))) if row.remark else ""
-        key = (name, len(numbers), row.cells[1:], remark, row.mood)
-        alike.setdefault(key, []).append((position, numbers, row))
+        key = template, name[end:], len(numbers), tail
+        rows = alike.get(key)
+        if rows is None:
+            rows = alike[key] = _AlikeRows()
+        rows.numbers.append(numbers)
+        rows.positions.append(position)
     folded: list[tuple[Line, list[int]]] = []
-    for (*_, remark, _), entries in alike.items():
-        folded.extend(_join_rows(entries, remark))
+    for (*_, tail), rows in alike.items():
+        folded.extend(_join_rows(rows, remarks.get(tail, ""), names, kinds, lines))
     return sorted(folded, key=lambda pair: pair[1][0])
 
 
 def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name with `#` in place of its layers' numbers, and the numbers."""
-    beginning = _TO_LAST_NUMBER.fullmatch(name)
-    if beginning is None:
-        return _split_beginning(name)
-    template, numbers = _split_beginning(beginning[1])
-    return template + name[beginning.end(1) :], numbers
+    end = len(name.rstrip(_NO_DIGITS)) + 1
+    template, numbers = _split_beginning(name[:end])
+    return template + name[end:], numbers
 
 
 @lru_cache(maxsize=1024)
 def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
-    """Split the part of a name that many names of a layer share."""
-    return _NUMBER.sub("#", text), tuple(map(int, _NUMBER.findall(text)))
+    """Split the part of a name that many names of a layer share: up to the character after its last digit."""
+    parts = _NUMBER.split(text)
+    return "#".join(parts[::2]), tuple(map(int, parts[1::2]))
 
 
 def insert_numbers(name: str, numbers: Iterable[str]) -> str:
@@ -125,36 +160,45 @@ def _group_by_name(oddities: Sequence[Oddity]) -> dict[str, list[Oddity]]:
     return names
 
 
-def _join_rows(entries: list[tuple[int, tuple[int, ...], Line]], template: str) -> Iterable[tuple[Line, list[int]]]:
-    if len({numbers for _, numbers, _ in entries}) < len(entries) or len(entries) == 1:
-        yield from ((row, [position]) for position, _, row in entries)  # rows with the same name stay separate
+def _join_rows(
+    alike: _AlikeRows, template: str, names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]
+) -> Iterator[tuple[Line, list[int]]]:
+    """Yield the lines of rows that differ only in their numbers, each with the positions of its rows."""
+
+    def build_line(position: int, box: Box | None = None) -> Line:
+        line, name = lines[kinds[position]], names[position]
+        if box is None:
+            return line if line.cells[0] == name else msgspec.structs.replace(line, cells=(name, *line.cells[1:]))
+        name = insert_numbers(name, map(format_numbers, box))
+        remark = re.sub("\0(\\d+)\0", lambda match: format_numbers(box[int(match[1])]), template)
+        return msgspec.structs.replace(line, cells=(name, *line.cells[1:]), remark=remark)
+
+    numbers, positions = alike.numbers, alike.positions
+    if len(numbers) == 1 or len(set(numbers)) < len(numbers):  # rows with the same name stay separate
+        yield from ((build_line(position), [position]) for position in positions)
         return
-    boxes: Boxes = {tuple((n,) for n in numbers): (row, [position]) for position, numbers, row in entries}
-    for axis in range(len(entries[0][1]) - 1, -1, -1):
+    whole = tuple(tuple(sorted(set(axis))) for axis in zip(*numbers, strict=True))
+    if prod(map(len, whole)) == len(numbers):
+        yield build_line(positions[0], whole), positions
+        return
+    boxes: Boxes = {tuple((n,) for n in own): [position] for own, position in zip(numbers, positions, strict=True)}
+    for axis in range(len(whole) - 1, -1, -1):
         boxes = _merge_boxes(boxes, axis)
-    for box, (row, positions) in boxes.items():
-        yield _build_joined_line(row, box, template) if len(positions) > 1 else row, positions
+    for box, own_positions in boxes.items():
+        yield build_line(own_positions[0], box if len(own_positions) > 1 else None), own_positions
 
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
     """Merge boxes with the same numbers on every axis but `axis`."""
-    lanes: dict[tuple[object, ...], list[tuple[tuple[int, ...], ...]]] = {}
+    lanes: dict[tuple[object, ...], list[Box]] = {}
     for box in boxes:
         lanes.setdefault((box[:axis], box[axis + 1 :]), []).append(box)
     merged = {}
     for lane in lanes.values():
         along = tuple(sorted(n for box in lane for n in box[axis]))
-        lane_boxes = [boxes[box] for box in lane]
-        row, _ = min(lane_boxes, key=lambda entry: entry[1][0])
-        positions = sorted(position for _, row_positions in lane_boxes for position in row_positions)
-        merged[(*lane[0][:axis], along, *lane[0][axis + 1 :])] = (row, positions)
+        positions = sorted(position for box in lane for position in boxes[box])
+        merged[(*lane[0][:axis], along, *lane[0][axis + 1 :])] = positions
     return merged
-
-
-def _build_joined_line(row: Line, box: tuple[tuple[int, ...], ...], template: str) -> Line:
-    name = insert_numbers(row.cells[0], map(format_numbers, box))
-    remark = re.sub("\0(\\d+)\0", lambda match: format_numbers(box[int(match[1])]), template)
-    return msgspec.structs.replace(row, cells=(name, *row.cells[1:]), remark=remark)
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

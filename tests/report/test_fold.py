@@ -7,6 +7,7 @@ from itertools import product
 
 import hypothesis.strategies as st
 from hypothesis import given
+from msgspec.structs import replace
 
 from statecli.core.error_causes import group_by_cause
 from statecli.core.finding import Finding, Severity
@@ -148,3 +149,14 @@ def test_tied_tensors_have_one_message():
     """It names the first of them; what names none of them stays as it is."""
     assert group_by_cause([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
     assert group_by_cause([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]
+
+
+@given(st.data())
+def test_rows_that_share_their_lines_fold_as_lines_of_their_own(data):
+    """Whatever names, numbers and remarks."""
+    lines = [Line(("", cell), remark) for cell in "xy" for remark in ("", "= layers.1.b", "tied")]
+    kinds = data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=40))
+    part = st.sampled_from(("layers", "0", "1", "2", "3", "#", "w"))
+    names = [".".join(data.draw(st.lists(part, min_size=1, max_size=4))) for _ in kinds]
+    own = [replace(lines[kind], cells=(name, *lines[kind].cells[1:])) for kind, name in zip(kinds, names, strict=True)]
+    assert fold.fold_named_rows(names, kinds, lines) == fold.fold_rows(own)
