@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -274,7 +275,7 @@ def _count_tensors(inspection: Inspection) -> str:
     if not weights:
         return count
     own = sum(len(weight.parts) for weight in weights)
-    parameters = _format_parameters_of(inspection)
+    parameters = _format_parameters_of(inspection, _count_parameters(inspection))
     return f"{count}: {plural(len(weights), 'quantized weight')} in {plural(own, 'tensor')}; {parameters} in all"
 
 
@@ -381,10 +382,10 @@ def _format_subtitle(inspection: Inspection) -> str:
     """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 K parameters, all trainable; sections model, optimizer`."""
     state = inspection.state
     tensors, size = len(state.tensors), _sum_stored_bytes(inspection)
-    text = _format_parameters_of(inspection)
+    parameters = _count_parameters(inspection)
+    text = _format_parameters_of(inspection, parameters)
     if inspection.weights:
         state = replace(state, tensors=tuple(fold_tensors(state.tensors, inspection.weights)))
-    parameters = sizes.sum_by_kind(state.tensors)[Kind.PARAMETER.value].elements
     counts = f": {text}{_describe_trainable(state, parameters)}" if parameters else ""
     sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
     dtypes = f", {_list_dtypes(state.tensors)}" if state.tensors else ""
@@ -398,11 +399,15 @@ def _sum_stored_bytes(inspection: Inspection) -> int:
     return sizes.sum_bytes(fold_tensors(inspection.state.tensors, of_subclasses))
 
 
-def _format_parameters_of(inspection: Inspection) -> str:
-    """Return `90.4 K parameters`, with each quantized weight at its own size, as far as the size is known."""
-    tensors = inspection.state.tensors
-    weights = select_weights(tensors, inspection.weights)
-    count = sizes.sum_by_kind(fold_tensors(tensors, weights))[Kind.PARAMETER.value].elements
+def _count_parameters(inspection: Inspection) -> int:
+    """Return the elements of all parameters, with each quantized weight at its own size."""
+    tensors = fold_tensors(inspection.state.tensors, inspection.weights)
+    return sizes.sum_by_kind(tensors)[Kind.PARAMETER.value].elements
+
+
+def _format_parameters_of(inspection: Inspection, count: int) -> str:
+    """Return `90.4 K parameters`: the number, as far as the sizes of quantized weights are known."""
+    weights = select_weights(inspection.state.tensors, inspection.weights)
     limited = sum(weight.shape is None and weight.elements is not None for weight in weights)
     unknown = sum(weight.elements is None for weight in weights)
     text = f"{_format_parameters(count)}{' at most' if limited else ''}"
@@ -505,9 +510,11 @@ def _build_groups(inspection: Inspection, columns: tuple[Column, ...], view: Row
         return (_build_top_group(tensors, inspection, columns, view),)
     weights = _list_weights_by_row(inspection)
     sections: dict[str, dict[Kind | None, list[TensorInfo]]] = {}
-    for tensor in tensors:
-        kind = None if (tensor.section, tensor.fqn) in weights else tensor.kind
-        sections.setdefault(tensor.section, {}).setdefault(kind, []).append(tensor)
+    get_group: Callable[[TensorInfo], tuple[str, Kind | None]] = attrgetter("section", "kind")
+    if weights:
+        get_group = lambda t: (t.section, None if (t.section, t.fqn) in weights else t.kind)  # noqa: E731
+    for (section, kind), run in groupby(tensors, key=get_group):
+        sections.setdefault(section, {}).setdefault(kind, []).extend(run)
     return tuple(
         _build_group(section, kind, kinds[kind], inspection, columns, view)
         if kind is not None
@@ -566,14 +573,15 @@ def _build_group(
     state = inspection.state
     reported = {finding.fqn for finding in inspection.findings}
     total = sizes.sum_by_kind(rows)[kind.value]
-    assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
+    numbers, examples = _number_alike(rows, view, reported)
+    assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in examples)
     heading = KIND_NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {_format_elements(total.elements)}, {format_size(total.bytes)}"
-    summary += _describe_evidence(rows)
+    summary += _describe_evidence(examples)
     live = state.traits.is_class
-    statuses = {describe_status(row, live) for row in rows}
+    statuses = {describe_status(row, live) for row in examples}
     shared = statuses.pop() if len(statuses) == 1 else None
     if shared:
         summary += f": {shared}"
@@ -586,9 +594,40 @@ def _build_group(
             doubt=not assumed,
             is_reported=row.fqn in reported,
         )
-        for row in rows
+        for row in examples
     ]
-    return Group(heading, summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
+    ends = [_get_name_end(row, doubt=not assumed) for row in examples]
+    names = [(row.fqn or format_fqn("")) + ends[number] for row, number in zip(rows, numbers, strict=True)]
+    if not view.unfold:
+        return Group(heading, summary, tuple(line for line, _ in fold.fold_named_rows(names, numbers, lines)))
+    tails = [(line.cells[1:], line.remark, line.mood) for line in lines]
+    unfolded = (
+        Line((name, *cells), remark, mood)
+        for name, (cells, remark, mood) in zip(names, map(tails.__getitem__, numbers), strict=True)
+    )
+    return Group(heading, summary, tuple(unfolded))
+
+
+#: The fields that the line of a tensor shows, but its name, or that decide about its remark.
+_LINE_FIELDS = attrgetter(
+    *("dtype", "shape", "elements", "nbytes", "kind", "evidence", "persistent", "device", "requires_grad", "tied_to"),
+    *("saved", "moves", "origin", "layout", "note", "fix", "after"),
+)
+
+
+def _number_alike(
+    tensors: Sequence[TensorInfo], view: RowView, reported: Set[str | None]
+) -> tuple[Sequence[int], Sequence[TensorInfo]]:
+    """Return a number for each tensor, and the first tensor of each number.
+
+    Lines of tensors with equal numbers differ only in their names. A large model has few different lines.
+    """
+    if view.verbose or any(t.stats is not None or t.belongs_to is not None or t.fqn in reported for t in tensors):
+        return range(len(tensors)), tensors
+    number_of: dict[object, int] = {}
+    numbers = [number_of.setdefault(fields, len(number_of)) for fields in map(_LINE_FIELDS, tensors)]
+    examples = dict(zip(reversed(numbers), reversed(tensors), strict=True))
+    return numbers, [examples[number] for number in number_of.values()]
 
 
 def _build_top_group(
@@ -618,7 +657,7 @@ def _format_elements(count: int) -> str:
     return "1 element" if count == 1 else f"{format_count(count)} elements"
 
 
-def _describe_evidence(rows: list[TensorInfo]) -> str:
+def _describe_evidence(rows: Sequence[TensorInfo]) -> str:
     words = {
         Evidence.ASSUMED: "kinds guessed; --model CLASS shows the exact kinds",
         Evidence.CONVENTION: "by convention",
@@ -640,9 +679,8 @@ def _build_line(
     tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, doubt: bool, is_reported: bool
 ) -> Line:
     """Return the line of a tensor. With `doubt`, an assumed parameter gets a question mark."""
-    assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
-        "name": format_fqn(tensor.fqn) + ("?" if doubt and assumed else ""),
+        "name": format_fqn(tensor.fqn) + _get_name_end(tensor, doubt=doubt),
         "dtype": tensor.dtype,
         "shape": format_shape(tensor.shape),
         "kind": format_kind(tensor),
@@ -659,6 +697,10 @@ def _build_line(
         describe_remark(tensor, status, view, is_reported=is_reported),
         choose_mood(tensor),
     )
+
+
+def _get_name_end(tensor: TensorInfo, *, doubt: bool) -> str:
+    return "?" if doubt and tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER else ""
 
 
 def _format_device(tensor: TensorInfo) -> str:
