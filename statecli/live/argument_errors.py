@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from statecli.core import build_function
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
@@ -26,6 +28,8 @@ from statecli.storage.checkpoint_folder import CONFIG, MODULES
 #: Python's message for a call of a constructor that lacks arguments.
 _MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+ arguments?: (?P<names>.*)", re.DOTALL)
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
+#: The type of a text, in a message.
+_TEXT_TYPE = compile_on_use(r"\bstr\b")
 #: A name that a message quotes.
 _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 #: Least similarity of a suggested name, from 0 to 1.
@@ -48,9 +52,8 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
         if is_call:
             signature.bind(*spec.args, **spec.kwargs)
     except (TypeError, ValueError) as mismatch:
-        missing = find_missing_arguments(callee, spec)
-        return _explain_missing(spec, callee, missing) if missing else _explain_mismatch(spec, callee, mismatch)
-    missing = _find_arguments_of_base(spec, callee, error)
+        return _explain_mismatch(spec, callee, mismatch)
+    missing = _find_arguments_passed_on(spec, callee, error)
     return ModelError(f"{_describe_need(spec, callee, missing)}; {_write_call(spec, missing)}") if missing else None
 
 
@@ -59,17 +62,19 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
     folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
     if folder is not None and isinstance(error, OSError):
         return f"; to build the class without weights, write {quote_for_shell(folder)}"
-    if isinstance(error, TypeError) and any(map(_is_number, (*spec.args, *spec.kwargs.values()))):
-        return f"; write {spell(spec, lambda value: ObjectName(value) if _is_number(value) else value)}"
+    text = _get_text(error)
+    quoted = _QUOTED.findall(text)
+    renamed = _suggest_renamed(spec, callee, quoted)
+    if renamed:
+        return f"; {renamed}"
+    unquoted = spell(spec, _unquote_numbers)
+    if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
+        return f"; write {unquoted}"
     try:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return ""
     absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
-    quoted = _QUOTED.findall(_get_text(error))
-    renamed = _rename_unknown(spec, callee, quoted)
-    if renamed:
-        return f"; {renamed}"
     named = [one.name for one in absent if one.name in quoted]
     if named:
         return f"; {_write_call(spec, named)}"
@@ -84,9 +89,16 @@ def _get_text(error: BaseException) -> str:
     return ""
 
 
-def _is_number(value: Any) -> bool:
-    """Return True for a number in quotes."""
-    return type(value) is str and _NUMBER.fullmatch(value) is not None
+def _unquote_numbers(value: Any) -> Any:
+    """Return an argument with a number in place of each number in quotes, at any depth."""
+    if type(value) is str:
+        return ObjectName(value) if _NUMBER.fullmatch(value) else value
+    if isinstance(value, ObjectCall):
+        kwargs = {name: _unquote_numbers(item) for name, item in value.kwargs.items()}
+        return ObjectCall(value.name, tuple(map(_unquote_numbers, value.args)), kwargs, value.module)
+    if type(value) in (list, tuple):
+        return type(value)(map(_unquote_numbers, value))
+    return {key: _unquote_numbers(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _is_configured_folder(value: Any) -> bool:
@@ -94,12 +106,17 @@ def _is_configured_folder(value: Any) -> bool:
 
 
 def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
-    """Return the line for a class of transformers whose configuration is a dict, or belongs to another class."""
+    """Return the line for a class of transformers without a configuration of its own.
+
+    The configuration is a dict, or belongs to another class, or the class has got the fields of its configuration.
+    """
     config_class = getattr(callee, "config_class", None)
     given = spec.kwargs.get("config", spec.args[0] if spec.args else None)
     if not isinstance(config_class, type) or not is_of_transformers(config_class):
         return None
     name = config_class.__name__
+    if given is None:
+        return _explain_fields(spec, callee, config_class)
     if type(given) is dict and all(type(key) is str and key.isidentifier() for key in given):
         what, value = "a dict", ObjectCall(name, (), given)
     elif isinstance(given, ObjectCall) and given.name.endswith("Config") and given.name.rpartition(".")[2] != name:
@@ -112,6 +129,21 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
     kwargs = {**spec.kwargs, "config": value} if "config" in spec.kwargs else spec.kwargs
     line = build_function.spell(f"{spec.base}({format_call(args, kwargs)})")
     return ModelError(f"{spec.text}: {spec.attribute} needs a {name}, not {what}; {line}")
+
+
+def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelError | None:
+    """Return the line for a class of transformers that has got fields of its configuration as arguments."""
+    fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
+    if not fields or spec.args or not _has_parameter(callee, "config"):
+        return None
+    others = getattr(config_class, "attribute_map", {})
+    config = replace(spec, attribute=config_class.__name__, args=(), kwargs=fields)
+    config = _rename_unknown(config, config_class, [name for name in fields if name not in others])
+    value = ObjectCall(config.attribute, (), {name: _unquote_numbers(value) for name, value in config.kwargs.items()})
+    rest = {name: value for name, value in spec.kwargs.items() if name not in fields}
+    line = spell(replace(spec, kwargs={"config": value, **rest}))
+    verb = "belongs" if len(fields) == 1 else "belong"
+    return ModelError(f"{spec.text}: {join_names(list(fields))} {verb} to {config.attribute}; write {line}")
 
 
 def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
@@ -136,27 +168,39 @@ def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Mo
 
 
 def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
-    problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
     renamed = _rename_unknown(spec, callee, spec.kwargs)
-    return ModelError(f"{problem}; {renamed or f'its signature is {spec.attribute}{_format_signature(callee)}'}")
+    missing = find_missing_arguments(callee, renamed)
+    if missing:
+        return _explain_missing(renamed, callee, missing)
+    problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
+    line = _suggest_renamed(spec, callee, spec.kwargs)
+    return ModelError(f"{problem}; {line or f'its signature is {spec.attribute}{_format_signature(callee)}'}")
 
 
-def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> str:
-    """Return the line with the nearest argument in place of an unknown one of the candidates; "" without one."""
-    names = [parameter.name for parameter in list_parameters(callee)]
-    for unknown in (name for name in candidates if name in spec.kwargs and name not in names):
-        for near in difflib.get_close_matches(unknown, names, 1, _SIMILARITY):
-            kwargs = {near if name == unknown else name: value for name, value in spec.kwargs.items()}
-            line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
-            return f"did you mean {near}? write {line}"
-    return ""
+def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> str:
+    """Return the line with the nearest argument in place of each unknown one of the candidates; "" without one."""
+    renamed = _rename_unknown(spec, callee, candidates)
+    near = [name for name in renamed.kwargs if name not in spec.kwargs]
+    return f"did you mean {' and '.join(near)}? write {spell(renamed)}" if near else ""
 
 
-def _find_arguments_of_base(spec: ModelSpec, callee: Any, error: TypeError) -> list[str]:
-    """Return the arguments that the constructor of a base class needs, and that the class passes on by `**kwargs`."""
+def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:
+    """Return the spec with the nearest argument in place of each unknown one of the candidates."""
+    names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
+    unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
+    renamed = {name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, _SIMILARITY))}
+    return replace(spec, kwargs={renamed.get(name, name): value for name, value in spec.kwargs.items()})
+
+
+def _has_parameter(callee: Any, name: str) -> bool:
+    return any(parameter.name == name for parameter in list_parameters(callee))
+
+
+def _find_arguments_passed_on(spec: ModelSpec, callee: Any, error: TypeError) -> list[str]:
+    """Return the arguments that a constructor needs, if the class or a decorator passes them on by `**kwargs`."""
     match = _MISSING.match(_get_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
-    if match is None or match["function"] not in constructors[1:]:
+    if match is None or match["function"] not in constructors:
         return []
     names: list[str] = re.findall(r"'(\w+)'", match["names"])
     try:

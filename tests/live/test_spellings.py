@@ -54,6 +54,17 @@ STAND_INS = {
                 super().__init__()
                 if kwargs: raise ValueError(f"Unexpected keyword arguments: `{next(iter(kwargs))}`")
                 if classes is None: raise ValueError("Argument `classes` can only be `None` for `average='micro'`")
+        class Sized(nn.Module):
+            def __init__(self, classes: int = 2):
+                super().__init__()
+                if not isinstance(classes, int): raise ValueError(f"`classes` must be an int, got {type(classes)}")
+        def pass_on(init):
+            def call(self, *args, **kwargs): init(self, *args, **kwargs)
+            call.__qualname__ = init.__qualname__
+            return call
+        class Decorated(nn.Module):
+            def __init__(self, size): super().__init__()
+            __init__ = pass_on(__init__)
         class Task(nn.Linear):
             def __init__(self, task: Literal["binary", "multiclass"], size: int = 3): super().__init__(size, 2)
         class Base(nn.Module):
@@ -371,6 +382,11 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("graphs.wrapped:Metric()", "graphs.wrapped:Metric(classes=3)"),
         ("graphs.wrapped:Metric(clases=5)", "graphs.wrapped:Metric(classes=5)"),
         ("torch.nn:Linear('2', out_features='3')", "torch.nn:Linear(2, out_features=3)"),
+        ("torch.nn:Sequential(Linear('2', 3))", "torch.nn:Sequential(Linear(2, 3))"),
+        ("graphs.wrapped:Sized(classes='3')", "graphs.wrapped:Sized(classes=3)"),
+        ("graphs.wrapped:Decorated", "graphs.wrapped:Decorated(size=3)"),
+        ("torch.nn:Linear(in_features=2, out_feature=5)", "torch.nn:Linear(in_features=2, out_features=5)"),
+        ("torch.nn:Linear(in_feature=2)", "torch.nn:Linear(in_features=2, out_features=3)"),
         ("graphs.wrapped:Parts", "graphs.wrapped:Parts(parts=[Plain()])"),
         ("torch.nn:DataParallel", "torch.nn:DataParallel(module=torch.nn.Linear(2, 3))"),
         ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
@@ -404,11 +420,13 @@ def test_a_folder_without_weights_has_the_line_to_type(here, advise):
         ("{'num_hidden_layers': 1}", "BertConfig(num_hidden_layers=1)"),
         ("config=GPT2Config()", "config=BertConfig()"),
         ("BertConfig", "BertConfig()"),
+        ("hidden_size=24", "config=BertConfig(hidden_size=24)"),
+        ("num_layers='1', add_pooling_layer=False", "config=BertConfig(num_hidden_layers=1), add_pooling_layer=False"),
         ("config=transformers:GPT2Config(n_layer=1)", "config=BertConfig()"),
     ],
 )
 def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise, config, written):
-    """A dict, and the configuration of another model."""
+    """A dict, the configuration of another model, and fields of the configuration as arguments of the model."""
     pytest.importorskip("transformers")
     assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]
 
