@@ -33,6 +33,8 @@ from statecli.live.user_code import protect_process
 
 #: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
 _SIMILARITY = 0.65
+#: The same for a module that has the named class: nn (0.5) is suggested for nm.
+_SIMILARITY_WITH_CLASS = 0.5
 #: Names that an error lists.
 _MAX_NAMES = 8
 _module_numbers = itertools.count()
@@ -183,10 +185,12 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> str:
         return f"; to import the file write {missing}.py:…"
     if missing in MODEL_LIBRARIES:
         return f"; install the package: {install_module(missing)}"
-    near = _find_near(name, names)
+    top = spec.attribute.partition(".")[0]
+    with_class = [other for other in names if parent and hasattr(sys.modules.get(f"{parent}.{other}"), top)]
+    near = difflib.get_close_matches(name, with_class, 1, _SIMILARITY_WITH_CLASS) or _find_near(name, names)
     if near:
         module = ".".join(filter(None, [parent, near[0]])) + spec.module[len(missing) :]
-        return f"{_did_you_mean(name, names)} write {object_scope.spell(replace(spec, module=module))}"
+        return f"; did you mean {' or '.join(near)}? write {object_scope.spell(replace(spec, module=module))}"
     return f"; install the package of {missing}, or correct the name"
 
 
@@ -195,12 +199,25 @@ def _find_near(name: str, names: list[str]) -> list[str]:
     return same or difflib.get_close_matches(name, names, 3, _SIMILARITY)
 
 
-def _did_you_mean(name: str, names: list[str]) -> str:
+def _find_near_class(name: str, names: list[str]) -> list[str]:
+    """Return the nearest names, or the classes that begin with the name: GPT2Model for gpt2."""
     near = _find_near(name, names)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    if near or len(name) < 2:
+        return near
+    longer = [other for other in names if other[0].isupper() and other.lower().startswith(name.lower())]
+    models = [other for other in longer if other.lower() == f"{name}model".lower()]
+    return models or sorted(longer, key=lambda other: (len(other), other))[:3]
 
 
-def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[[Any, str], str]) -> Any:
+class _Hint(NamedTuple):
+    """A text to append to an error, and the name to type; `module` has the name, None for the object of the spec."""
+
+    text: str
+    near: str | None = None
+    module: str | None = None
+
+
+def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[[Any, str], _Hint]) -> Any:
     obj: Any = module
     names_done: list[str] = []
     for name in spec.attribute.split("."):
@@ -209,20 +226,22 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
         except AttributeError as error:
             where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
             hint = suggest(obj, name)
-            if hint.endswith("?") and suggest is _suggest_models:
-                hint += _write_near(spec, names_done, obj, name)
-            raise ModelError(f"{where} has no {name}{hint}") from error
+            line = _write_near(spec, names_done, obj, hint)
+            raise ModelError(f"{where} has no {name}{hint.text}{line}") from error
         names_done.append(name)
     return obj
 
 
-def _write_near(spec: ModelSpec, owners: list[str], obj: Any, name: str) -> str:
-    """Return the line with the nearest name, and with the arguments that it needs; "" if nothing builds a model."""
-    near = _find_near(name, _list_public(obj))[0]
-    value, rest = getattr(obj, near, None), spec.attribute.split(".")[len(owners) + 1 :]
+def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
+    """Return the line with the name of the hint, and with the arguments that it needs; "" if nothing builds a model."""
+    if hint.near is None:
+        return ""
+    owner = obj if hint.module is None else sys.modules[hint.module]
+    value, rest = getattr(owner, hint.near, None), spec.attribute.split(".")[len(owners) + 1 :]
     if not callable(value):
         return ""
-    spec = replace(spec, attribute=".".join([*owners, near, *rest]))
+    parts = [hint.near, *rest] if hint.module else [*owners, hint.near, *rest]
+    spec = replace(spec, module=hint.module or spec.module, attribute=".".join(parts))
     missing = [] if spec.called or rest else argument_errors.find_missing_arguments(value, spec)
     values = suggested_arguments.write_values(spec, value, missing) if missing else None
     return f" write {object_scope.spell(replace(spec, kwargs=values, called=True) if values else spec)}"
@@ -232,42 +251,54 @@ def _list_public(obj: Any) -> list[str]:
     return [name for name in dir(obj) if not name.startswith("__")]
 
 
-def _find_inner_module(package: Any, name: str) -> str | None:
-    """Return the imported module of a package with a model class of this name, the shortest; None without one."""
+def _find_inner_class(package: Any, name: str) -> _Hint | None:
+    """Return the model class of this name in an imported module of a package, the shortest; None without one."""
     from torch import nn
 
     start = f"{getattr(package, '__name__', '')}."
     modules = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
+    similar = None
     for key in modules:
-        value = vars(sys.modules[key]).get(name) if isinstance(sys.modules[key], types.ModuleType) else None
-        if isinstance(value, type) and issubclass(value, nn.Module):
-            return key
-    return None
+        module = sys.modules[key]
+        named = [one for one in (vars(module) if isinstance(module, types.ModuleType) else ()) if _is_same(one, name)]
+        models = [one for one in named if isinstance(kind := vars(module)[one], type) and issubclass(kind, nn.Module)]
+        if name in models:
+            return _Hint(";", name, key)
+        similar = similar or (_Hint(f"; did you mean {models[0]}?", models[0], key) if models else None)
+    return similar
 
 
-def _suggest_functions(obj: Any, name: str) -> str:
+def _is_same(name: str, typed: str) -> bool:
+    return name.lower() == typed.lower()
+
+
+def _suggest_functions(obj: Any, name: str) -> _Hint:
     """Suggest a function with a similar name, else the functions that the module itself defines."""
     named = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
-    near = _did_you_mean(name, list(named))
+    near = _find_near(name, list(named))
     if near:
-        return near
+        return _Hint(f"; did you mean {' or '.join(near)}?")
     functions = [name_ for name_, value in named.items() if value.__module__ == getattr(obj, "__name__", None)]
     if not functions:
-        return "; the file defines no function"
+        return _Hint("; the file defines no function")
     are = "its functions are" if len(functions) > 1 else "its only function is"
-    return f"; {are} {join_names(functions, _MAX_NAMES)}"
+    return _Hint(f"; {are} {join_names(functions, _MAX_NAMES)}")
 
 
-def _suggest_models(obj: Any, name: str) -> str:
+def _suggest_models(obj: Any, name: str) -> _Hint:
     from torch import nn
 
     public = _list_public(obj)
-    near = _did_you_mean(name, public)
+    near = _find_near_class(name, public)
+    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in near]
+    inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
+    if inner_module is not None:  # BertEncoder, in the module of BertModel
+        return _Hint(";", name, inner_module)
     if near:
-        return near
+        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
-    if not models:
-        inner = _find_inner_module(obj, name)
-        return f"; write {inner}:{name}" if inner else "; no model class is defined there"
+    inner = None if models else _find_inner_class(obj, name)
+    if inner is not None or not models:
+        return inner or _Hint("; no model class is defined there")
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
-    return f"; {classes} {join_names(models, _MAX_NAMES)}"
+    return _Hint(f"; {classes} {join_names(models, _MAX_NAMES)}")

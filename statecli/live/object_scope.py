@@ -169,7 +169,8 @@ class Scope:
         if last in owners:
             return Replacement(owners[last])
         own = {} if owner else {key: ObjectName(key, named.module) for key in self._list_own(named)}
-        near = get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
+        same = [key for key in (*own, *owners) if key.lower() == last.lower()]
+        near = same or get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
         if near:
             return Replacement({**owners, **own}[near[0]], is_similar=True)
         return None if owner or named.module else Replacement(named.name)

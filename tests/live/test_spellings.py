@@ -40,7 +40,7 @@ STAND_INS = {
         class BodyConfig:
             def __init__(self, width=3): self.width = width
     """,
-    "graphs/__init__.py": "",
+    "graphs/__init__.py": "import graphs.layers",
     "graphs/wrapped.py": """
         import abc
         from typing import List, Literal, Optional
@@ -441,6 +441,10 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
         ("torch.nn:Liner", "torch.nn:Linear(in_features=3, out_features=3)"),
         ("bodies:Bdy", "bodies:Body(config=BodyConfig())"),
         ("bodies:body", "bodies:Body(config=BodyConfig())"),
+        ("bodies:bo", "bodies:Body(config=BodyConfig())"),
+        ("graphs:conv(torch.nn.Linear(2, 3))", "graphs.layers:Conv(torch.nn.Linear(2, 3))"),
+        ("torch.nm:Linear(2, 3)", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Sequential(torch.nn.linear(2, 3))", "torch.nn:Sequential(torch.nn.Linear(2, 3))"),
         ("bodies:Bdy(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("bodes:Body(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("graphs.layer:Conv(torch.nn.Linear(2, 3))", "graphs.layers:Conv(torch.nn.Linear(2, 3))"),
@@ -453,6 +457,15 @@ def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
     message, line = advise(typed, values="3")
     assert "did you mean" in message
     assert shlex.split(line) == [written]
+
+
+def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
+    """The name is right, and the module is missing; a class with a similar name is in the same module."""
+    assert advise("graphs:Conv(torch.nn.Linear(2, 3))")[1] == "'graphs.layers:Conv(torch.nn.Linear(2, 3))'"
+    assert advise("graphs:Conv")[1] == "'graphs.layers:Conv(nn=torch.nn.Linear(2, 3))'"
+    pytest.importorskip("transformers")
+    line = advise("transformers:BertEncoder")[1]
+    assert line == "'transformers.models.bert.modeling_bert:BertEncoder(config=BertConfig())'"
 
 
 # --- arguments that are classes of the same file ----------------------------------------------------------------------
