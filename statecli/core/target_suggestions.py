@@ -30,10 +30,14 @@ _VERSION = compile_on_use(r"\d.*|.*[_-].*")
 #: A model of each package that has functions, or classes with plain arguments.
 _EXAMPLES = {
     "diffusers": "diffusers:UNet2DModel",
+    "kornia": "kornia.feature:HardNet(pretrained=False)",
+    "monai": "monai.networks.nets:DenseNet121(2, 1, 2)",
     "peft": "peft:get_peft_model(transformers.BertModel(BertConfig()), LoraConfig())",
+    "sentence_transformers": "sentence_transformers:SentenceTransformer(modules=[torch.nn.Linear(2, 3)])",
     "timm": "timm:resnet18",
     "torch": "torch.nn:Linear(2, 3)",
     "torch.nn": "torch.nn:Linear(2, 3)",
+    "torch_geometric": "torch_geometric.nn:GCNConv(16, 32)",
     "torchmetrics": "torchmetrics:MeanMetric",
     "torchvision": "torchvision.models:resnet18",
     "torchvision.models": "torchvision.models:resnet18",
@@ -43,6 +47,8 @@ _EXAMPLES = {
 _REGISTRIES = ("timm", "torchvision")
 _REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
+#: `resnet-50`, which timm and torchvision spell `resnet50`.
+_NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 _BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Python files of a folder that are parsed for names.
@@ -76,6 +82,9 @@ def suggest_for_missing(path: str) -> Suggestion:
     module, colon, name = path.partition(":")
     if colon and os.path.isfile(f"{module}.py"):
         return Suggestion(f"did you mean {quote_for_shell(f'{module}.py:{name}')}?")
+    corrected = _correct_punctuation(path)
+    if corrected is not None:
+        return corrected
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
@@ -91,6 +100,23 @@ def suggest_for_missing(path: str) -> Suggestion:
     if dotted is None:
         return Suggestion(suggest_repository(path) or _describe_missing_folder(path))
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
+
+
+def _correct_punctuation(path: str) -> Suggestion | None:
+    """Return the line for `net.py::Net`, `torch-geometric:GCNConv` and `timm:resnet-50`; None for other texts."""
+    head, parenthesis, call = path.partition("(")
+    module, colon, name = head.partition(":")
+    module = module if module.endswith(".py") else module.replace("-", "_")
+    call = f"{parenthesis}{call}"
+    if not colon:
+        dotted = _DOTTED.match(f"{module}{call}") if "-" in head else None
+        return _suggest_name(dotted["path"].split("."), call) if dotted else None
+    name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
+    parts = module.split(".")
+    is_known = os.path.isfile(module) or parts[0] in MODEL_LIBRARIES or len(list(_find_modules(parts))) == len(parts)
+    if f"{module}:{name}" == head or not is_known or not _DOTTED.fullmatch(name):
+        return None
+    return Suggestion(f"did you mean {quote_for_shell(f'{module}:{name}{call}')}?")
 
 
 def _describe_missing_folder(path: str) -> str:
@@ -225,6 +251,9 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     names = _list_names(spec.origin, name) if spec.origin else Suggestion()
     if names.choices:
         return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
+    example = find_example(name)
+    if example is not None and names.advice is None:
+        return Suggestion(f"{what}: give one of its classes or functions, such as {example}")
     return Suggestion(what, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD}")
 
 
@@ -248,7 +277,8 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
             return Suggestion(what, tuple(map(quote_for_shell, defined)))
         specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
         return Suggestion(f"{what} {' or '.join(specs)}")
-    if module and not call and not attribute[:1].isupper():
+    is_model = top in MODEL_LIBRARIES and _MODEL_NAME.fullmatch(attribute)
+    if module and not call and not attribute[:1].isupper() and not is_model:
         return Suggestion()  # a file's name with an extension
     if module == "nn" and any(_find_modules(["torch"])):
         return Suggestion(
