@@ -12,7 +12,7 @@ import platform
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from typing import Any, NamedTuple
@@ -179,8 +179,13 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _find_argument(error: BaseException) -> tuple[str, bool | None] | None:
     """Return `pretrained` with False or `weights` with None, for the outermost call that asks for weights."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for name, value in tuple(frame.f_locals.items()):
-            if _ARGUMENT.fullmatch(name) and (value is True or (value and isinstance(value, (str, Enum)))):
-                return name, False if value is True else None
+    found = (find_request(frame.f_locals) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next(filter(None, found), None)
+
+
+def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
+    """Return the argument that asks for weights, and its value without weights: False or None; None without one."""
+    for name, value in tuple(arguments.items()):
+        if _ARGUMENT.fullmatch(name) and (value is True or (value and isinstance(value, (str, Enum)))):
+            return name, False if value is True else None
     return None

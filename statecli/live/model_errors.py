@@ -92,9 +92,11 @@ def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal) -
     """Return what a refused download needs, and the line to type without it."""
     problem = f"needs a download from {refusal.source}, but statecli does not download by default"
     allow = f"set {downloads.ALLOWED_BY}=1 to allow the download"
-    if refusal.argument is None:
+    # A function may take `pretrained=True` for `weights`, and refuses both.
+    argument = downloads.find_request(spec.kwargs) or refusal.argument
+    if argument is None:
         return f"{problem}: {allow}"
-    name, value = refusal.argument
+    name, value = argument
     kwargs = {**spec.kwargs, name: value}
     try:
         inspect.signature(callee).bind(*spec.args, **kwargs)

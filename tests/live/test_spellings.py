@@ -307,6 +307,8 @@ def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words
 HUB = """
 dependencies = ["torch"]
 import torch
+def old(weights=None, **kwargs):
+    return tiny(bool(weights or kwargs.get("pretrained")))
 def tiny(pretrained=True, width=3):
     model = torch.nn.Linear(width, 2)
     if pretrained:
@@ -315,7 +317,9 @@ def tiny(pretrained=True, width=3):
 """
 
 
-@pytest.mark.parametrize("arguments", ["'tiny'", "'tiny', pretrained=True", "'tiny', width=4"])
+@pytest.mark.parametrize(
+    "arguments", ["'tiny'", "'tiny', pretrained=True", "'old', pretrained=True", "'tiny', width=4"]
+)
 def test_a_model_of_torch_hub_has_the_line_without_weights(here, advise, monkeypatch, arguments):
     """The lines of torch about its cache and the download do not come before the error."""
     monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
