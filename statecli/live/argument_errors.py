@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from statecli.core import build_function
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.python_names import takes_object
+from statecli.core.python_names import SEQUENCES, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
@@ -27,6 +28,9 @@ from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 #: Python's message for a call of a constructor that lacks arguments.
 _MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+ arguments?: (?P<names>.*)", re.DOTALL)
+_UNEXPECTED = compile_on_use(r"(?P<class>[\w.]+)\.__init__\(\) got an unexpected keyword argument ")
+#: Python's messages for a number in place of a sequence.
+_NOT_SEQUENCE = compile_on_use(r"object of type '(int|float)' has no len|'(int|float)' object is not (iterable|subscr)")
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: The type of a text, in a message.
 _TEXT_TYPE = compile_on_use(r"\bstr\b")
@@ -64,16 +68,21 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
         return f"; to build the class without weights, write {quote_for_shell(folder)}"
     text = _get_text(error)
     quoted = _QUOTED.findall(text)
-    renamed = _suggest_renamed(spec, callee, quoted)
-    if renamed:
-        return f"; {renamed}"
+    for refusing in filter(None, (callee, _find_refusing_class(error, text))):
+        renamed = _suggest_renamed(spec, refusing, quoted)
+        if renamed:
+            return f"; {renamed}"
     unquoted = spell(spec, _unquote_numbers)
     if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
         return f"; write {unquoted}"
     try:
-        bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
+        signature = inspect.signature(callee)
+        bound = signature.bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return ""
+    if isinstance(error, TypeError) and _NOT_SEQUENCE.match(text):
+        line = _write_lists(spec, signature)
+        return f"; write {line}" if line != spell(spec) else ""
     absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
     named = [one.name for one in absent if one.name in quoted]
     if named:
@@ -81,6 +90,34 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
     modules = [one.name for one in absent if not bound and "Module" in get_annotation_text(one)]
     values = write_values(spec, callee, modules[:1]) if modules else None
     return f"; {build_function.spell(f'{spec.base}({format_call((), values)})')}" if values else ""
+
+
+def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
+    """Return the line with a list in place of each number for an argument that takes only sequences."""
+    named = dict(signature.parameters)
+
+    def write(name: str, value: Any) -> Any:
+        return [value] if type(value) in (int, float) and name in named and _takes_sequence(named[name]) else value
+
+    args = [write(name, value) for name, value in zip(named, spec.args, strict=False)]
+    kwargs = {name: write(name, value) for name, value in spec.kwargs.items()}
+    return spell(replace(spec, args=(*args, *spec.args[len(args) :]), kwargs=kwargs))
+
+
+def _takes_sequence(parameter: inspect.Parameter) -> bool:
+    """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
+    text = get_annotation_text(parameter)
+    others = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", text)))
+    return bool(SEQUENCES & set(re.findall(r"\w+", text))) and not others & {"int", "float"}
+
+
+def _find_refusing_class(error: BaseException, text: str) -> type | None:
+    """Return the class to which a function has passed on an unknown argument; None for another error."""
+    match = _UNEXPECTED.match(text)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if match else []
+    values = [value for frame in frames[-1:] for value in (*frame.f_locals.values(), *frame.f_globals.values())]
+    classes = (value for value in values if isinstance(value, type))
+    return next((kind for kind in classes if match and kind.__qualname__ == match["class"]), None)
 
 
 def _get_text(error: BaseException) -> str:

@@ -43,7 +43,7 @@ STAND_INS = {
     "graphs/__init__.py": "import graphs.layers",
     "graphs/wrapped.py": """
         import abc
-        from typing import List, Literal, Optional
+        from typing import List, Literal, Optional, Sequence, Union
         from torch import nn
         class Chain(nn.Module):
             def __init__(self, path: Optional[str] = None, parts: Optional[List[nn.Module]] = None):
@@ -58,6 +58,11 @@ STAND_INS = {
             def __init__(self, classes: int = 2):
                 super().__init__()
                 if not isinstance(classes, int): raise ValueError(f"`classes` must be an int, got {type(classes)}")
+        def build(**arguments): return Sized(**arguments)
+        class Strided(nn.Module):
+            def __init__(self, size: int, strides: Sequence[int], kernel: Union[Sequence[int], int] = 3):
+                super().__init__()
+                self.layer = nn.Linear(size, len(strides))
         def pass_on(init):
             def call(self, *args, **kwargs): init(self, *args, **kwargs)
             call.__qualname__ = init.__qualname__
@@ -388,6 +393,9 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("torch.nn:Linear('2', out_features='3')", "torch.nn:Linear(2, out_features=3)"),
         ("torch.nn:Sequential(Linear('2', 3))", "torch.nn:Sequential(Linear(2, 3))"),
         ("graphs.wrapped:Sized(classes='3')", "graphs.wrapped:Sized(classes=3)"),
+        ("graphs.wrapped:build(clases=3)", "graphs.wrapped:build(classes=3)"),
+        ("graphs.wrapped:Strided(2, 2)", "graphs.wrapped:Strided(2, [2])"),
+        ("graphs.wrapped:Strided(size=2, strides=2)", "graphs.wrapped:Strided(size=2, strides=[2])"),
         ("graphs.wrapped:Decorated", "graphs.wrapped:Decorated(size=3)"),
         ("torch.nn:Linear(in_features=2, out_feature=5)", "torch.nn:Linear(in_features=2, out_features=5)"),
         ("torch.nn:Linear(in_feature=2)", "torch.nn:Linear(in_features=2, out_features=3)"),
