@@ -114,3 +114,37 @@ def test_fail_on_warning_makes_nan_status_1(statecli, saved_runs):
     """By default NaN is shown and the status stays 0, because a log is a list."""
     assert statecli("log", saved_runs("plain")).code == 0
     assert statecli("log", saved_runs("plain"), "--fail-on", "warning").code == 1
+
+
+def test_a_wrapper_prefix_does_not_end_the_history_of_a_module(statecli, run_folder, training):
+    """The modules have the figures of the run without the prefix, under the names of the last checkpoint."""
+    folder = run_folder("plain")
+    plain = statecli("log", folder, "-f", "json").json
+    for number in (5, 6, 11, 12):
+        state = {f"module.{name}": tensor for name, tensor in training.states[number - 1].items()}
+        torch.save(state, folder / f"ckpt-{number:04d}.pt")
+    wrapped = statecli("log", folder, "-f", "json").json
+    expected = [module | {"name": f"module.{module['name']}"} for module in plain["modules"]]
+    assert wrapped["modules"] == expected
+    assert wrapped["checkpoints"][5]["stopped"] == ["module.layers.1.0", "module.layers.1.1"]
+
+
+def test_a_wrapper_prefix_does_not_report_a_nan_twice(statecli, run_folder, training):
+    """The NaN of step 10 has another name from step 11 on."""
+    folder = run_folder("plain")
+    for number in (11, 12):
+        state = {f"module.{name}": tensor for name, tensor in training.states[number - 1].items()}
+        torch.save(state, folder / f"ckpt-{number:04d}.pt")
+    rows = statecli("log", folder, "-f", "json").json["checkpoints"]
+    assert [(n, row["became_nan"]) for n, row in enumerate(rows) if row["became_nan"]] == [(9, ["layers.2.0.weight"])]
+
+
+def test_a_module_that_is_split_keeps_its_history_once(statecli, tmp_path):
+    """The part with the old name keeps the history; the other part has figures from its first checkpoint on."""
+    state = {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)}
+    torch.save(state, tmp_path / "step1.pt")
+    torch.save({name: tensor + 1 for name, tensor in state.items()}, tmp_path / "step2.pt")
+    torch.save({"module.fc.weight": state["fc.weight"] + 1, "fc.bias": state["fc.bias"] + 1}, tmp_path / "step3.pt")
+    modules = {module["name"]: module for module in statecli("log", tmp_path, "-f", "json").json["modules"]}
+    assert modules["fc"]["last_moved"] == 1
+    assert modules["module.fc"]["last_moved"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +29,10 @@ MAX_SETTINGS = 100
 
 
 class _Sums(msgspec.Struct):
-    """Sums over the parameters of a module in one checkpoint; None if not known."""
+    """Sums over the parameters of a module in one checkpoint; None if not known.
+
+    `previous_name`: name of the module in the checkpoint before; None if it has no such module.
+    """
 
     elements: int = 0
     squares: float | None = 0.0
@@ -39,6 +42,7 @@ class _Sums(msgspec.Struct):
     any_changed: bool = False
     any_unknown: bool = False
     has_nan: bool = False
+    previous_name: str | None = None
 
     @property
     def has_changed(self) -> bool | None:
@@ -119,7 +123,7 @@ class Follower:
             math.sqrt(math.fsum(squares)) if squares else None,
             nan=sum(figures.nan for figures in now.figures),
             inf=sum(figures.inf for figures in now.figures),
-            became_nan=self._find_new_nan(now),
+            became_nan=self._find_new_nan(now, pairs),
             other_sections=tuple(name for name in now.whole.sections if name not in now.model.sections),
             not_compared=tuple(
                 f"{tensor.fqn}: {figures.reason}" for tensor, figures in counted if figures.reason is not None
@@ -142,8 +146,12 @@ class Follower:
             not_compared=(*row.not_compared, *reasons),
         )
 
-    def _find_new_nan(self, now: Measured) -> tuple[str, ...]:
+    def _find_new_nan(self, now: Measured, pairs: Sequence[ComparedPair]) -> tuple[str, ...]:
         names: list[str] = []
+        for pair in pairs if self._not_finite else ():
+            old, new = pair.match.before, pair.match.after
+            if old is not None and new is not None and (old.section, old.fqn) in self._not_finite:
+                self._not_finite.add((new.section, new.fqn))
         for tensor, figures in zip(now.model.tensors, now.figures, strict=True):
             key = tensor.section, tensor.fqn
             if (figures.nan or figures.inf) and key not in self._not_finite:
@@ -162,6 +170,7 @@ class Follower:
         sums = {} if now is None else _sum_modules(self._last, now, pairs)
         if now is not None:
             self._order = list(sums)
+        self._rename_modules(sums)
         for name in sums:
             if name not in self._modules:
                 self._modules[name] = _Module([None] * self._count, [None] * self._count)
@@ -178,6 +187,17 @@ class Follower:
                 module.last_moved, module.is_known = self._count, True
             elif entry.has_changed is None and pairs:
                 module.is_known = False
+
+    def _rename_modules(self, sums: Mapping[str, _Sums]) -> None:
+        """Give a module that has another name now, such as one with a wrapper's prefix, the values of its old name."""
+        renamed = {}
+        for name, entry in sums.items():
+            old = entry.previous_name
+            if old is None or old == name or old not in self._modules:
+                continue
+            if old not in sums or sums[old].previous_name != old:
+                renamed[name] = self._modules.pop(old)
+        self._modules.update(renamed)
 
     def list_modules(self) -> tuple[ModuleRow, ...]:
         """Return the modules of the last readable checkpoint, in its order."""
@@ -238,7 +258,10 @@ def _sum_modules(last: Measured | None, now: Measured, pairs: Sequence[ComparedP
         old, new = pair.match.before, pair.match.after
         if old is None or new is None or id(new) not in is_counted:
             continue
-        entry = sums[new.fqn.rpartition(".")[0]]
+        name = new.fqn.rpartition(".")[0]
+        entry = sums[name]
+        if entry.previous_name != name:
+            entry.previous_name = old.fqn.rpartition(".")[0]
         changed = _has_changed(pair)
         entry.pairs += 1
         entry.any_changed = entry.any_changed or bool(changed)

@@ -76,7 +76,7 @@ class ModuleRow(msgspec.Struct, frozen=True):
     """One module with parameters of its own, over the checkpoints of the run, in the order of the rows.
 
     Attributes:
-        name: FQN of the module, "" for parameters without a module.
+        name: FQN of the module in the last checkpoint, "" for parameters without a module.
         elements: Number of elements of its parameters in the last checkpoint with them.
         norms: L2 norm of its parameters in each checkpoint; None if not known.
         relative_changes: L2 norm of the difference from the checkpoint before over the norm before; None if not known.
