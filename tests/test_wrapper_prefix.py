@@ -152,3 +152,53 @@ def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path)
         assert found["help"] == (
             "rename the keys before load_state_dict, for example 'module.head.weight' to 'head.weight'"
         )
+
+
+#: Case -> keys from the loaded object to the state_dict.
+NESTINGS = {
+    "model": ("model",),
+    "state_dict": ("state_dict",),
+    "nested twice": ("state_dict", "model"),
+    "with a quote": ("the 'best' model",),
+}
+
+
+def nest(state, keys):
+    """The state below the keys, next to an epoch."""
+    for key in reversed(keys):
+        state = {key: state}
+    return state | {"epoch": 3}
+
+
+@pytest.mark.parametrize("keys", NESTINGS.values(), ids=NESTINGS)
+@pytest.mark.parametrize("case", ["all", "inside", "apart"])
+def test_the_fix_names_the_keys_of_a_nested_state_dict(nets, statecli, keys, case):
+    """Without them nothing would be renamed, and strict=False would load nothing."""
+    state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
+    torch.save(nest(state, keys), "net.pt")
+    for arguments in (("audit", "net.pt"), *commands("net.pt")):
+        found = findings(statecli, arguments)["wrapper-prefix"]
+        names = {"checkpoint": torch.load("net.pt")}
+        exec(found["help"], names)  # noqa: S102 - the line to paste, which statecli wrote
+        model = nets.Net()
+        model.load_state_dict(names["state"])
+
+
+def test_the_fix_for_a_nested_state_dict_without_the_prefix_names_the_keys(nets, statecli):
+    """The names of a compiled part are those of the class."""
+    torch.save({"model": nets.Net().state_dict()}, "net.pt")
+    for arguments in commands("net.pt", "nets.py:compiled"):
+        model = nets.compiled()
+        names = {"checkpoint": torch.load("net.pt"), "model": model}
+        exec(findings(statecli, arguments)["wrapper-prefix"]["help"], names)  # noqa: S102 - as above
+        model.load_state_dict(names["state"])
+
+
+def test_the_fix_for_names_inside_a_value_is_not_code(nets, statecli):
+    """No entry of the state_dict has these names."""
+    state = {RENAMINGS["inside"](name): tensor for name, tensor in nets.Net().state_dict().items()}
+    torch.save({"nets": {"first": state}}, "net.pt")
+    assert findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]["help"] == (
+        "rename the keys before load_state_dict, for example \"nets['first']['blocks.1._orig_mod.weight']\" to "
+        "\"nets['first']['blocks.1.weight']\""
+    )

@@ -107,7 +107,7 @@ def _report_prefix(
         prefixed,
         names,
         target=state.target,
-        section=section,
+        state_dict=state.find_state_dict(section),
         kept=[name for name in names if name in registered and name not in differing],
         where=f" in section {section!r}" if len(state.sections) > 1 else "",
         model=model.target,

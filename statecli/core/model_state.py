@@ -358,6 +358,10 @@ class ModelState(msgspec.Struct, frozen=True):
         """Names of tensors recomputed by torch before each forward: old weight_norm, spectral_norm, pruning."""
         return frozenset(oddity.fqn for oddity in self.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
+    def find_state_dict(self, section: str) -> StateDict:
+        """Return the facts about the state_dict of a section; without details if the format records none."""
+        return next((item for item in self.state_dicts if item.section == section), StateDict(section))
+
     @property
     def whole_modules(self) -> tuple[str, ...]:
         """Sections of modules pickled whole, with more than their state_dict."""

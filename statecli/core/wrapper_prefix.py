@@ -9,6 +9,7 @@ import msgspec
 from statecli.core import quoting
 from statecli.core.finding import Finding
 from statecli.core.load_rules import WRAPPER_PREFIX
+from statecli.core.model_state import StateDict
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 from statecli.core.severity import decide_prefix_severity
 
@@ -34,7 +35,7 @@ def report_prefixes(
     names: Sequence[str],
     *,
     target: str,
-    section: str,
+    state_dict: StateDict,
     kept: Sequence[str] = (),
     where: str = "",
     model: str | None = None,
@@ -46,7 +47,7 @@ def report_prefixes(
         prefixed: The names with a prefix on one side only.
         names: All names of the section.
         target: The checkpoint.
-        section: The section.
+        state_dict: The state_dict of the section: the fix reads the names at its keys.
         kept: Names that are the same in the model: the fix does not change them.
         where: The section in the words of the title, "" if there is only one.
         model: The class that would load the names, None for an unknown class.
@@ -55,8 +56,8 @@ def report_prefixes(
     return WRAPPER_PREFIX.finding(
         _describe(prefixed, names, kept, f"{where} ", model or "the plain model"),
         target=target,
-        section=section,
-        help=_build_fix(prefixed, names, kept),
+        section=state_dict.section,
+        help=_build_fix(prefixed, names, kept, state_dict),
         severity=decide_prefix_severity(is_refused=is_refused),
     )
 
@@ -150,24 +151,38 @@ def _remove_parts(name: str, prefix: str) -> str:
     return ".".join([*path, last])
 
 
-def _build_fix(prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str]) -> str:
+def _format_source(state_dict: StateDict) -> str:
+    """Return the expression of the state_dict: `state`, or its place in the loaded object: `checkpoint['model']`."""
+    if not state_dict.keys:
+        return "state"
+    keys = "".join(f"[{key!r}]" for key in state_dict.keys)
+    return f"checkpoint{keys}{'.state_dict()' if state_dict.is_module else ''}"
+
+
+def _build_fix(
+    prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str], state_dict: StateDict
+) -> str:
     """Return the code that renames the keys before load_state_dict; a sentence if no such code fits all names."""
-    removal = _build_removal([(item.name, item.extra) for item in prefixed], kept)
+    source = _format_source(state_dict)
+    # A tensor inside a value (`nets['generator']['head.weight']`) is not an entry of the state_dict.
+    below = tuple(f"{name}[" for name in state_dict.holders)
+    is_flat = not any(item.name.startswith(below) for item in prefixed)
+    removal = _build_removal([(item.name, item.extra) for item in prefixed], kept) if is_flat else None
     additions = {item.lacking for item in prefixed}
     if removal and additions == {""}:
-        return _format_renaming(removal.code)
+        return _format_renaming(removal.code, source)
     start = next(iter(additions)) if len(additions) == 1 and len(prefixed) == len(names) else ""
     if removal and start and all(item.registered.startswith(start) for item in prefixed):
-        return _format_renaming(f"{start!r} + {removal.code}")
+        return _format_renaming(f"{start!r} + {removal.code}", source)
     of_model = _build_removal([(item.registered, item.lacking) for item in prefixed], kept)
     if of_model and not any(item.extra for item in prefixed):
         names_of_model = f"names = {{{of_model.code}: name for name in model.state_dict()}}"
-        return f"{names_of_model}\n{_format_renaming('names.get(name, name)')}"
+        return f"{names_of_model}\n{_format_renaming('names.get(name, name)', source)}"
     first = prefixed[0]
     new_name = first.registered or _remove_parts(first.name, first.extra)
     example = f"{quoting.quote(first.name)} to {quoting.quote(new_name)}"
     return f"rename the keys before load_state_dict, for example {example}"
 
 
-def _format_renaming(key: str) -> str:
-    return f"state = {{{key}: tensor for name, tensor in state.items()}}"
+def _format_renaming(key: str, source: str) -> str:
+    return f"state = {{{key}: tensor for name, tensor in {source}.items()}}"

@@ -132,7 +132,7 @@ def _report_own_prefix(subject: Subject, section: str) -> Iterator[Finding]:
             [PrefixedName(name, "", extra=prefix + _join_wrappers(name.removeprefix(prefix))) for name in marked],
             names,
             target=subject.target,
-            section=section,
+            state_dict=subject.state.find_state_dict(section),
             where="" if subject.state.sections == ("model",) else f" in section {section!r}",
             is_refused=False,
         )

@@ -19,7 +19,7 @@ from statecli.core import model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
-from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
@@ -242,8 +242,7 @@ class _Load:
             if match.way is MatchedBy.TIE and registered
         }
         self.section = next(row.section for row, _ in self.pairs if row)
-        state_dicts = (item for item in self.checkpoint.state_dicts if item.section == self.section)
-        self.state_dict = next(state_dicts, StateDict(self.section))
+        self.state_dict = self.checkpoint.find_state_dict(self.section)
         self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
         self._own: dict[str, str] = {}
 
@@ -282,7 +281,7 @@ class _Load:
             self.prefixed,
             [row.fqn for row, _ in self.pairs if row],
             target=self.checkpoint.target,
-            section=self.section,
+            state_dict=self.state_dict,
             kept=[row.fqn for row, registered in self.pairs if row and registered and row.fqn not in differing],
             model=self.model.target,
         )

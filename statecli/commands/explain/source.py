@@ -60,7 +60,7 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     counts = {name: _count_known_tails(state, name, registered) for name in candidates}
     section = max(counts, key=counts.__getitem__)
     rivals = tuple(name for name in candidates if name != section and counts[name] == counts[section])
-    state_dict = next((item for item in state.state_dicts if item.section == section), StateDict(section))
+    state_dict = state.find_state_dict(section)
     below = tuple(f"{name}{mark}" for name in state_dict.holders for mark in "[.")
     rows = tuple(
         tensor
