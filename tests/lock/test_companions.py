@@ -234,6 +234,18 @@ def test_settings_inside_a_checkpoint_are_locked(tmp_path):
     ]
 
 
+def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_path):
+    """The lock does not record the format of a file without settings, so it may be another one."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": {"w": torch.ones(2)}}, path)
+    locked = lock(path)
+    torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, path)
+    found = held(path, locked, tmp_path / "lock.json")
+    assert mismatches(found) == []
+    (entry,) = found.targets[0].not_checked
+    assert (entry.count, entry.why) == (1, "not compared, because the lock has no settings")
+
+
 def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
     """The verdict counts the settings and files that one file cannot have."""
     locked = lock(folder)

@@ -282,8 +282,8 @@ def _compare_settings(
     counted = tuple(change for change in changes if _is_comparable(change, state, locked, files_of_both))
     beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
     left = len(changes) - len(counted) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
-    why = "not compared, because the lock was made from another format or from a folder"
-    return counted, (NotChecked("setting", left, why),) if left else ()
+    origin = "was made from another format or from a folder" if locked.format else "has no settings"
+    return counted, (NotChecked("setting", left, f"not compared, because the lock {origin}"),) if left else ()
 
 
 def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
