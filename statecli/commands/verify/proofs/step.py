@@ -158,7 +158,7 @@ def _describe_training(run: Training) -> str:
     with_inputs = f"on {inputs.text}" if inputs else ""
     if not run.seen:
         return f"forward in train mode {with_inputs}"
-    return f"{_format_rounds(run)} of forward, backward and {run.made_by.__name__} in train mode {with_inputs}"
+    return f"{_format_rounds(run)} of training (forward, backward, {run.made_by.__name__}) {with_inputs}"
 
 
 def _format_rounds(run: Training) -> str:
