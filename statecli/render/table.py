@@ -386,6 +386,8 @@ class _PageWriter:
             self.write_wrapped(
                 f"explain a rule: statecli rules {self._name_rule(self.page.problems[0].rule)}", "dim", ""
             )
+        if self.report.fix_command:  # a wrapped line cannot be pasted
+            self.write_line((f"write the fixes: {self.report.fix_command}", "dim"))
         self.write_wrapped(result, "bold", "")
 
     def write_scope(self) -> None:

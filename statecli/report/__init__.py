@@ -450,6 +450,8 @@ class Report(msgspec.Struct, frozen=True):
     short_table: Callable[[], Table] | None = None
     #: The lines of a unified diff, without line ends, for outputs for people: the first part of plain text.
     patch: tuple[str, ...] = ()
+    #: The command that writes the fixes of the problems, for outputs for people; "" without a fix to write.
+    fix_command: str = ""
     #: The tensors as a list to filter and sort, for outputs that can; None: the rows of the page.
     tensor_list: Callable[[], TensorList] | None = None
     #: Settings next to the tensors, for outputs with room.

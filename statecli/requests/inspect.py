@@ -54,6 +54,10 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     accepted, files = list_accepted(inspection.findings, inspection.state, options)
     inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted))
     report = build_inspect_report(inspection, build_row_view(options), options.fail_on, accepted)
+    if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
+        from statecli.requests.fix_command import add_fix_command
+
+        report = add_fix_command(report, inspection.state, spec, options)
     return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"), files=files)
 
 

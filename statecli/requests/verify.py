@@ -12,6 +12,7 @@ from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.targets.load import find_class_spec
 
 _DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA}")
 #: Options, each with the proofs that use the value.
@@ -62,6 +63,10 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
     verification = drop_accepted_of_checks(verification, accepted)
     view = View(unfold=options.all, verbose=options.verbose)
     report = build_verify_report(verification, view, options.check, options.fail_on, accepted)
+    if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
+        from statecli.requests.fix_command import add_fix_command
+
+        report = add_fix_command(report, verification.state, spec, options)
     return Outcome(
         verification,
         report,

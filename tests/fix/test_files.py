@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -47,6 +48,36 @@ def desk(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_the_last_lines_name_the_command_that_writes_the_fixes(desk, statecli, command):
+    """With the words of the user, quoted for a shell, and the input of the user; and the command works."""
+    (desk / "net.py").write_text(
+        NET.replace("(self)", "(self, n=4)", 1) + "\n    def forward(self, x):\n        return x\n"
+    )
+    text = statecli(command, "net.py:Net(n=5)", "--input", "2x4", "-f", "table").out
+    words = ["fix", "net.py:Net(n=5)", "--input", "2x4", "--write"]
+    line = f"write the fixes: statecli {shlex.join(words)}"
+    assert line in text.splitlines()[-2]
+    assert statecli(*words).code == 0
+    assert "write the fixes" not in statecli(command, "net.py:Net(n=5)", "--input", "2x4", "-f", "table").out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NET.replace("torch.ones(4)", "{'a': [torch.ones(4)], 'b': nn.Linear(2, 2)}"),  # by hand
+        NET.replace("self.t = torch.ones(4)", "self.register_buffer('t', torch.ones(4))"),
+    ],
+)
+def test_no_command_is_named_that_would_write_nothing(desk, statecli, text):
+    """`statecli fix` has nothing to write there: the fix is in words, or nothing is wrong."""
+    (desk / "net.py").write_text(text)
+    for command in ("inspect", "verify"):
+        assert "write the fixes" not in statecli(command, "net.py:Net", "-f", "table").out
+    assert statecli("fix", "net.py:Net", "--write").code in (0, 1)
+    assert (desk / "net.py").read_text() == text
 
 
 def test_without_write_the_file_is_as_it_was(desk, statecli):

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 
 import libcst as cst
-import msgspec
 
 from statecli.commands.fix import init_edits
 from statecli.commands.fix.containers import build_container_property
+from statecli.commands.fix.fix_text import BY_HAND, PrintedFix, read_fix
 from statecli.commands.fix.init_edits import VALUE, Assigned, find_assigned
 from statecli.commands.fix.source import (
     Changes,
@@ -27,55 +27,6 @@ from statecli.commands.fix.source import (
 )
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
-#: Reason for a fix in words.
-BY_HAND = "statecli fix cannot make this change; make the change by hand"
-
-
-class PrintedFix(msgspec.Struct, frozen=True):
-    """The parts of a printed fix: its comments, and its code ("" for a fix in words)."""
-
-    comments: tuple[str, ...]
-    code: str
-
-    def has_comment(self, start: str) -> bool:
-        """Return True if a comment starts with a text."""
-        return self.find_comment(start) is not None
-
-    def find_comment(self, start: str) -> str | None:
-        """Return the first comment that starts with a text."""
-        return next((line for line in self.comments if line.startswith(start)), None)
-
-
-#: Beginnings of comments that `apply_code` follows, and of those that only inform.
-_KNOWN_COMMENTS = (
-    *(
-        AT_END_OF_INIT.strip(),
-        "# at the end of __post_init__:",
-        AFTER_LAST_ASSIGNMENT.strip(),
-        AFTER_SUPER_INIT.strip(),
-    ),
-    *(
-        "# delete ",
-        "# first delete the class attribute",
-        "# and read each tensor as getattr",
-        "# and iterate over the items()",
-    ),
-    *(
-        "# the keys must be strings without dots",
-        "# and write list + ",
-        "# and import torch.nn",
-        "# older checkpoints",
-    ),
-    *("# to save the value too", "# model.load_state_dict("),
-)
-
-
-def read_fix(text: str) -> PrintedFix:
-    """Return the parts of a printed fix."""
-    lines = text.split("\n")
-    comments = tuple(line for line in lines if line.startswith("#"))
-    return PrintedFix(comments, "\n".join(line for line in lines if not line.startswith("#")))
-
 
 def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequence[str]) -> Changes:
     """Return the changes of a fix with code. Raises NoEdit."""
@@ -85,7 +36,7 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
     fix = read_fix(text.replace(value_text, VALUE) if "\n" in value_text else text)
     if fix.has_comment("# and replace "):
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
-    if any(not comment.startswith(_KNOWN_COMMENTS) for comment in fix.comments):
+    if not fix.is_editable():
         raise NoEdit(BY_HAND)
     if _has_other_branch(source, assigned, attribute) and not any(map(_is_placement, fix.comments)):
         changes = _register_at_end(source, fix, assigned, attribute, value_text)

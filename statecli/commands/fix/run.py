@@ -46,7 +46,7 @@ def run(request: Request) -> Fixes:
     if spec is None:
         raise verify_run.explain_wrong_target(request.verify.target)
     check_libcst()
-    project = find_project(spec, _find_file(spec))
+    project = find_project(spec, find_editable_file(spec))
     import_torch()
     from statecli.commands.fix.session import repair  # imports torch and libcst
 
@@ -54,7 +54,7 @@ def run(request: Request) -> Fixes:
     return repair(project, request.verify, write=request.write)
 
 
-def _find_file(spec: ModelSpec) -> str:
+def find_editable_file(spec: ModelSpec) -> str:
     """Return the file of a class. Raises UsageError for a class that is not the user's own."""
     if spec.config is not None or spec.is_library:
         raise _refuse_installed(spec.text, "the model is built by an installed package")

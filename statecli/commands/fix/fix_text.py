@@ -1,0 +1,58 @@
+"""The fix that statecli prints for an unregistered tensor, as text: its comments, and its code."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
+
+#: Reason for a fix in words.
+BY_HAND = "statecli fix cannot make this change; make the change by hand"
+#: Beginnings of comments that `apply_code` follows, and of those that only inform.
+_KNOWN_COMMENTS = (
+    *(
+        AT_END_OF_INIT.strip(),
+        "# at the end of __post_init__:",
+        AFTER_LAST_ASSIGNMENT.strip(),
+        AFTER_SUPER_INIT.strip(),
+    ),
+    *(
+        "# delete ",
+        "# first delete the class attribute",
+        "# and read each tensor as getattr",
+        "# and iterate over the items()",
+    ),
+    *(
+        "# the keys must be strings without dots",
+        "# and write list + ",
+        "# and import torch.nn",
+        "# older checkpoints",
+    ),
+    *("# to save the value too", "# model.load_state_dict("),
+)
+
+
+class PrintedFix(msgspec.Struct, frozen=True):
+    """The parts of a printed fix: its comments, and its code ("" for a fix in words)."""
+
+    comments: tuple[str, ...]
+    code: str
+
+    def has_comment(self, start: str) -> bool:
+        """Return True if a comment starts with a text."""
+        return self.find_comment(start) is not None
+
+    def find_comment(self, start: str) -> str | None:
+        """Return the first comment that starts with a text."""
+        return next((line for line in self.comments if line.startswith(start)), None)
+
+    def is_editable(self) -> bool:
+        """Return True for code of which `apply_code` follows every comment."""
+        return bool(self.code) and all(comment.startswith(_KNOWN_COMMENTS) for comment in self.comments)
+
+
+def read_fix(text: str) -> PrintedFix:
+    """Return the parts of a printed fix."""
+    lines = text.split("\n")
+    comments = tuple(line for line in lines if line.startswith("#"))
+    return PrintedFix(comments, "\n".join(line for line in lines if not line.startswith("#")))
