@@ -407,8 +407,8 @@ def test_the_section_that_was_taken_is_noted(pt):
     """Of the target, which a class loads, and of the reference."""
     averaged = pt("b", **training(current_model_state=linear()))
     (said,) = notes(averaged, model=LIN)
-    assert said.startswith("not compared: optimizer_states.0, callbacks, current_model_state of")
-    assert said.endswith(f"; {LIN} loads only state_dict")
+    assert said.startswith("statecli did not compare optimizer_states.0, callbacks, current_model_state of")
+    assert said.endswith(f", because {LIN} loads only state_dict")
     paired, left = notes(pt(**linear()), against=str(averaged))
     assert paired == "section 'state_dict' is compared with section 'model'"
     assert "current_model_state" in left
