@@ -22,23 +22,27 @@ _LOCATIONS = compile_on_use(r"(?i)\.debug_pkl\b")
 #: Words of which one is in every match of these patterns.
 _ANY_USE = compile_on_use(r"(?i)sample_inputs|serialized_|constants|weights|_obj_|debug_pkl")
 _USED_BY_CODE = (
-    "a constant is a Python object; the exported program may call methods and read attributes of this object"
+    "a constant of the program is a Python object; the program may call methods and read attributes of this object"
 )
 _TENSOR_AS_OBJECT = (
-    "a tensor is declared as an object, so torch.export.load does not compare the tensor's size with the size in the "
-    "program"
+    "the program declares a tensor as an object, so torch.export.load does not compare the tensor's size with the "
+    "size in the program; the program may read memory outside the tensor"
 )
 _ATTRIBUTE_OF_TENSOR = "a tensor has a Python object as an attribute, and the exported program may call this object"
-_MISFIT = "the storage {} claims {:,} bytes, but its record has {:,}; torch.jit.load may read memory outside the record"
+_MISFIT = (
+    "the pickle claims that the storage {} has {:,} bytes, but its record has {:,}; torch.jit.load may read memory "
+    "outside the record"
+)
 _OTHER_CLASS = (
-    "the storage {} has a class that is not a storage class of torch: a load in C++ may read the bytes as any dtype"
+    "the storage {} has a class that is not a storage class of torch; a load in C++, such as torch.jit.load, may "
+    "read the bytes as any dtype"
 )
 _WRONG_LOCATION = (
-    "a source location refers to a string outside the table; torch reads memory outside the table when it prints an "
-    "error"
+    "a line number of the code refers to a string outside the table of strings; torch reads memory outside this "
+    "table when it prints an error"
 )
 _CONFUSED_NAMES = (
-    "calls _rebuild_from_type_v2; after this call, a load in C++ may use other classes than the pickle names"
+    "the pickle calls _rebuild_from_type_v2; after this call, a load in C++ may use other classes than the pickle names"
 )
 _DO_NOT_LOAD = "do not load the file; contact its publisher"
 _EXPORT_AGAIN = "export the program again without Python objects, or contact the publisher of the file"

@@ -88,11 +88,12 @@ _NUMPY = b"\x93NUMPY"
 #: Code that torch writes: classes are below `__torch__`.
 _OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
 _OTHER_CODE = (
-    "a class of the code is outside of code/__torch__, so torch.jit.load may mistake the class for a class of torch"
+    "the code defines a class outside of code/__torch__, so torch.jit.load may take this class for a class of torch"
 )
 _OTHER_CODE_HELP = "do not load the file; contact its publisher"
 _UNCHECKED_CAST = (
-    "the code uses a value as an object or a tuple of another type without a check, and may read or write other memory"
+    "the code uses a value as an object or a tuple of another type, and torch does not check this; the code may read "
+    "or write memory outside the value"
 )
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
@@ -297,8 +298,8 @@ _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any 
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
 _UNCHECKED_BYTECODE = (
-    "the lite interpreter does not check all numbers in these instructions; wrong numbers make the interpreter read or "
-    "write memory outside its data"
+    "torch's lite interpreter for mobile devices does not check all numbers in this bytecode; wrong numbers make the "
+    "interpreter read or write memory outside its data"
 )
 _BYTECODE_HELP = (
     "use torch.jit.load, which does not read the bytecode; use the lite interpreter only for files that you created"
@@ -373,8 +374,8 @@ class FileScan:
         if packed:
             self._add_unread(
                 whole,
-                f"statecli cannot read {len(packed)} of the values: the save transformed them with "
-                f"{quoting.names(packed[0].transforms)}, which statecli cannot reverse",
+                f"statecli cannot read {len(packed)} of the values: torch.distributed.checkpoint stored them with "
+                f"the transform {quoting.names(packed[0].transforms)}, which statecli cannot reverse",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -420,7 +421,9 @@ class FileScan:
             yield
         except OutOfSteps as error:
             self.pieces.clear()
-            self.pickles.append(ScannedPickle("the file", self.whole.span, unread=f"{error}; the rest was not read"))
+            self.pickles.append(
+                ScannedPickle("the file", self.whole.span, unread=(f"{error}, and did not read the rest of the file"))
+            )
 
     def _add_pickle(self, pickle: ScannedPickle) -> None:
         """Keep a scanned pickle."""
@@ -473,7 +476,8 @@ class FileScan:
                 if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
                         self._add_unread(
-                            piece, f"statecli stopped after {count} consecutive pickles, and did not read the rest"
+                            piece,
+                            f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest",
                         )
                     break
 
@@ -600,13 +604,13 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}, but statecli may not have found all members: {error}")
+            self._add_unread(piece, f"{_TAR}, and statecli may not have found all of them: {error}")
             self._salvage_tar(region)
             return
         if unread is not None:
             self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}, but torch.save did not write the archive")
+            self._add_unread(piece, f"{_TAR}, although torch.save did not write the archive")
         for span in spans:
             part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
@@ -638,7 +642,9 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread(piece, f"{error}; statecli read only the records that it found by searching the file")
+            self._add_unread(
+                piece, f"{error}. statecli read only the records that it found by searching the file for headers"
+            )
             self._salvage(piece)
             return
         if piece.region.base is not None:
@@ -652,8 +658,8 @@ class FileScan:
             cut = quoting.quote(top.partition("\0")[0])
             self._add_unread(
                 piece,
-                "the folder name in the archive has a NUL character; torch cuts each record name there, so it reads "
-                f"{cut} instead of every record",
+                "the folder name in the archive has a NUL character; torch cuts each record name there, so torch "
+                f"reads {cut} in place of each record",
             )
         if not piece.depth:
             self.unlisted.append((piece, archive))
@@ -662,7 +668,7 @@ class FileScan:
         self.steps.take(Budget.PIECES, sum(idle.values()))
         self._report_zeros(piece, zeros)
         if unread is not None:
-            self._add_unread(piece, f"{unread}; any record may hold a pickle")
+            self._add_unread(piece, f"{unread}, and any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
         uses = {name: use_of(record) for name, record in archive.records.items() if name not in idle}
         scripts = [
@@ -695,7 +701,9 @@ class FileScan:
 
     def _report_zeros(self, piece: _Piece, zeros: int) -> None:
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
-            bomb = Bomb(f"creates {zeros:,} zeros for tensors without data; this may fill the memory", 0)
+            bomb = Bomb(
+                f"creates {zeros:,} zeros in total for tensors whose records are empty; this may fill the memory", 0
+            )
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
@@ -727,7 +735,9 @@ class FileScan:
         compressed = [record for record in archive.records.values() if record.method != STORED]
         packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
         if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * packed:
-            bomb = Bomb(f"unpacks {packed:,} bytes of compressed data to {size:,} bytes, which may fill the memory", 0)
+            bomb = Bomb(
+                f"unpacks {packed:,} bytes of compressed data to {size:,} bytes in total, which may fill the memory", 0
+            )
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
@@ -794,7 +804,10 @@ class FileScan:
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)
             if script_nesting.has_deep_statement(code, self.steps):
-                why = f"a statement has more than {script_nesting.MAX_LINKS:,} operators, which crashes torch.jit.load"
+                why = (
+                    f"a statement of the code has more than {script_nesting.MAX_LINKS:,} operators, which crashes "
+                    "torch.jit.load"
+                )
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             readable.append((region, where, code))
         codes = [code for *_, code in readable]
@@ -831,7 +844,10 @@ class FileScan:
             data = region.read(0, region.size)
             self.steps.take(Budget.BYTES, len(data))
             if script_nesting.has_deep_type(data.decode("latin-1")):
-                why = f"a type has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which crashes torch"
+                why = (
+                    f"a type in the bytecode has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which "
+                    "crashes torch"
+                )
                 self._add_unread(_Piece(region, where, 0, hidden=False), why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
         # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
@@ -856,7 +872,7 @@ class FileScan:
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
         main = (escaping or libraries or sources or pieces)[0]
         why = None if libraries else "the AOTInductor loader runs compiler commands from the file"
-        why = "the AOTInductor loader writes outside its temporary folder" if escaping else why
+        why = "the AOTInductor loader unpacks to a path outside its temporary folder" if escaping else why
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
@@ -948,7 +964,8 @@ class FileScan:
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
             self._add_unread(
-                piece, "the record ends with a zip archive, so different programs may load different contents"
+                piece,
+                "the record ends with a zip archive; some programs load this archive, others load the data before it",
             )
             self._scan_archive(piece._replace(hidden=True, depth=depth + 1))
         if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):

@@ -139,8 +139,8 @@ class Allocations:
         deep = _find_too_deep_call(calls, self._tensors.get_name, self._steps) if len(calls) > _MAX_NESTING else None
         if deep is not None:
             why = (
-                f"creates objects nested more than {_MAX_NESTING:,} levels deep; freeing these objects overflows "
-                "the stack"
+                f"creates objects nested more than {_MAX_NESTING:,} levels deep; Python crashes when it frees these "
+                "objects (stack overflow)"
             )
             yield Bomb(why, deep.position)
 
@@ -179,7 +179,9 @@ class Allocations:
                 )
                 return
             if again > _ALLOWED_BYTES:
-                why = f"reads the record {record} for more than one storage, so a small file can fill the memory"
+                why = (
+                    f"loads the record {record} again for each of several storages, so a small file can fill the memory"
+                )
                 yield Bomb(why, pid[1].position)
                 return
 
@@ -384,10 +386,13 @@ class Allocations:
             size, depth = self._measure_expansion(key) if self._hashes.reads_contents(key) else (1, 0)
             steps += size
             if depth > _MAX_NESTING:
-                yield Bomb(f"hashes a key with more than {_MAX_NESTING:,} nested tuples, which overflows the stack", 0)
+                yield Bomb(
+                    f"hashes a key with more than {_MAX_NESTING:,} nested tuples; this crashes Python (stack overflow)",
+                    0,
+                )
                 return
             if steps > _MAX_HASH_STEPS:
-                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash keys; loading may hang", 0)
+                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash dictionary keys; loading may hang", 0)
                 return
             hashes[holder, self._hashes.compute_hash(key)] += 1
         for (_, _), count in hashes.most_common(1):

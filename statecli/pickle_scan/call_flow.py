@@ -84,8 +84,8 @@ class Flow:
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
                 self.note_misuse(
                     unbuilt,
-                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call; this call may read random "
-                    "memory",
+                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call; this next call may read "
+                    "random memory",
                 )
         if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
             self._uninitialized[id(call)] = call
@@ -114,22 +114,23 @@ class Flow:
         Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
-            self.note_misuse(target, "the pickle changes for the whole Python process")
+            self.note_misuse(target, "is modified by the pickle; the change affects the whole Python process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
                 self._dtype_by_fields[id(target)],
-                "gets other fields after its creation; numpy never writes this, and may read memory outside the array",
+                "gets other fields from the pickle after its creation; numpy never saves such a pickle, and may read "
+                "memory outside the array",
             )
         elif type(target) is Persistent:
             self.note_misuse(
                 target,
-                "is the type of a storage, and the pickle modifies this storage; torch.save never writes this, and the "
-                "loaded values may differ from the shown values",
+                "is the type of a storage that the pickle modifies; torch.save never writes this, and the loaded "
+                "values may differ from the values that statecli shows",
             )
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "gets its state a second time; this runs a method of its class")
+                self.note_misuse(root, "gets its state from the pickle a second time; this runs a method of its class")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (
@@ -138,7 +139,7 @@ class Flow:
                 or expected_calls.may_return_shared_object(name)
             ):
                 self.note_misuse(
-                    root, "returns an object that the whole process shares, and the pickle changes this object"
+                    root, "returns an object that the whole Python process shares, and the pickle changes this object"
                 )
 
     def add_state(self, target: Value, state: Value) -> None:
@@ -153,15 +154,15 @@ class Flow:
         ):
             self.note_misuse(
                 root,
-                "is restored from a state that numpy never writes; numpy may use bytes of the file as memory addresses",
+                "is restored from a state that numpy never saves; numpy may use bytes of the file as memory addresses",
             )
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(expected_calls.ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
             self.note_misuse(
                 root,
-                "is restored from a state that no array has, or has a wrong number of elements; numpy may read "
-                "memory outside the array",
+                "is restored from a state that numpy never saves, such as too few elements for its shape; numpy may "
+                "read memory outside the array",
             )
         elif name.startswith(expected_calls.ARRAY_PREFIXES):
             if computed_bytes.has_computed_data(state):
@@ -229,8 +230,8 @@ class Flow:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(
                     root,
-                    "is restored from an invalid state, such as wrong sizes or strides; torch may crash or access "
-                    "memory outside the weights",
+                    "is restored from a state that torch never saves, such as wrong sizes or strides of its weights; "
+                    "torch may crash or access memory outside the weights",
                 )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
@@ -286,8 +287,8 @@ class Flow:
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(
                 call.cls,
-                "is given values that numpy never writes for a string dtype, so statecli does not know what the call "
-                "does",
+                "gets arguments from the pickle that numpy never saves for a string dtype, so statecli does not know "
+                "what the call does",
             )
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
             self.note_misuse(
@@ -301,8 +302,8 @@ class Flow:
         elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
-                "is given a value whose dtype differs from the dtype in the call; numpy may use bytes of the file as "
-                "memory addresses",
+                "gets a value from the pickle whose dtype differs from the dtype argument of the call; numpy may use "
+                "bytes of the file as memory addresses",
             )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
@@ -310,8 +311,8 @@ class Flow:
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
-                f"is called through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} functions, too "
-                "long for statecli to check",
+                f"is called by the pickle through a chain of more than {expected_calls.MAX_INDIRECT_CALLS} "
+                "functions, too long for statecli to check",
             )
             return
         if type(call.cls) is not Global:
@@ -326,8 +327,8 @@ class Flow:
         if call.kwargs and is_clean(name):
             self.note_misuse(
                 call.cls,
-                "is called with keyword arguments; torch.save never writes this, and the arguments may change the "
-                "effect of the call",
+                "is called by the pickle with keyword arguments; torch.save never writes keyword arguments, and they "
+                "may change the effect of the call",
             )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in expected_calls.ARRAY_CLASSES:
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
@@ -347,7 +348,8 @@ class Flow:
         if expected_calls.uses_unknown_codec(name, call):
             self.note_misuse(
                 call.cls,
-                "is called with a codec that torch.save never writes, and some codecs take hours to decode a megabyte",
+                "is called by the pickle with a text codec that torch.save never writes; some codecs take hours to "
+                "decode a megabyte, so loading may hang",
             )
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
@@ -369,7 +371,7 @@ class Flow:
         if expected_calls.fills_mapping(name, call):
             self.note_misuse(
                 call.cls,
-                "creates a mapping from a collection of items; pickle never writes this, and statecli cannot "
+                "creates a dict from a collection of items; Python's pickle never writes this, and statecli cannot "
                 "check the items",
             )
         self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
@@ -380,14 +382,17 @@ class Flow:
     def _check_missing_contents(self, call: Obj, name: str) -> None:
         """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
-            self.note_misuse(call.cls, "is created without a state; using this object crashes the process")
+            self.note_misuse(
+                call.cls, "is created by the pickle without a state; any use of the object crashes the process"
+            )
         if name == expected_calls.SCRIPT_OBJECT and type(call.state) is not tuple:
             self.note_misuse(
                 call.cls,
-                "is created without a state and holds a null pointer; using this object crashes the process",
+                "is created by the pickle without a state, so it holds a null pointer; any use of the object crashes "
+                "the process",
             )
         if self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict:
-            self.note_misuse(call, "is created without the state that torch writes, so its memory stays uninitialized")
+            self.note_misuse(call, "is created by the pickle without a state, so its values are random memory")
 
     def _check_arguments(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
@@ -405,7 +410,8 @@ class Flow:
                 ):
                     if is_clean(called):
                         self.note_misuse(
-                            name, "is given an object instead of plain data, and calls methods of this object"
+                            name,
+                            "gets an object from the pickle instead of plain data, and calls methods of this object",
                         )
                     return
                 within: Sequence[Value] = ()
@@ -433,7 +439,9 @@ class Flow:
             if type(arg) is Obj and (
                 root is None or not get_plain_name(root).startswith(expected_calls.LITERAL_PREFIXES)
             ):
-                self.note_misuse(name, "is given an object instead of plain data, and calls methods of this object")
+                self.note_misuse(
+                    name, "gets an object from the pickle instead of plain data, and calls methods of this object"
+                )
 
     def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
         """Check the attributes of a tensor: a dict, or a tuple of those of its class with and without slots."""
@@ -444,7 +452,7 @@ class Flow:
                 self._check_attributes(name, called, part)
 
     def _note_object(self, name: Global) -> None:
-        self.note_misuse(name, "is given an object instead of plain data, and calls methods of this object")
+        self.note_misuse(name, "gets an object from the pickle instead of plain data, and calls methods of this object")
 
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
@@ -470,12 +478,16 @@ class Flow:
                     and not self._is_empty(part)
                 ):
                     self.note_misuse(
-                        name, "is given hooks, which torch calls later; torch.save never writes hooks with a tensor"
+                        name,
+                        "gets hooks from the pickle, which torch calls later; torch.save never writes hooks with "
+                        "a tensor",
                     )
         if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.get_root(args[0])
             if root is None or not expected_calls.is_tensor_data(get_plain_name(root)):
-                self.note_misuse(name, "is given an object instead of tensor data, and calls methods of this object")
+                self.note_misuse(
+                    name, "gets an object from the pickle instead of tensor data, and calls methods of this object"
+                )
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -502,20 +514,21 @@ class Flow:
         name = get_plain_name(root)
         if name not in expected_calls.ITEM_CONTAINERS and is_clean(name):
             self.note_misuse(
-                root, "is not a container, but the pickle adds items to this object, and so runs a method of the object"
+                root,
+                "is not a container, but the pickle adds items to the created object; this runs a method of the object",
             )
         elif call.items and name in expected_calls.HOLD_ELEMENTS:
             self.note_misuse(
                 root,
-                "is a sequence, but the pickle sets its items by key; torch.save never writes this, and the final "
-                "items are unknown",
+                "is a sequence, but the pickle sets its items by key; torch.save never writes this, so statecli does "
+                "not know the items after loading",
             )
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
             self.note_misuse(
                 root,
-                "has an attribute whose name the pickle computes during loading, so statecli cannot check the name",
+                "gets an attribute whose name the pickle computes during loading, so statecli cannot check the name",
             )
 
     def _check_build(self, target: Obj, state: Value) -> None:
@@ -532,8 +545,8 @@ class Flow:
         if name == "types.GenericAlias":
             self.note_misuse(
                 root,
-                "passes its state to the class that it wraps; statecli does not know what this class does with the "
-                "state",
+                "passes the state in the pickle to the class that it wraps (list in list[int]); statecli does not "
+                "know what the wrapped class does with the state",
             )
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
@@ -542,7 +555,8 @@ class Flow:
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
                 root,
-                "is restored from a state that overwrites attributes of the exception, such as its error position",
+                "is restored from a state that overwrites attributes of the exception, such as its error position; "
+                "printing the exception may then read memory outside its text",
             )
         if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
             self.note_misuse(
@@ -555,7 +569,8 @@ class Flow:
         ):
             self.note_misuse(
                 root,
-                "has an attribute with the name of a dict method, so loaders may not see its real items",
+                "gets an attribute from the pickle with the name of a dict method, such as items; a loader that "
+                "calls this method may get other entries than statecli shows",
             )
         if (
             type(parts[-1]) is dict
@@ -563,7 +578,9 @@ class Flow:
             and is_clean(name)
             and not name.startswith(expected_calls.SLOTTED_PREFIXES)
         ):
-            self.note_misuse(root, "is restored by setting attributes, which runs the property setters of its class")
+            self.note_misuse(
+                root, "gets its attributes from the pickle one by one, which runs code of its class (property setters)"
+            )
         for part in parts:
             self._check_attributes(root, name, part)
 
@@ -575,39 +592,48 @@ class Flow:
             and type(state) is dict
             and not expected_calls.is_layer_count(state.get("num_layers"))
         ):
-            self.note_misuse(root, "has an invalid num_layers or more layers than memory can hold")
+            self.note_misuse(
+                root,
+                "has an invalid num_layers (not a count, or more layers than memory can hold); loading may fill the "
+                "memory",
+            )
         if (
             kept_functions.is_module_class(name)
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
             self.note_misuse(
-                root, "is restored from a state that no module has, so statecli does not know what loading does"
+                root,
+                "is restored from a state without the dicts of parameters and submodules that each module has, "
+                "so statecli does not know what loading does",
             )
         if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
-                root, "is restored from a state that no hook has; this changes the ids of all hooks registered later"
+                root,
+                "is restored from a state that a hook never has; this changes the ids of all hooks registered later",
             )
         if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(root, "is given an object instead of arrays and text, and calls methods of this object")
+            self.note_misuse(
+                root, "gets an object from the pickle instead of arrays and text, and calls methods of this object"
+            )
         if name in expected_calls.GENERATORS and not self._is_generator_state(state):
             self.note_misuse(
                 root,
-                "is restored from a state that torch never writes; torch may use bytes of the file as memory addresses",
+                "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses",
             )
         if name.startswith(expected_calls.NUMPY_RANDOM) and not random_states.is_numpy_state(
             name, state, self._get_root_name
         ):
             self.note_misuse(
                 root,
-                "is restored from a state that numpy never writes; the next random draw may read memory "
-                "outside the state",
+                "is restored from a state that numpy never saves; the next random draw may read memory outside the "
+                "state",
             )
         if name == "random.Random" and not random_states.is_python_state(state):
             self.note_misuse(
                 root,
-                "is restored from a state that Python never writes; computing with these values may run code "
-                "or fill the memory",
+                "is restored from a state that Python never saves; a computation with its values may run code or "
+                "fill the memory",
             )
 
     def _is_handle_state(self, state: Value) -> bool:
@@ -654,7 +680,8 @@ class Flow:
             if type(key) is Key and is_clean(name):
                 self.note_misuse(
                     root,
-                    "has an attribute whose name the pickle computes during loading, so statecli cannot check the name",
+                    "gets an attribute whose name the pickle computes during loading, so statecli cannot check the "
+                    "name",
                 )
             elif key in expected_calls.CLASS_ATTRIBUTES:
                 self.note_misuse(
@@ -677,7 +704,9 @@ class Flow:
                     and key in _OPTIMIZER_ATTRIBUTES
                     and not _OPTIMIZER_ATTRIBUTES[key](self, value)
                 ):
-                    self.note_misuse(root, f"is given an object as its {key}, and calls methods of this object")
+                    self.note_misuse(
+                        root, f"gets an object from the pickle as its {key}, and calls methods of this object"
+                    )
             elif self._hides_function(name, key, value) and is_clean(name):
                 self.note_misuse(
                     root,
@@ -695,7 +724,7 @@ class Flow:
 
     def _check_callee(self, caller: Global, name: str, place: int, value: Value) -> None:
         """Check a value at the position where `caller` takes a function to call."""
-        why = f"is called by {name}; pickle never writes such a call"
+        why = f"is called by {name}; Python's pickle never writes such a call"
         if type(value) is Global:
             called = get_plain_name(value)
             expected = expected_calls.EXPECTED_CALLEES.get((name, place))
@@ -756,9 +785,17 @@ class Flow:
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
         root = self.get_root(value)
         if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
-            self.note_misuse(root, "is a hook stored where torch keeps no hooks, so other code may call this hook")
+            self.note_misuse(
+                root,
+                "is a hook that the pickle stores where torch keeps no hooks; statecli does not know which code "
+                "calls the hook, and with which arguments",
+            )
         if id(value) in self._excused and not compiled_modules.is_module(value):
-            self.note_misuse(root, "is stored where torch.compile never stores it, so other code may call this object")
+            self.note_misuse(
+                root,
+                "is stored by the pickle where torch.compile never stores such an object; statecli does not know "
+                "which code calls the object",
+            )
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container; note pairs whose key is an attribute called by Python."""
@@ -781,10 +818,13 @@ class Flow:
         if text is expected_calls.COMPUTED:
             self.note_misuse(
                 value,
-                "is stored under a name that the pickle computes during loading, so statecli cannot check the name",
+                "is stored by the pickle under a name that is computed during loading, so statecli cannot check the "
+                "name",
             )
         elif text is not None and (expected_calls.is_dunder(text) or text in expected_calls.LOOKED_UP_METHODS):
-            self.note_misuse(value, f"is stored under the name {quoting.name(text)}, so Python may call it as a method")
+            self.note_misuse(
+                value, f"is stored by the pickle under the name {quoting.name(text)}, so Python may call it as a method"
+            )
 
     def _text_of(self, key: Value) -> str | None:
         """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""

@@ -38,7 +38,10 @@ _TENSORS = compile_on_use(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tens
 #: Arrays of numpy whose elements consist of two numbers.
 _COMPLEX = "c"
 
-WHY = "computes bytes from numbers or strings; torch.save never writes this, and a loader may unpickle these bytes"
+WHY = (
+    "computes bytes from numbers or strings during loading; torch.save never writes this, and the bytes may be a "
+    "second pickle that a loader unpickles"
+)
 
 
 def computes_bytes(name: str, call: Obj) -> bool:

@@ -241,11 +241,14 @@ PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
-UNINITIALIZED = "is still uninitialized"
-CONSTRUCTED = "runs its constructor, which torch.save never calls, so statecli does not know what the call does"
+UNINITIALIZED = "has no values yet"
+CONSTRUCTED = (
+    "is created by the pickle with a call of its constructor; torch.save never writes such a call, so statecli does "
+    "not know what the call does"
+)
 UNCHECKED_INDICES = (
-    "makes a sparse tensor with indices that torch and statecli cannot check; using this tensor may overwrite memory "
-    "outside the tensor"
+    "makes a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
+    "overwrite memory outside the tensor"
 )
 #: Keys and elements whose hash is computed of other values.
 COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])

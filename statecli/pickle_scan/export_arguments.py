@@ -87,7 +87,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
                 why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
                 if why:
-                    yield Misuse(target, f"{why}, and may read or overwrite memory outside the tensors")
+                    yield Misuse(target, f"{why}; the call may read or overwrite memory outside the tensors")
 
 
 #: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.
@@ -112,15 +112,15 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             continue
         value = place.value
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
-            yield "is given a string or an object instead of a number"
+            yield "gets a string or an object from the file instead of a number, and may evaluate this value as code"
             return
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
-            yield "is given an object from the file instead of a graph, and calls this object"
+            yield "gets an object from the file instead of a graph, and calls this object"
             return
         if "as_custom_obj" in value and _get_object_name(value) not in given:
             yield (
-                "is given an object from the file that is not an input of the graph; torch compiles the object's "
-                "repr() as code"
+                "gets an object from the file that is not an input of the graph; torch compiles the object's repr() "
+                "as code"
             )
             return
         operator = value.get("as_operator")
@@ -185,7 +185,10 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     name = target.removeprefix(_CALLERS)
     given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
     if any(entry.get("name") and _is_positional(entry) for entry in given):
-        yield "is given a positional argument with a name; torch never writes this"
+        yield (
+            "gets a positional argument that has a name; torch never writes this, so statecli cannot check the "
+            "arguments"
+        )
     positional = [entry.get("arg") for entry in given if _is_positional(entry)]
     for place in _GRAPH_PLACES.get(name, ()):
         if not _is_kind(positional[place : place + 1], "as_graph"):
@@ -196,12 +199,12 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
     for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
         is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
         if is_text and _TEXT_PLACES.get(name) != place:
-            yield "is given a string as an input of its graph, and the graph can compute source code from the string"
+            yield "gets a string as an input of its graph, and the graph can compute source code from the string"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
-        yield "is given an operator as an argument, where torch never writes an operator"
+        yield "gets an operator as an argument in a place where torch never writes an operator"
     for entry in given:
         if not _is_positional(entry) and not _is_keyword(name, entry):
-            yield f"is given the keyword argument {entry.get('name')}, which torch never writes"
+            yield f"gets the keyword argument {entry.get('name')}, which torch never writes for this operator"
 
 
 #: Operators with a message that inductor writes into source.
@@ -266,7 +269,7 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
             yield Misuse(
                 "torch.export.load",
-                "finds a string or an object instead of a number, and may evaluate this value as code",
+                "finds a string or an object in the file instead of a number, and may evaluate this value as code",
             )
             return
         if type(value) is not dict or isinstance(place.kind, DictOf):
@@ -276,8 +279,8 @@ def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
         if type(graph_name) is str and find_module_attribute(graph_name):
             yield Misuse(
                 "torch.export.load",
-                f"finds a graph named {graph_name}, and the compiled code may call the module method of this "
-                "name instead",
+                f"finds a graph named {graph_name}, which is also the name of a module method; the compiled code may "
+                "call this method instead of the graph",
             )
             return
         # An argument of a node has the name of a parameter, which may be `self`.
@@ -387,13 +390,13 @@ def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
         weights, width = node.list_sizes("params"), node.get_sizes("input")
         states = node.list_sizes("hx") or [node.get_sizes("hx")]
         if not weights or None in weights or not width or None in states or not all(states):
-            return "has weights whose sizes the graph does not declare"
+            return "has weights whose sizes the graph does not declare, so statecli cannot check the sizes"
         hidden, projected = states[-1][-1], states[0][-1]  # type: ignore[index]  # no size is None
         count = (4 if node.is_true("has_biases") else 2) + (len(states) == 2 and hidden != projected)
         directions = 2 if node.is_true("bidirectional") else 1
         layers = [weights[at : at + count] for at in range(0, len(weights), count)]
         if len(layers) != directions * (node.get_number("num_layers") or 0):
-            return f"has {len(weights)} weights, which does not match its number of layers"
+            return f"has {len(weights)} weights in all, which does not match its number of layers"
         for number, layer in enumerate(layers):
             columns = width[-1] if number < directions else _multiply(projected, directions)
             expected = [(_multiply(hidden, gates), columns), (_multiply(hidden, gates), projected)]
@@ -421,7 +424,7 @@ def _have_sizes(sizes: _Sizes | None, expected: _Sizes) -> bool:
 def _check_batch_norm(node: _Node) -> str | None:
     features = node.get_sizes("input")
     if not features or len(features) < 2:
-        return "normalizes a tensor whose sizes the graph does not declare"
+        return "normalizes a tensor whose sizes the graph does not declare, so statecli cannot check the sizes"
     for argument in ("weight", "bias", "running_mean", "running_var"):
         if node.get_name(argument) and not _have_sizes(node.get_sizes(argument), (features[1],)):
             return f"has a {argument} whose size is not {features[1]}, the number of channels of its input"
@@ -440,7 +443,7 @@ def _check_weight_norm(node: _Node) -> str | None:
 
 def _check_embedding_bag(node: _Node) -> str | None:
     if node.get_name("offsets") not in node.user_inputs:
-        return "takes offsets that are not a program input and that torch does not check"
+        return "takes offsets that the program computes or stores, and torch does not check these offsets"
     return None
 
 
@@ -462,14 +465,14 @@ def _check_fourier(node: _Node) -> str | None:
     dims = value.get("as_ints") if type(value) is dict else None
     if type(dims) is list and sizes and all(type(dim) is int and 0 <= dim < len(sizes) for dim in dims):
         return None
-    return "transforms dimensions that its input does not have"
+    return "computes a Fourier transform over dimensions that its input does not have"
 
 
 def _check_group_norm(node: _Node) -> str | None:
     numbers = [node.get_number(name) for name in ("N", "C", "HxW", "group")]
     if all(number is None or 0 <= number < _MAX_NUMBER for number in numbers) and numbers[-1]:
         return None
-    return "has an invalid number of groups or an invalid size that torch does not check"
+    return "has a number of groups or a size that is not valid and that torch does not check"
 
 
 #: Operators of `aten` -> why their arguments are not what torch writes; None if they are.

@@ -161,7 +161,7 @@ _LONG_EXPONENT = compile_on_use(r"[\d.][eE][-+]?[\d_]{4}")
 
 
 #: What follows from an expression that costs too much.
-_SLOW = "; this may hang or fill the memory"
+_SLOW = "; the process may hang or fill the memory"
 
 
 class _Unmeasurable(Exception):
@@ -201,7 +201,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
         return f"computes a number of more than {_MAX_BITS:,} bits{_SLOW}"
     if has_symbols and cost.terms > _MAX_TERMS:
-        return f"expands an expression to more than {_MAX_TERMS:,} terms{_SLOW}"
+        return f"multiplies an expression out to more than {_MAX_TERMS:,} terms{_SLOW}"
     return cost.algebra if has_symbols else None
 
 
@@ -262,7 +262,7 @@ def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> _Cost
         return _Cost(bits, prod(terms), sum(degrees), denominator + degrees[1], algebra)
     limit = _MAX_PAIRS_OF_SYMPY if operation in _DIVISIONS_OF_SYMPY else _MAX_PAIRS_OF_TERMS
     if _DIVISIONS.fullmatch(operation) and prod(terms) > limit:
-        algebra = f"computes the common divisor of polynomials with too many terms{_SLOW}"
+        algebra = f"divides polynomials with too many terms for sympy{_SLOW}"
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
     total = times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
@@ -385,12 +385,14 @@ def _list_modules(texts: list[ProgramText], steps: Steps) -> list[str]:
 
 def _report_name(text: str, judgement: Judgement) -> ProgramCall:
     place = "a number" if judgement in (Judgement.NUMBER, Judgement.FLOAT) else "a name"
-    why = f"compiles the graph with {quoting.quote(text)} instead of {place}"
+    why = f"compiles a graph in which {quoting.quote(text)} stands in place of {place}, so this text can run as code"
     return ProgramCall(text, "builtins", "exec", why, doer="loading the file")
 
 
 def _report_source(text: str) -> ProgramCall:
-    why = f"treats {quoting.quote(text)} as source code or as compiler options; torch never writes this"
+    why = (
+        f"uses {quoting.quote(text)} from the file as source code or as compiler options; torch never writes this text"
+    )
     return ProgramCall(text, "torch._inductor", "compile", why, doer="compiling the program")
 
 
@@ -441,8 +443,8 @@ def _check_operator(text: str) -> ProgramCall | None:
         why = None if is_known else "is not an operator of torch"
         if _TRANSFORM.fullmatch(text):
             why = (
-                "takes levels and sizes of torch.func.vmap that torch does not check; run_decompositions() removes "
-                "this operator"
+                "takes levels and sizes of torch.func.vmap that torch does not check, and wrong numbers crash the "
+                "process; to remove this operator, call run_decompositions() before you save the program"
             )
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
@@ -450,13 +452,21 @@ def _check_operator(text: str) -> ProgramCall | None:
     is_attribute = match[1] == "higher_order" if match[3] else False
     if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
         return ProgramCall(
-            text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator, not an operator", doer="the graph"
+            text,
+            f"torch.ops.{match[1]}",
+            match[2],
+            "is an attribute of an operator, not an operator; torch never writes this",
+            doer="the graph",
         )
     if match[1] == "aten" and match[3] and match[2] in (*operator_names.ATEN_OF_EXPORT, *_BITWISE):
         return None
     if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
         return ProgramCall(
-            text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace, not an operator", doer="the graph"
+            text,
+            f"torch.ops.{match[1]}",
+            match[2],
+            "is an attribute of a namespace of operators, not an operator; torch never writes this",
+            doer="the graph",
         )
     why = program_operators.describe_harm(operator)
     if program_operators.is_about_texts(operator, match[3] or ""):
@@ -465,7 +475,10 @@ def _check_operator(text: str) -> ProgramCall | None:
             "source code"
         )
     if not match[3] and match[1] != "higher_order":
-        why = why or "has no overload name such as .default, so torch does not match its arguments by name"
+        why = why or (
+            "has no overload name such as .default, which torch always writes; without this name, torch does not "
+            "match the arguments by name"
+        )
     if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")
     return None
@@ -496,7 +509,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
         number = int(text.lstrip(string.ascii_letters))
     except ValueError:
         return None
-    why = f"counts one by one up to the number in the symbol name {quoting.quote(text)}; this may hang"
+    why = f"counts in steps of 1 up to the number in the symbol name {quoting.quote(text)}; the process may hang"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 
@@ -512,7 +525,10 @@ def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps
     for name, parts, reach in reaches:
         steps.take(Budget.TEXT, 1 + reach * len(name) // 1024)
         if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in known for end in range(1, reach)):
-            why = f"treats the attribute {quoting.quote(name)} of an object from the file as a constant"
+            why = (
+                f"gets the attribute {quoting.quote(name)} of an object from the file, and the program uses this "
+                "attribute as a constant"
+            )
             yield ProgramCall(name, "builtins", "getattr", why, doer="loading the file")
             return
 
@@ -535,7 +551,10 @@ def _check_module(text: str) -> ProgramCall | None:
     attribute = program_texts.find_module_call(text)
     if attribute is None:
         return None
-    why = f"treats the attribute {quoting.quote(attribute)} of a module as a submodule"
+    why = (
+        f"gets the attribute {quoting.quote(attribute)} of a module, and torch uses this attribute as a submodule "
+        "and calls it"
+    )
     return ProgramCall(text, "builtins", "getattr", why, doer="torch.export.unflatten")
 
 

@@ -51,8 +51,8 @@ _NUMBERED_GLOBAL = "Unpickler.load_reduce"
 _CHANGED_BYTES = "Unpickler.load_appends"
 #: The unpickler in C refuses such a call.
 _OTHER_ARGUMENTS = (
-    "is called with an object instead of a tuple of arguments; pickle never writes this, and statecli cannot check "
-    "the arguments"
+    "is called by the pickle with an object instead of a tuple of arguments; Python's pickle never writes this, and "
+    "statecli cannot check the arguments"
 )
 #: Tensors, and objects of C++, which only torch's own unpickler makes.
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLASS_PREFIX)

@@ -138,16 +138,16 @@ class Attributes:
             return None
         pairs = pairs_of(value, self._root)
         if pairs is None:
-            return f"has a {key} that is not a dict, and may call methods of this value"
+            return f"has a {key} that is not a dict, and torch may call methods of this value"
         self._steps.take(Budget.FLOW, len(pairs))
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
                 return (
-                    f"has a {noun} in its {key}; the name of the {noun} is computed or special, such as __len__, so "
-                    f"Python may call this {noun}"
+                    f"has a {noun} in its {key} whose name is special, such as __len__, or is computed during "
+                    f"loading; Python may call this {noun} as a method"
                 )
             if not fits(held):
-                return f"has an object in its {key} that is not a {noun}, and may call methods of this object"
+                return f"has an object in its {key} that is not a {noun}, and torch may call methods of this object"
         self._sound.add((key, id(value)))
         return None
 

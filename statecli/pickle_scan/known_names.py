@@ -420,8 +420,8 @@ _HARMS = {
     "codeop": "compiles any Python code",
     "commands": "runs shell commands",
     "copyreg._inverted_registry": (
-        "refers to a class only by a number (copyreg extension code), so the loading program decides which class "
-        "this is"
+        "names a class only by a number (copyreg extension code), so the program that loads the file decides which "
+        "class this is"
     ),
     "ctypes": "calls any C function",
     "cgitb": "runs code from its arguments",
@@ -429,7 +429,7 @@ _HARMS = {
     "distutils": "writes files and runs programs",
     "doctest": "runs any Python code",
     "ensurepip": "installs packages",
-    "fickling": "changes how pickles are checked",
+    "fickling": "changes how pickles are scanned for code",
     "functools": "wraps and calls any function",
     "gc": "gives access to every object of the process",
     "http": "opens network connections",
@@ -449,7 +449,7 @@ _HARMS = {
     "logging": "writes files, and can call any function through its configuration",
     "marshal": "creates code objects",
     "mlflow": "loads models that can contain code",
-    "modelscan": "changes how pickles are checked",
+    "modelscan": "changes how pickles are scanned for code",
     "multiprocessing": "starts processes",
     "nt": "runs shell commands",
     "numpy": "is a function of numpy that no checkpoint needs",
@@ -467,22 +467,25 @@ _HARMS = {
     # In the name of these, opcodes that do what no pickler writes.
     "pickle.Unpickler.load_setitems": (
         "sets a key or an element twice; torch.save never writes this, and the loaded values may differ from the "
-        "shown values"
+        "values that statecli shows"
     ),
     "pickle.Unpickler.load_appends": (
         "changes bytes after creating them; torch.save never writes this, and statecli did not check the final bytes"
     ),
     "__torch__.torch.classes.aten.OpaqueObject": "unpickles its argument",
     "pickle.Unpickler.load_global": (
-        "imports TorchScript classes in the same pickle as _rebuild_from_type_v2; torch.jit may use the wrong import "
-        "in such a pickle"
+        "imports TorchScript classes in a pickle that also uses _rebuild_from_type_v2; in such a pickle, torch.jit "
+        "may use another class than the one that the pickle names"
     ),
     "pickle.Unpickler.load_reduce": (
-        "calls an integer as if it were a function; torch.jit reads the integer as the position of an import"
+        "calls an integer as if it were a function; torch.jit takes the integer as the number of an import in the "
+        "pickle, and calls this import"
     ),
-    "pickle.Unpickler.persistent_load": "is given a persistent id that torch never writes, and may return any object",
+    "pickle.Unpickler.persistent_load": (
+        "gets a persistent id from the pickle that torch never writes; a loader may return any object for this id"
+    ),
     "_pickle": "unpickles other data without any restriction",
-    "picklescan": "changes how pickles are checked",
+    "picklescan": "changes how pickles are scanned for code",
     "pickletools": "is a part of Python that no checkpoint needs",
     "pip": "installs packages, which can run code",
     "pkgutil": "can import any module",

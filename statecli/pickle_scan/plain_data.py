@@ -547,7 +547,10 @@ class _Walk:
                 f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}, so "
                 "load_state_dict replaces the parameters with the file's tensors; an optimizer created "
                 "before loading no longer trains the model",
-                help=f"for local in state_dict._metadata.values(): local.pop({_ASSIGN!r}, None)",
+                help=(
+                    f"run before load_state_dict: for local in state_dict._metadata.values(): local.pop({_ASSIGN!r}, "
+                    "None)"
+                ),
             )
         if unknown:
             yield Hazard(

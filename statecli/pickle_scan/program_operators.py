@@ -124,8 +124,8 @@ def describe_harm(operator: str) -> str | None:
         return _INTERNAL_HARM
     if _UNSAFE_SPARSE.fullmatch(operator):
         return (
-            "makes a sparse tensor with indices that torch does not check; using this tensor may overwrite memory "
-            "outside the tensor"
+            "makes a sparse tensor whose indices torch does not check; an operation on this tensor may overwrite "
+            "memory outside the tensor"
         )
     if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
         return _UNCHECKED_HARM

@@ -71,7 +71,7 @@ def explain_unsafe_dict(
     inner = state.get("state")
     parts = get_items(inner) if type(inner) in (dict, Obj) else {}
     if parts is None:
-        return "state of a numpy generator is an object, not a dict; numpy calls methods of this object"
+        return "the state of a numpy random generator is an object, not a dict; numpy calls methods of this object"
     positions = [(key, part[key]) for part in (state, parts) for key in _TABLE_LENGTHS if key in part]
     return next(filter(None, (_explain_unsafe_position(position, key) for key, position in positions)), None)
 
@@ -82,8 +82,8 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
         return None
     shown = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
     return (
-        f"position of a numpy generator is {shown}, but its table has {length} numbers; the next random draw reads "
-        "memory outside the table"
+        f"the position of a numpy random generator is {shown}, but its table has {length} numbers; the next random "
+        "draw reads memory outside the table"
     )
 
 

@@ -24,7 +24,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-_RENAMED_HARM = "gets another name in the code, so statecli cannot check calls by the other name"
+_RENAMED_HARM = "gets a second name in the code, so statecli cannot check calls by the second name"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
@@ -130,8 +130,8 @@ _DIVISOR_CONSTANT = compile_on_use(r"\b(?:stride|dilation|groups)\s*:\s*Final", 
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = (
-    "may get numbers from __setstate__ that differ from the checked numbers in the saved state of the quantized "
-    "convolution"
+    "may get other numbers from __setstate__ than the file saves for the quantized convolution; statecli checked "
+    "only the saved numbers"
 )
 _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
@@ -144,7 +144,7 @@ _RUNS_HARM = "__setstate__ runs during loading, although __setstate__ should onl
 _DEFAULT_HARM = "computes the default value of a parameter during loading"
 _CONSTANT_HARM = "computes a constant of a class during loading"
 _UNBOUNDED_HARM = (
-    "__setstate__ runs during loading, and statecli does not know whether this code ends or what it computes"
+    "__setstate__ runs during loading, and statecli cannot predict whether this code ends or what it computes"
 )
 
 

@@ -16,7 +16,10 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Up to where torch 2.13 has values, with room for later releases.
 SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-HARM = "is given a number that is not a valid dtype, layout or memory format; torch does not check the number"
+HARM = (
+    "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and may read "
+    "memory outside its tables"
+)
 #: Operators of torch 2.13, and the positions of their arguments that are dtypes, layouts (l) or memory formats (m).
 _OPERATORS = """
     _assert_tensor_metadata 3

@@ -230,7 +230,8 @@ def find_mismatch(
             return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
         if script_class.base == "Enum":
             return (
-                f"the pickle gives a member of {quoting.name(name)} a state, and torch.jit reads this state as a call"
+                f"the pickle sets the state of a member of the enumeration {quoting.name(name)}; torch.jit reads "
+                "this state as a call"
             )
         items = strip_tags(state)
         if type(items) is dict:
@@ -241,7 +242,8 @@ def find_mismatch(
     for call in calls:
         if (name := _get_class(call)) is not None and not _is_sound_call(call, types.classes.get(name)):
             return (
-                f"torch.jit creates no object for the call of {quoting.name(name)}, and misreads the rest of the pickle"
+                f"the pickle calls {quoting.name(name)} in a way for which torch.jit creates no object; torch.jit "
+                "then misreads the rest of the pickle"
             )
         if type(call.cls) is Global and call.cls.qualified == _TYPE_TAG and len(call.args) == 2:
             text = call.args[1]

@@ -66,7 +66,7 @@ class Steps:
         self.taken[budget] = taken
         if taken > budget.limit and (budget is not Budget.FLOW or taken > self._flow_limit) and self._exceeds(budget):
             self.exceeded = self.exceeded or OutOfSteps(
-                f"statecli stopped at its limit of {self.limit(budget):,} {budget.noun}"
+                f"statecli stopped the scan at its limit of {self.limit(budget):,} {budget.noun}"
             )
             raise self.exceeded
 

@@ -121,13 +121,16 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
     if _COLLECTION.search(text):
         where, names = f"a name in {where}", dict.fromkeys(_BETWEEN.split(text))
         if "\\" in text:
-            why = f"{where} may be written with backslash escapes; LightningCLI imports and calls this name"
+            why = (
+                f"{where} may be hidden by backslash escapes, so statecli cannot check the name; LightningCLI "
+                "imports and calls this name"
+            )
             yield Hazard(why, is_error=False, needs_review=True, help=_CLASS_HELP)
     for name in names:
         if _CONFIG_FILE.fullmatch(name):
             what = (
-                f"{where} is {quoting.quote(name)}, a configuration file; LightningCLI may import and call functions "
-                "and classes listed in this file"
+                f"{where} is {quoting.quote(name)}, the path of a configuration file; LightningCLI may import and "
+                "call functions and classes listed in that file"
             )
             help = "check the file before you give the checkpoint to LightningCLI"
             yield Hazard(what, is_error=False, help=help)
@@ -147,7 +150,7 @@ def judge_call(what: str, name: str, loader: str, help: str, condition: str = ""
     """Return the hazard of a name that the loader calls: an error for a known harm, else a warning."""
     module, _, attribute = name.rpartition(".")
     harm = known_names.describe_harm(module, attribute, called=True)
-    why = f"it {harm}" if harm else "statecli does not know this name"
+    why = f"{quoting.name(name)} {harm}" if harm else "statecli does not know whether this name is safe"
     text = f"{what} {quoting.name(name)}, which {loader} imports and calls{condition}; {why}"
     return Hazard(text, is_error=harm is not None, needs_review=True, help=help)
 
@@ -167,7 +170,10 @@ def check_text(where: str, text: str) -> Hazard | None:
     if "class_path" in text:
         what = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):
-        what = "is a string with backslash escapes, which may hide a class_path that LightningCLI imports and calls"
+        what = (
+            "is a string with backslash escapes (such as \\x63), which may hide a class_path that LightningCLI "
+            "imports and calls"
+        )
     else:
         return None
     return Hazard(f"{where} {what}", help=_CLASS_HELP)
@@ -198,7 +204,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
                 "this name"
             )
             help = "check the name before you give the file to MMEngine"
-            text = f"{where} {why}; statecli does not know this module"
+            text = f"{where} {why}; statecli does not know whether this module is safe"
             yield Hazard(text, is_error=False, needs_review=True, help=help)
 
 

@@ -197,7 +197,7 @@ def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
     scanner = Scanner(pickled(TOO_SHORT[name]), "it")
     scanner.run(0)
     reasons = [one.misuse for one in scanner.iter_mentions() if one.misuse]
-    assert any("a state that no array has" in reason for reason in reasons)
+    assert any("a state that numpy never saves" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("name", ["a class of types", "a list for the state", "a masked array"])

@@ -806,7 +806,7 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 1
-    assert "1 of the values: the save transformed them with zstd" in result.out
+    assert "1 of the values: torch.distributed.checkpoint stored them with the transform zstd" in result.out
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):

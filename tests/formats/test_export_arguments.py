@@ -258,14 +258,18 @@ ATTACKS = {
     "offsets": (
         "embedding bag",
         _give("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),
-        "offsets that are not a program input",
+        "offsets that the program computes or stores",
     ),
     "dimensions": (
         "fourier",
         _give("dim", {"as_ints": [2**20]}, "_fft_r2c"),
-        "dimensions that its input does not have",
+        "over dimensions that its input does not have",
     ),
-    "groups": ("group norm", _give("group", {"as_int": 0}, "native_group_norm"), "an invalid number of groups"),
+    "groups": (
+        "group norm",
+        _give("group", {"as_int": 0}, "native_group_norm"),
+        ("a number of groups or a size that is not valid"),
+    ),
 }
 
 
@@ -365,7 +369,7 @@ def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
     found = messages(tmp_path / "vmap.pt2")
     if not found:
         pytest.skip("needs a newer torch")
-    assert all("does not check; run_decompositions() removes this operator" in message for message in found)
+    assert all("to remove this operator, call run_decompositions()" in message for message in found)
     torch.export.save(program.run_decompositions(), tmp_path / "plain.pt2")
     assert messages(tmp_path / "plain.pt2") == []
 
@@ -382,14 +386,14 @@ def call(target: str, *arguments: dict[str, Any]) -> dict[str, Any]:
 
 FUNCTION = "torch.utils._sympy.functions.ToFloat"
 FOREIGN = {
-    "a text for a number": (call(FUNCTION, TEXT), "is given a string or an object instead of a number"),
+    "a text for a number": (call(FUNCTION, TEXT), "gets a string or an object from the file instead of a number"),
     "a text to format": (
         call("_operator.mod", TEXT, {"as_int": 1}),
-        "is given a string or an object instead of a number",
+        "gets a string or an object from the file instead of a number",
     ),
     "texts in a list": (
         call("_operator.add", {"as_strings": ["a"]}),
-        "is given a string or an object instead of a number",
+        "gets a string or an object from the file instead of a number",
     ),
     "a class of sympy": (call("torch.utils._sympy.functions.Application"), "is not an operator of torch"),
     "a function through an operator": (
@@ -472,7 +476,9 @@ def test_a_key_of_a_dict_is_no_field():
 def test_a_key_of_a_dict_hides_no_text_from_arithmetic(value):
     node = call("_operator.add", {"as_string_to_argument": {"graph": value}})
     found = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
-    assert [misuse.why for misuse in found] == ["is given a string or an object instead of a number"]
+    assert [misuse.why for misuse in found] == [
+        "gets a string or an object from the file instead of a number, and may evaluate this value as code"
+    ]
 
 
 def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
@@ -620,9 +626,7 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
         graph["nodes"].insert(0, wrap)
 
     found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
-    assert any(
-        "is given an object from the file instead of a graph, and calls this object" in message for message in found
-    )
+    assert any("gets an object from the file instead of a graph, and calls this object" in message for message in found)
 
 
 @pytest.mark.parametrize(
@@ -678,7 +682,7 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
     edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("is given a string as an input of its graph" in message for message in found), found
+    assert any("gets a string as an input of its graph" in message for message in found), found
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
@@ -715,9 +719,13 @@ VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use
     ("name", "arguments", "what"),
     [
         ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("callee", VALUE), ("", GRAPH)], "calls a value"),
-        ("wrap_with_set_grad_enabled", [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)], "argument with a name"),
+        (
+            "wrap_with_set_grad_enabled",
+            [("", {"as_bool": True}), ("", GRAPH), ("a", VALUE)],
+            ("positional argument that has a name"),
+        ),
         ("while_loop", [("", VALUE)] * 4, "calls a value"),
-        ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "is given an operator as an argument"),
+        ("cond", [("", VALUE), ("", GRAPH), ("", GRAPH), ("", PLAIN)], "gets an operator as an argument"),
     ],
 )
 def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tmp_path):
@@ -748,7 +756,7 @@ def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, cou
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
     assert len(found) == count, found
-    assert all(f"is given the keyword argument {keyword}" in message for message in found)
+    assert all(f"gets the keyword argument {keyword}" in message for message in found)
 
 
 @pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
@@ -806,4 +814,4 @@ def test_a_number_in_place_of_a_dtype_is_found(name, value, tmp_path):
         entry = next(entry for entry in node(graph, name)["inputs"] if "as_scalar_type" in entry["arg"])
         entry["arg"] = value
 
-    assert any("is given a number that is not a valid dtype" in text for text in messages(change(path, edit)))
+    assert any("gets a number that is not a valid dtype" in text for text in messages(change(path, edit)))

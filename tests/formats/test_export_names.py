@@ -101,7 +101,7 @@ def find_wrap(graph: dict[str, Any]) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("edit", "why"),
-    [(overwrite_by_self, "finds a value named self"), (run_by_normalized_name, "instead of a name")],
+    [(overwrite_by_self, "finds a value named self"), (run_by_normalized_name, "stands in place of a name")],
     ids=["a value called self", "a name of fullwidth letters"],
 )
 def test_a_name_that_means_something_else_is_found(edit: Callable[..., None], why: str, tmp_path: Path) -> None:

@@ -608,7 +608,7 @@ def test_arguments_in_another_object_than_a_tuple_are_an_error(scanned, opcode, 
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
     (found,) = scanned(b"\x80\x04" + named("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b".")
     misuses = [one.misuse for one in found.names if one.name == "__generator_ctor"]
-    assert "is called with an object instead of a tuple of arguments" in misuses[0]
+    assert "is called by the pickle with an object instead of a tuple of arguments" in misuses[0]
 
 
 @pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
@@ -678,7 +678,9 @@ def test_many_pickles_have_an_end(scanned, monkeypatch):
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
     found = scanned(pickled(strings + b"N"))
-    assert found[-1].unread == "statecli stopped at its limit of 10 records and strings; the rest was not read"
+    assert found[-1].unread == (
+        "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
+    )
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
@@ -694,7 +696,9 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
     found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(found) == 3
     assert [one.unread is not None for one in found] == [False, True, True]
-    assert found[-1].unread == "statecli stopped at its limit of 200,000 pickle instructions; the rest was not read"
+    assert found[-1].unread == (
+        "statecli stopped the scan at its limit of 200,000 pickle instructions, and did not read the rest of the file"
+    )
 
 
 #: (what comes first, what is repeated): each takes as long as a call, in three or four opcodes.
@@ -712,7 +716,7 @@ def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scanned, monkey
     """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (found,) = scanned(pickled(begin + unit * 1002))
-    assert found.unread.startswith("statecli stopped at its limit of 1,000 calls")
+    assert found.unread.startswith("statecli stopped the scan at its limit of 1,000 calls")
     assert all(one.unread is None for one in scanned(pickled(begin + unit * 400)))
 
 

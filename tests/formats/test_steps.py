@@ -180,7 +180,7 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
     steps, found = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
     limit = Budget.FLOW.limit + int(min(FLOW_PER_OPCODE * steps[Budget.OPCODES], FLOW_PER_BYTE * steps[Budget.BYTES]))
     assert limit < steps[Budget.FLOW] <= limit + 6001, steps
-    assert found[0].unread == f"statecli stopped at its limit of {limit:,} values to check"
+    assert found[0].unread == f"statecli stopped the scan at its limit of {limit:,} values to check"
 
 
 @pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
@@ -190,7 +190,7 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
         (found,) = _scan.FileScan(source).scan()
-    assert found.unread == ("statecli stopped at its limit of 1,000 calls" if counted else None)
+    assert found.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
 
 
 def grown_later(user, count):
@@ -246,7 +246,9 @@ def test_each_budget_is_named_where_it_is_exceeded(budget):
     """In words, with its limit."""
     steps = Steps()
     steps.take(budget, budget.limit)
-    with pytest.raises(OutOfSteps, match=rf"statecli stopped at its limit of {steps.limit(budget):,} {budget.noun}"):
+    with pytest.raises(
+        OutOfSteps, match=rf"statecli stopped the scan at its limit of {steps.limit(budget):,} {budget.noun}"
+    ):
         steps.take(budget)
 
 

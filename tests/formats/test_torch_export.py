@@ -1224,7 +1224,7 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
     path = forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
-    assert message.startswith("loading the file calls builtins.exec, which compiles the graph with")
+    assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
     assert not mark.exists()
     torch.export.load(path)
     assert mark.exists()
@@ -1319,7 +1319,7 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
             file.writestr(f"y/{name.partition('/')[2]}", data)
     ((rule, message),) = findings(tmp_path / "y.pt2")
     assert rule == "unsafe-global"
-    assert message.startswith("loading the file calls builtins.exec, which compiles the graph with")
+    assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
     assert not mark.exists()
     with contextlib.suppress(Exception):
         torch.export.load(tmp_path / "y.pt2").module()
@@ -1355,7 +1355,7 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
         (rule, text.partition(",")[0]) for rule, text in found
     }
-    assert any("'/tmp/evil.so' instead of a name" in text for _, text in found)
+    assert any("'/tmp/evil.so' stands in place of a name" in text for _, text in found)
 
 
 #: An enumeration whose class is the loader of shared libraries, and whose member is a path.
@@ -1420,7 +1420,7 @@ def test_symbols_of_small_numbers_are_plain(symbol, parts, tmp_path):
 def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
     """torch counts to the number, one by one."""
     found = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
-    assert any("counts one by one up to the number in the symbol" in message for _, message in found)
+    assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in found)
 
 
 #: Loads the first file, which imports what a load needs, and then each file within half a second of CPU time.
@@ -1566,7 +1566,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**parts, "data/aotinductor/model/x.wrapper.so": b"\x7fELF", name: b""})
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
-    assert "which the AOTInductor loader writes outside its temporary folder" in message
+    assert "which the AOTInductor loader unpacks to a path outside its temporary folder" in message
 
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):

@@ -373,7 +373,7 @@ def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
         writer(model, path)
         done = run("audit", path, "--values", "-f", "json")
         found = [one["message"].partition(" (")[0] for one in json.loads(done.stdout)["findings"]]
-        trusted = "the lite interpreter does not check all numbers in these instructions"
+        trusted = "torch's lite interpreter for mobile devices does not check all numbers in this bytecode"
         expected = [trusted] if writer in (lite, lite_with_debug_info) else []
         assert (done.returncode, [one.partition(";")[0] for one in found]) == (len(expected), expected), writer
 

@@ -74,7 +74,7 @@ NUMPY_STATES = {
 def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state):
     """numpy accepts the state, and would read memory outside its table with the next draw."""
     (message,) = messages({"w": torch.ones(1), "numpy": state})
-    assert message.startswith("['numpy']: position of a numpy generator is ")
+    assert message.startswith("['numpy']: the position of a numpy random generator is ")
     assert message.endswith("the next random draw reads memory outside the table (archive/data.pkl)")
     np.random.RandomState(0).set_state(state)
 
@@ -85,7 +85,7 @@ def test_unsafe_data_finds_states_whose_name_is_in_an_array(messages, name):
     state = (name, TABLE, -1)
     np.random.RandomState(0).set_state(state)
     (message,) = messages({"numpy": state, "data": (np.array(["a", "b"]), TABLE, -1)}, weights_only=False)
-    assert message.startswith("['numpy']: position of a numpy generator is -1")
+    assert message.startswith("['numpy']: the position of a numpy random generator is -1")
 
 
 def test_unsafe_data_finds_positions_in_a_record(messages):
@@ -95,20 +95,20 @@ def test_unsafe_data_finds_positions_in_a_record(messages):
     state = {"bit_generator": "MT19937", "state": record}
     np.random.RandomState(0).set_state(state)
     (message,) = messages({"numpy": state}, weights_only=False)
-    assert message.startswith("['numpy']: state of a numpy generator is an object, not a dict")
+    assert message.startswith("['numpy']: the state of a numpy random generator is an object, not a dict")
 
 
 def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
     """Philox looks a number up in its buffer for each position below 4, negative ones too."""
     state = dict(np.random.Philox(1).state, buffer_pos=-3, buffer=[0] * 4, state={"counter": [0] * 4, "key": [0] * 2})
     (message,) = messages({"rng": [state]})
-    assert message.startswith("['rng'][0]: position of a numpy generator is -3, but its table has 4 numbers")
+    assert message.startswith("['rng'][0]: the position of a numpy random generator is -3, but its table has 4 numbers")
     np.random.Philox(1).state = state
 
 
 def test_unsafe_data_finds_a_state_as_the_whole_file(messages):
     """A state that is saved by itself stands below no key."""
-    assert messages(("MT19937", TABLE, -1, 0, 0.0))[0].startswith("position of a numpy generator is -1")
+    assert messages(("MT19937", TABLE, -1, 0, 0.0))[0].startswith("the position of a numpy random generator is -1")
     assert messages((2, ("%9d",) * 625, None))[0].startswith("the saved state of Python's random module")
 
 
@@ -641,14 +641,14 @@ def test_messages_hold_no_control_characters_and_end(messages):
     assert len(found) == 2  # one state in three places, and a path
     assert all(message.isprintable() and len(message) < 700 for message in found)
     (message,) = messages({".\x1b[31m": [state]})
-    assert message.startswith("['.\\x1b[31m'][0]: position of a numpy generator")
+    assert message.startswith("['.\\x1b[31m'][0]: the position of a numpy random generator")
 
 
 def test_states_in_attributes_and_arguments_are_found(messages):
     """The path says where the value is."""
     data = OrderedDict(a=1)
     data.state = [("MT19937", TABLE, -1)]
-    assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: position")
+    assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: the position")
 
 
 def test_plain_data_in_a_pickle_of_its_own(found, tmp_path):
@@ -658,7 +658,7 @@ def test_plain_data_in_a_pickle_of_its_own(found, tmp_path):
     inner = pickle.dumps({"numpy": ("MT19937", TABLE, -1)}, 2)
     (tmp_path / "a.pkl").write_bytes(inner)
     (finding,) = found("unsafe-data", tmp_path / "a.pkl")
-    assert finding.message.startswith("['numpy']: position of a numpy generator is -1")
+    assert finding.message.startswith("['numpy']: the position of a numpy random generator is -1")
     torch.save({"w": torch.ones(1), "extra": inner}, tmp_path / "b.pt")
     (finding,) = found("unsafe-data", tmp_path / "b.pt")
     assert "the string at byte" in finding.message
@@ -709,7 +709,9 @@ def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
     assert messages({"hyper_parameters": {"_instantiator": instantiator, "a": known}}) == []
     unknown = {"hyper_parameters": {"net": {"class_path": "mine.Net"}}}
     (message,) = messages(unknown, severity=Severity.WARNING)
-    assert "is mine.Net, which LightningCLI imports and calls; statecli does not know this name" in message
+    assert (
+        "is mine.Net, which LightningCLI imports and calls; statecli does not know whether this name is safe"
+    ) in message
     assert messages({"other": CALLS}) == []
 
 
@@ -722,7 +724,7 @@ INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_c
         ("downloads.encoder.Encoder", "is downloads.encoder.Encoder, which LightningCLI imports and calls"),
         ("[downloads.encoder.Encoder, torch.nn.ReLU]", "is downloads.encoder.Encoder, which LightningCLI imports"),
         ("- downloads.encoder.Encoder\n", "is downloads.encoder.Encoder, which LightningCLI imports"),
-        ('["downloads.encoder\\x2eEncoder"]', "may be written with backslash escapes"),
+        ('["downloads.encoder\\x2eEncoder"]', "may be hidden by backslash escapes"),
     ],
 )
 def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why):
@@ -739,10 +741,10 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
     [
         (
             "downloads/encoder.yaml",
-            "is 'downloads/encoder.yaml', a configuration file; LightningCLI may import",
+            "is 'downloads/encoder.yaml', the path of a configuration file; LightningCLI may import",
         ),
-        ("[encoder.YML]", "is 'encoder.YML', a configuration file; LightningCLI may import"),
-        ("encoder.json", "is 'encoder.json', a configuration file; LightningCLI may import"),
+        ("[encoder.YML]", "is 'encoder.YML', the path of a configuration file; LightningCLI may import"),
+        ("encoder.json", "is 'encoder.json', the path of a configuration file; LightningCLI may import"),
         ("train.csv", "is train.csv, which LightningCLI imports and calls for an argument that takes an object"),
     ],
 )
@@ -865,7 +867,8 @@ def test_unsafe_data_finds_a_text_with_a_class_path(messages):
         )
     (message,) = messages({"hyper_parameters": {"act": text.replace("class", "\\x63lass")}})
     assert message.startswith(
-        "['hyper_parameters'] is a string with backslash escapes, which may hide a class_path that LightningCLI imports"
+        "['hyper_parameters'] is a string with backslash escapes (such as \\x63), which may hide a class_path that "
+        "LightningCLI imports"
     )
     (message,) = messages({"module_arguments": {"act": CALLS}})
     assert "is os.system" in message
