@@ -191,7 +191,7 @@ def _get_use(path: str) -> tuple[str, str]:
 def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
     """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
     if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
-        reason = f"{text}: means standard input, but a file of this name exists; write ./{text} for the file"
+        reason = f"{text}: means standard input, but a file of this name exists too; to read the file, write ./{text}"
         yield TargetResult(text, Status.FAILED, reason)
     elif files.is_folder(text):
         yield from _expand_folder(text)
@@ -262,7 +262,10 @@ class _Walk(NamedTuple):
             if path not in self.named and not _holds_checkpoint(real):
                 return skip_subfolder(path)
             what = "that loaders read" if path in self.named else "with checkpoints"
-            reason = f"{path}: is a link to a folder {what} outside of the target; name the link as a target"
+            reason = (
+                f"{path}: is a link to a folder {what} outside of the target, which statecli did not read; to read "
+                "the folder, name the link as a target"
+            )
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:

@@ -44,7 +44,7 @@ def _unpack_frame(data: bytes, at: int, out: bytearray, length: int) -> int:
         size = int.from_bytes(header, "little")
         at += 4
         if len(header) < 4:
-            raise MalformedError("ends in the middle of a frame")
+            raise MalformedError("the lz4 data ends in the middle of a frame")
         if not size:
             return at + 4 * bool(flags & _HAS_CHECKSUM)
         block = data[at : at + (size & ~_UNCOMPRESSED)]
@@ -53,7 +53,7 @@ def _unpack_frame(data: bytes, at: int, out: bytearray, length: int) -> int:
         else:
             _unpack_block(block, out, length)
         if len(block) < size & ~_UNCOMPRESSED and len(out) < length:
-            raise MalformedError("ends in the middle of a block")
+            raise MalformedError("the lz4 data ends in the middle of a block")
         at += len(block) + 4 * bool(flags & _HAS_BLOCK_CHECKSUM)
     return at
 
@@ -71,7 +71,7 @@ def _unpack_block(block: bytes, out: bytearray, length: int) -> None:
         offset = block[at] | block[at + 1] << 8
         matched, at = _read_length(block, at + 2, token & 15)
         if not 0 < offset <= len(out):
-            raise MalformedError("refers to bytes before its beginning")
+            raise MalformedError("the lz4 data copies from a position before the start of the data")
         for _ in range(min(matched + _MIN_MATCH, length)):
             out.append(out[-offset])
 

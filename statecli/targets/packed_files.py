@@ -77,7 +77,7 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     name = files.get_name(path).lower()
     # Empty LZMA streams are zeros, and so may be the beginning of another: pandas opens a file by its suffix.
     if source.head.startswith(bytes(_LZMA_HEADER_BYTES)) and name.endswith(_LZMA_SUFFIXES):
-        raise _build_damage_error("it begins with zeros")
+        raise _build_damage_error("it begins with zeros, which may be an empty LZMA stream before other data")
     if source.head.startswith(lz4_head.MAGIC):
         return is_model and _TAR_SUFFIXES.search(name) is not None
     if is_lz4 or source.head.startswith(_ZSTD):
@@ -262,21 +262,23 @@ class _Unpacked:
         if are_stripped and not is_last:  # the zeros may have been streams, or the beginning of this one
             self.stream = self.stream or _Stream(None, 0, 0, is_certain=True)
             self.stream = self.stream._replace(is_certain=True)
-            self.damage = self.damage or (None if self.stream.decompressor else "zeros are followed by other data")
+            self.damage = self.damage or (None if self.stream.decompressor else "it has other data after zeros")
 
     def _begin_stream(self) -> None:
         """Open the stream that begins here; none for other bytes. Raises UnreadableError without a module of Python."""
         self._streams += 1
         if self._streams > _MAX_STREAMS:
             self.stream = _Stream(None, 0, 0, is_certain=True)
-            self.damage = f"more than {_MAX_STREAMS:,} streams"
+            self.damage = f"it has more than {_MAX_STREAMS:,} compressed streams, the limit of statecli"
             return
         self._fill(_MIN_HEADER_BYTES)
         self.stream = _open_stream(self._packed)
         if self.stream is None and self._packed.startswith(_GZIP):
             self._fill(_MAX_HEADER_BYTES)
             self.stream = _open_stream(self._packed) or _Stream(None, 0, 0, is_certain=True)
-            self.damage = None if self.stream.decompressor else "its header is damaged or too long"
+            self.damage = (
+                None if self.stream.decompressor else ("its gzip header is damaged or longer than statecli reads")
+            )
         self._packed = self._packed[self.stream.header_bytes :] if self.stream else b""
 
 
@@ -309,7 +311,7 @@ def _open_stream(packed: bytes) -> _Stream | None:
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
     except ImportError as error:  # Python can be built without them
         raise UnreadableError(
-            "is compressed, and this Python was built without the module that unpacks it; unpack the file first"
+            "is compressed, and this Python was built without the module that unpacks the file; unpack the file first"
         ) from error
     return None
 
