@@ -100,7 +100,10 @@ def read_small_file(path: str, longest: int) -> bytes:
     file = files.open_file(path)
     try:
         if file.size > longest:
-            raise UnreadableError(f"is too long: {file.size:,} bytes; statecli reads at most {longest:,}")
+            raise UnreadableError(
+                f"is too long: the file has {file.size:,} bytes, but statecli reads at most {longest:,} of a file of "
+                "this kind"
+            )
         return file.read(0, longest)
     except OSError as error:
         raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
@@ -132,4 +135,7 @@ class Window:
 
 
 def _truncated(offset: int, length: int, size: int) -> MalformedError:
-    return MalformedError(f"file is truncated: bytes {offset} to {offset + length} are needed, but the file has {size}")
+    return MalformedError(
+        f"file is truncated: bytes {offset} to {offset + length} are needed, but the file has {size}; copy or "
+        "download the file again"
+    )

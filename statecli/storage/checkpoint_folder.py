@@ -98,8 +98,8 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
         return None
     what = f"the weight file {quoting.quote(named)}, which is not in this folder"
     return (
-        f"{CONFIG} refers to {what}: transformers would load {quoting.quote(named)} instead of the weights in "
-        "the folder"
+        f"{CONFIG} refers to {what}; transformers would load {quoting.quote(named)} instead of the weights in the "
+        "folder, so statecli does not know which weights are used"
     )
 
 
@@ -355,7 +355,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
             f"subfolders: {quoting.names(inner)}{looked}"
         )
     if outer:
-        links = f"{quoting.name(outer[0])} is a link to a parent folder, not a weight file"
+        links = f"{quoting.name(outer[0])} has the name of a weight file, but is a link to a parent folder"
         return f"is a folder without a checkpoint: {links}"
     return ""
 

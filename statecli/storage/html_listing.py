@@ -57,8 +57,8 @@ def parse_names(page: str, url: str) -> dict[str, bool] | None:
     if len(names) < len(links_by_name):
         name = next(name for name, is_folder in sorted(links_by_name) if not is_folder and names[name])
         raise UnreadableError(
-            f"lists {quoting.quote(name)} both as a file and as a folder; give the URLs of the files instead of the "
-            "URL of the folder"
+            f"the folder lists {quoting.quote(name)} both as a file and as a folder; give the URLs of the files "
+            "instead of the URL of the folder"
         )
     return names if names or _LISTING.search(page[:4096]) else None
 

@@ -183,7 +183,7 @@ class Http:
             _release(response)
             at = _resolve_redirect(at, response.headers.get("Location"))
             if at in seen:
-                raise UnreadableError("the server redirects in a circle")
+                raise UnreadableError("the server redirects in a circle; check the URL")
         raise UnreadableError(f"the server redirects more than {MAX_REDIRECTS} times")
 
 

@@ -51,7 +51,7 @@ def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
     except UnicodeDecodeError as error:
         raise MalformedError(f"{what} is not valid UTF-8 near its byte {error.start}") from error
     except RecursionError as error:
-        raise MalformedError(f"{what} is nested too deeply") from error
+        raise MalformedError(f"{what} has lists and objects that are nested too deeply for statecli to read") from error
     except ValueError as error:
         raise MalformedError(f"{what} is not valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
@@ -64,10 +64,12 @@ def check_brackets(raw: bytes, what: str) -> None:
     """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
-        raise MalformedError(f"{what} has {brackets} brackets, more than statecli's limit of {MAX_CONTAINERS}")
+        raise MalformedError(
+            f"{what} has {brackets} lists and objects in total, more than statecli's limit of {MAX_CONTAINERS}"
+        )
     values = raw.count(b",")
     if values > MAX_VALUES:
-        raise MalformedError(f"{what} has {values} values, more than statecli's limit of {MAX_VALUES}")
+        raise MalformedError(f"{what} has {values} values in total, more than statecli's limit of {MAX_VALUES}")
 
 
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
@@ -113,7 +115,7 @@ def _refuse_constant(text: str) -> None:
 def _parse_float(text: str) -> float:
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text[:40]} is larger than any number that JSON readers accept")
+        raise ValueError(f"{text[:40]} is too large for a float64, and JSON readers refuse such a number")
     return number
 
 
@@ -121,7 +123,7 @@ def _describe_error(error: ValueError) -> str:
     text = str(error)
     if "BOM" in text:
         return "the text begins with a byte order mark"
-    return "a number with too many digits" if "digits" in text else text
+    return "a number has more digits than Python reads" if "digits" in text else text
 
 
 def _refuse_lone_surrogate(text: str, what: str) -> None:
@@ -130,5 +132,6 @@ def _refuse_lone_surrogate(text: str, what: str) -> None:
     for escape in _ESCAPE.finditer(text):
         if escape[1]:
             raise MalformedError(
-                f"{what} contains the escape \\{escape[1]}, half of a surrogate pair, which is not valid text"
+                f"{what} contains the escape \\{escape[1]} alone; only a pair of such escapes (surrogates) is a "
+                "character"
             )

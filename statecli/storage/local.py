@@ -88,8 +88,8 @@ def find_process_link(path: str) -> str | None:
 def describe_process_link(folder: str) -> str:
     """Return the reason not to follow a link found by `find_process_link`."""
     return (
-        f"is reached by a link through {folder}, and this link may point to a different file in each process: replace "
-        "the link with the file"
+        f"is reached by a link through {folder}, which points to a different file in each process; replace the link "
+        "with the file"
     )
 
 

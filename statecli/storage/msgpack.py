@@ -154,8 +154,8 @@ class Parser:
         self._entries += count
         if count > self.end - self.at:
             raise Truncated(
-                f"is truncated: {count} entries should follow byte {self.at}, but the file has {self.end} bytes; copy "
-                "or download the file again"
+                f"is truncated: {count} entries should follow byte {self.at}, but the file ends at byte {self.end}; "
+                "copy or download the file again"
             )
         if self._entries > MAX_ENTRIES:
             raise MalformedError(f"has more than {MAX_ENTRIES} entries, the limit of statecli")
@@ -168,7 +168,10 @@ class Parser:
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise MalformedError(f"contains a string that is not valid UTF-8 near byte {at + error.start}") from error
+            raise MalformedError(
+                f"contains a string that is not valid UTF-8 near byte {at + error.start}: the file is damaged, or "
+                "another program than msgpack wrote it"
+            ) from error
 
     def _skip_blob(self, length: int, code: int | None = None) -> Blob:
         self._check_end(length)

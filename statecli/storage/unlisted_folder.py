@@ -41,7 +41,7 @@ def try_usual_names(
     if present:
         names = ", ".join(list_usual_names())
         return Listing(present, f"the folder cannot be listed ({why}), so statecli tried only these names: {names}")
-    none = f"none of the {len(paths)} usual checkpoint file names exists in this folder: give the path of a file"
+    none = f"this folder has no file with one of the {len(paths)} usual checkpoint names; give the path of a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 

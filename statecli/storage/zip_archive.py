@@ -40,6 +40,9 @@ MAX_PADDING = 24 + 64 + 64
 STORED, DEFLATED = 0, 8
 _METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "ppmd"}
 
+_SPANS_FILES = (
+    "the zip archive spans several files (disks), which statecli does not read; save the checkpoint in one file"
+)
 _END = struct.Struct("<4sHHHHIIH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
@@ -236,13 +239,13 @@ class Archive:
                 break
         else:
             raise MalformedError(
-                f"file is truncated: no end-of-central-directory record in its {source.size} bytes; "
-                "copy or download the file again"
+                f"file is truncated: its {source.size} bytes contain no end record of a zip archive "
+                "(end-of-central-directory record); copy or download the file again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._read_end64(_End(at, records, size, offset))
         if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
-            raise MalformedError("the zip archive spans several disks, which statecli does not read")
+            raise MalformedError(_SPANS_FILES)
         if end.offset + end.size != end.at:
             raise _damage_error(
                 f"its list of records (central directory) should end at byte {end.offset + end.size} but ends at byte "
@@ -263,7 +266,9 @@ class Archive:
             )
         elif after < comment:
             self._add_oddity(
-                OddityKind.SUFFIXED.value, f"the zip archive's comment should have {comment} bytes but has {after}"
+                OddityKind.SUFFIXED.value,
+                f"the file ends within the comment of the zip archive: the comment should have {comment} bytes "
+                f"but has {after}",
             )
         elif comment:
             self._add_oddity(
@@ -279,31 +284,34 @@ class Archive:
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
             if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
-                raise _damage_error("its end record points to a zip64 record that does not exist")
+                raise _damage_error(
+                    "its end record refers to a second end record (zip64), but the file has no such record"
+                )
             return end
         _, disk, where, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
-            raise MalformedError("the zip archive spans several disks, which statecli does not read")
+            raise MalformedError(_SPANS_FILES)
         record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
         if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
             raise _damage_error(
-                f"its end record (zip64) is not at byte {where}, where the archive says; data was added "
+                f"its second end record (zip64) is not at byte {where}, where the archive says; data was added "
                 "before or after the archive"
             )
         if disk or first or here != records:
-            raise MalformedError("the zip archive spans several disks, which statecli does not read")
+            raise MalformedError(_SPANS_FILES)
         real = _End(where, records, size, offset)
-        if (
-            end.records not in (records, _U16_MAX)
-            or end.size not in (size, _U32_MAX)
-            or end.offset not in (offset, _U32_MAX)
+        for what, short, long, unset in (
+            ("the number of records", end.records, records, _U16_MAX),
+            ("the size of the list of records", end.size, size, _U32_MAX),
+            ("the position of the list of records", end.offset, offset, _U32_MAX),
         ):
-            raise _damage_error(
-                "its two end records differ in the number of records, or in the size or position of the list of "
-                "records (central directory)"
-            )
+            if short not in (long, unset):
+                raise _damage_error(
+                    f"its two end records (zip and zip64) contradict each other: {what} is {short} in one, but {long} "
+                    "in the other, so programs may find different contents"
+                )
         return real
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
@@ -321,7 +329,7 @@ class Archive:
                 raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
         if count != end.records:
             raise _damage_error(
-                f"its list of records (central directory) has {count} entries, but its end record claims {end.records}"
+                f"its list of records (central directory) has {count} entries, but its end record says {end.records}"
             )
         return records
 
@@ -346,8 +354,8 @@ class Archive:
                 raise _overlap_error(last, record)
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(
-                    f"{record.name!r} is outside the archive: its header is at byte "
-                    f"{record.offset}, but the records end at {end.offset}"
+                    f"{record.name!r} is outside the archive: its header is at byte {record.offset}, but the records "
+                    f"end at byte {end.offset}; copy or download the file again"
                 )
             record.data_offset = next(starts)
             if record.data_offset - free > MAX_PADDING:
@@ -426,14 +434,14 @@ def _check_unicode_path(name: str, extras: bytes) -> None:
 
 def _refuse(record: Record, disk: int) -> None:
     if disk:
-        raise MalformedError("the zip archive spans several disks, which statecli does not read")
+        raise MalformedError(_SPANS_FILES)
     if record.flags & _ENCRYPTED:
         raise UnreadableError(f"{record.name!r} is encrypted, and statecli cannot decrypt it")
     if record.method != STORED:
         raise _unsupported_error(record)
     raise MalformedError(
-        f"{record.name!r} is stored in {record.compressed_size} bytes, but the archive's list of records claims "
-        f"{record.size} bytes: the archive is damaged"
+        f"the zip archive is damaged: {record.name!r} is stored without compression, but its list of records gives "
+        f"two sizes, {record.compressed_size} and {record.size} bytes; copy or download the file again"
     )
 
 
@@ -454,12 +462,13 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
     """
     values = []
     rest = _find_extra_field(name, extras, 1)
-    for field, width in zip(fields, (8, 8, 8, 4), strict=True):
+    names = ("size", "compressed size", "position", "disk number")
+    for what, field, width in zip(names, fields, (8, 8, 8, 4), strict=True):
         if field != (_U16_MAX if width == 4 else _U32_MAX):
             values.append(field)
             continue
         if len(rest) < width:
-            raise _damage_error(f"the entry of {name!r} refers to a size or a position (zip64) that is missing")
+            raise _damage_error(f"its list of records lacks the {what} of {name!r} (a zip64 field)")
         values.append(int.from_bytes(rest[:width], "little"))
         rest = rest[width:]
     size, packed, offset, disk = values
@@ -471,7 +480,7 @@ def _find_extra_field(name: str, extras: bytes, kind_wanted: int) -> bytes:
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
-            raise _damage_error(f"an optional field in the header of {name!r} is longer than the header")
+            raise _damage_error(f"in its list of records, an optional field of {name!r} is longer than the entry")
         if kind == kind_wanted:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length
@@ -499,16 +508,19 @@ def _find_shift(record: Record, start: int, following: Record | None, free: int,
 
 
 def _damage_error(text: str) -> MalformedError:
-    return MalformedError(f"the zip archive is damaged: {text}")
+    return MalformedError(f"the zip archive is damaged: {text}; copy or download the file again")
 
 
 def _overlap_error(last: str, record: Record) -> MalformedError:
-    return MalformedError(f"records {last!r} and {record.name!r} overlap, so one of them is damaged")
+    return MalformedError(
+        f"the zip archive is damaged: the records {last!r} and {record.name!r} overlap; copy or download the file again"
+    )
 
 
 def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
     return MalformedError(
-        f"{name!r} is outside the archive: it ends at byte {end}, but the records end at {records_end}"
+        f"{name!r} is outside the archive: it ends at byte {end}, but the records end at byte {records_end}; copy or "
+        "download the file again"
     )
 
 
@@ -539,7 +551,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     if not same:
         raise MalformedError(
             f"{record.name!r}: its own header contradicts the archive's list of records (central directory), so "
-            "programs may read different bytes"
+            "programs may read different bytes; save the checkpoint again"
         )
     return record.offset + _LOCAL.size + n + extra
 
@@ -556,7 +568,9 @@ def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PI
     try:
         content: bytes = inflater.decompress(piece, limit)
     except zlib.error as error:
-        raise MalformedError(f"{record.name} cannot be decompressed: the file is damaged ({error})") from error
+        raise MalformedError(
+            f"{record.name} cannot be decompressed: the file is damaged ({error}); copy or download the file again"
+        ) from error
     return content
 
 
@@ -570,14 +584,16 @@ def _inflate(record: Record, data: bytes) -> bytes:
 
 def _size_error(record: Record) -> MalformedError:
     return MalformedError(
-        f"{record.name} does not decompress to the {record.size} bytes that the archive records: the file is damaged"
+        f"{record.name} does not decompress to the {record.size} bytes that the archive records: the file is "
+        "damaged; copy or download the file again"
     )
 
 
 def _unsupported_error(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
     return UnreadableError(
-        f"{record.name!r} has an unsupported compression ({method}); save the file again without compression"
+        f"{record.name!r} is compressed with {method}, which statecli cannot unpack; save the file again without "
+        "compression"
     )
 
 

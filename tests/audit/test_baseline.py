@@ -215,7 +215,7 @@ def test_both_options_go_together(repository, tmp_path):
             '{"schema":"statecli.baseline/2","findings":[{"rule":"nan","target":"a","section":null,"fqn":null,"reason":""}]}',
             "without a reason",
         ),
-        ("[" * 50_000, "is nested too deeply"),
+        ("[" * 50_000, "has lists and objects that are nested too deeply for statecli to read"),
         ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
         ('{"schema": "statecli.baseline/2"}', "findings"),
         ('{"schema": "statecli.baseline/2", "findings": [{"rule": "x"}]}', "target"),

@@ -610,7 +610,7 @@ def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, 
             [Member("a.npy", ARRAY), Member("a.npy", ARRAY)],
             "two records are named 'a.npy'; programs may read either record",
         ),
-        ([Member("a.npy", ARRAY, method=12)], "'a.npy' has an unsupported compression (bzip2)"),
+        ([Member("a.npy", ARRAY, method=12)], "'a.npy' is compressed with bzip2, which statecli cannot unpack"),
         ([Member("a.npy", ARRAY, flags=1)], "'a.npy' is encrypted, and statecli cannot decrypt it"),
         ([Member("a.npy", ARRAY, offset=10**6)], "is outside the archive"),
     ],
@@ -730,7 +730,9 @@ def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     path = file(tmp_path, forged, "a.npz")
     numpy.load(path, allow_pickle=True)["weight"]
     assert mark.exists()
-    with pytest.raises(UnreadableError, match=r"zip archive is damaged: its end record \(zip64\) is not at byte"):
+    with pytest.raises(
+        UnreadableError, match=r"zip archive is damaged: its second end record \(zip64\) is not at byte"
+    ):
         formats.read(path)
     assert any("pathlib.Path.touch" in name.qualified for pickle in scan_pickles(path) for name in pickle.names)
 

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "offset of 5000 digits": (
         packed(A.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
-        "its header is not valid JSON: a number with too many digits",
+        "its header is not valid JSON: a number has more digits than Python reads",
     ),
     "offset of 4000 digits": (
         packed(A.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "number out of range": (
         packed(A[:-1] + ',"x":1e999}}', bytes(8)),
-        "its header is not valid JSON: 1e999 is larger than any number that JSON readers accept",
+        "its header is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
     "shape is no list": (packed(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
     "shape is null": (packed(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is not a list but None"),
@@ -195,15 +195,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "lone high surrogate": (
         packed(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
-        "its header contains the escape \\ud800, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "lone low surrogate": (
         packed(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
-        "its header contains the escape \\uDC00, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\uDC00 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "two high surrogates": (
         packed(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
-        "its header contains the escape \\ud83d, half of a surrogate pair, which is not valid text",
+        "its header contains the escape \\ud83d alone; only a pair of such escapes (surrogates) is a character",
     ),
     "byte order mark": (
         packed(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
@@ -229,7 +229,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         packed("{'a': 1}"),
         "its header is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
-    "nested 100,000 deep": (packed('{"a":' + "[" * 100_000), "its header is nested too deeply"),
+    "nested 100,000 deep": (
+        packed('{"a":' + "[" * 100_000),
+        ("its header has lists and objects that are nested too deeply for statecli to read"),
+    ),
     "nested a bit too deep": (
         packed(A[:-1] + ',"x":' + "[" * DEEP + "]" * DEEP + "}}", bytes(8)),
         "a: its header entry is nested too deeply",
@@ -786,7 +789,9 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
     monkeypatch.setattr(safetensors, "Source", Shrinking)
     path.write_bytes(whole)
     with pytest.raises(
-        UnreadableError, match=r"^[^\n]*truncated: bytes 5000 to \d+ are needed, but the file has 5000$"
+        UnreadableError,
+        match=r"^[^\n]*truncated: bytes 5000 to \d+ are needed, but the file has 5000; copy or download "
+        "the file again$",
     ):
         formats.read(str(path))
 
@@ -814,7 +819,7 @@ def test_a_header_of_nothing_but_brackets(tmp_path, line):
     path = tmp_path / "bomb.safetensors"
     path.write_bytes(packed(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
     before = time.process_time()
-    assert line(path) == "its header has 6600003 brackets, more than statecli's limit of 6000000"
+    assert line(path) == "its header has 6600003 lists and objects in total, more than statecli's limit of 6000000"
     assert time.process_time() - before < 1
 
 

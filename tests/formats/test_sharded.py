@@ -367,7 +367,9 @@ LIES: dict[str, tuple[bytes, str]] = {
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
         "{} has the key 'weight_map' twice; programs may read either value",
     ),
-    "deep": wrong('{"metadata":' + "[" * 100_000, "{} is nested too deeply"),
+    "deep": wrong(
+        '{"metadata":' + "[" * 100_000, "{} has lists and objects that are nested too deeply for statecli to read"
+    ),
     "cut": wrong(
         indexed({"model.a": ONE})[:-1],
         "{} is not valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
@@ -378,12 +380,12 @@ LIES: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": wrong(
         indexed({"model.\ud800": ONE}),
-        "{} contains the escape \\ud800, half of a surrogate pair, which is not valid text",
+        "{} contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": wrong(
         '{"metadata":{"total_size":1e999}}',
-        "{} is not valid JSON: 1e999 is larger than any number that JSON readers accept",
+        "{} is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
     "missing shard": wrong(
         indexed({"model.b": "m-9.safetensors"}),
@@ -564,7 +566,10 @@ def test_a_shard_that_leads_to_its_folder(folder, spared):
 def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
     """A folder whose only weight file is a link to the folder holds no checkpoint."""
     (tmp_path / "model.safetensors").symlink_to(".")
-    said = "is a folder without a checkpoint: model.safetensors is a link to a parent folder, not a weight file"
+    said = (
+        "is a folder without a checkpoint: model.safetensors has the name of a weight file, but is a link to a "
+        "parent folder"
+    )
     assert line(tmp_path) == said
 
 

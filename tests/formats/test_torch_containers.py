@@ -79,7 +79,11 @@ def test_a_window_reads_what_its_source_reads(tmp_path, span):
         for at, length in [(0, 5), (3, 30), (999, 1), (500, 100), (501, 3), (0, 1000)]:
             assert window.read(at, length) == data[at : at + length]
         with pytest.raises(
-            MalformedError, match="file is truncated: bytes 999 to 1001 are needed, but the file has 1000"
+            MalformedError,
+            match=(
+                "file is truncated: bytes 999 to 1001 are needed, but the file has 1000; copy or download the file "
+                "again"
+            ),
         ):
             window.read(999, 2)
 

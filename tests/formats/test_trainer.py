@@ -269,7 +269,7 @@ class Evil:
         (b"", "is not valid JSON"),
         (b"[]", "is not a JSON object but a JSON list"),
         (b'{"a": NaN}', "is not valid JSON"),
-        (b"[" * 100_000, "is nested too deeply"),
+        (b"[" * 100_000, "has lists and objects that are nested too deeply for statecli to read"),
         (b"\xff", "is not valid UTF-8"),
     ],
     ids=["empty", "list", "nan", "deep", "bytes"],

@@ -228,7 +228,7 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
             "https://USER:PASSWORD@…, or into ~/.netrc",
         ),
         (Refuse(418), "cannot be read (HTTP 418)"),
-        (Redirect(NAME), "the server redirects in a circle"),
+        (Redirect(NAME), "the server redirects in a circle; check the URL"),
         (Redirect("file:///etc/passwd"), "the server redirects to a URL that is not http:// or https://"),
         (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
     ],

@@ -299,8 +299,8 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     why = refused(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): statecli sent no user name and no password), and "
-        f"none of the {len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in this "
-        "folder: give the path of a file"
+        f"this folder has no file with one of the {len(unlisted_folder.list_usual_names())} usual checkpoint names; "
+        "give the path of a file"
     )
 
 
@@ -308,7 +308,7 @@ def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served,
     """As web applications do: 200 and HTML, whatever is asked for."""
     served.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
     assert "is an HTML page" in refused(served.url("net"))
-    assert "none of the" in refused(served.url("net/"))
+    assert "this folder has no file with one of the" in refused(served.url("net/"))
 
 
 def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, refused):

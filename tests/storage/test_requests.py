@@ -212,7 +212,7 @@ def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli,
     moved(path, "m/data/15", 64)
     far = statecli(*question, served.url("m.pt"))
     assert (far.code, far.out) == (2, "")
-    assert "records 'm/data/15' and 'm/data/16' overlap, so one of them is damaged" in far.err
+    assert "the zip archive is damaged: the records 'm/data/15' and 'm/data/16' overlap" in far.err
 
 
 def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, statecli, tmp_path):
