@@ -17,7 +17,9 @@ from statecli.core.errors import ModelError  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "script.py"
 HELP = {
-    "unsaved_step": "the checkpoint of step 2 has no step: save the step number, and start the resumed loop there",
+    "unsaved_step": (
+        "the checkpoint of step 2 has no step number: save the step number, and start the resumed loop there"
+    ),
     "unsaved_model": "the checkpoint of step 2 has no model: save self.model.state_dict(), and load it",
     "unsaved_optimizer": "the checkpoint of step 2 has no optimizer: save self.optimizer.state_dict(), and load it",
     "unsaved_scheduler": "the checkpoint of step 2 has no scheduler: save self.scheduler.state_dict(), and load it",
@@ -132,7 +134,9 @@ def test_a_script_without_a_seed_is_inconclusive():
     """Two runs without an interruption differ, so nothing is known about the resume."""
     result = check("chance")
     assert (result.answer, result.findings) == (Answer.INCONCLUSIVE, ())
-    assert result.reason.startswith("two uninterrupted runs differ: the gradients differ at step 1")
+    assert result.reason.startswith(
+        "two uninterrupted runs differ (the gradients differ at step 1), so statecli cannot check the resumed run"
+    )
 
 
 def test_only_generators_that_are_drawn_from_are_named():
@@ -171,7 +175,7 @@ def test_a_loader_that_begins_again_is_named(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("silent", "the script saved no checkpoint of step 2: the folder save_to is empty"),
+        ("silent", "the script saved no checkpoint of step 2; the folder that statecli passes as `save_to` is empty"),
         ("broken", "the resumed training raised ValueError: no such key (script.py:"),
         ("short", "the function took 1 step of the optimizer, but must take 4"),
         (

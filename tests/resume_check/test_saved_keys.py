@@ -42,7 +42,9 @@ def test_states_of_torch_are_known_by_their_structure(tmp_path, objects):
         State.SCALER: "checkpoint['g']",
     }
     assert [key.text for key in keys.others] == ["'m'"]
-    assert keys.describe_lack("model") == "has no model under a known key (other keys: 'm')"
+    assert keys.describe_lack("model", 2) == (
+        "the checkpoint of step 2 has no model under a known key (other keys: 'm')"
+    )
 
 
 def test_generators_are_found_wherever_they_are(tmp_path):
@@ -118,7 +120,9 @@ def test_an_unreadable_file_may_have_anything(tmp_path):
     """statecli reads no bare pickle, so it does not claim that a state is missing."""
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps({"rng": random.getstate()}))
-    assert read_keys(str(path)).describe_lack("step") == "may have no step: statecli cannot read the checkpoint"
+    assert read_keys(str(path)).describe_lack("step number", 2) == (
+        "statecli cannot read the checkpoint of step 2, and does not know whether the file has the step number"
+    )
 
 
 def test_files_of_a_folder_are_states(tmp_path, objects):

@@ -88,7 +88,8 @@ def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at:
         end = f"call {thing}.load_state_dict({loaded})" if loaded else f"load it with {thing}.load_state_dict()"
     else:
         end = f"save {thing}.state_dict(), and load it"
-    return _format_help(saved_at, [key.text] if key else [], keys.describe_lack(_WORDS[row.state]), end)
+    lack = keys.describe_lack(_WORDS[row.state], saved_at)
+    return _format_help(saved_at, [key.text] if key else [], lack, end)
 
 
 def _list_own_generators(whole: RunRecord) -> list[str]:
@@ -125,13 +126,14 @@ def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, s
     when = f"right before step {saved_at + 1}"
     ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
     ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []
-    return _format_help(saved_at, saved, keys.describe_lack(_WORDS[State.RANDOM]), "; ".join(ends))
+    lack = keys.describe_lack(_WORDS[State.RANDOM], saved_at)
+    return _format_help(saved_at, saved, lack, "; ".join(ends))
 
 
 def _format_help(saved_at: int, saved: Sequence[str], lack: str, end: str) -> str:
     """Return the line. A saved state may be lost after the load, or may have been saved too early."""
     if not saved:
-        return f"the checkpoint of step {saved_at} {lack}: {end}"
+        return f"{lack}: {end}"
     texts = " and ".join(dict.fromkeys(saved))
     return (
         f"the checkpoint of step {saved_at} has {texts}; the script does not load this state, or changes this state "
@@ -140,7 +142,7 @@ def _format_help(saved_at: int, saved: Sequence[str], lack: str, end: str) -> st
 
 
 _WORDS = {
-    State.STEP: "step",
+    State.STEP: "step number",
     State.MODEL: "model",
     State.OPTIMIZER: "optimizer",
     State.SCHEDULER: "scheduler",

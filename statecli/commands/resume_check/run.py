@@ -106,8 +106,8 @@ class _Comparison:
         difference = find_run_difference(whole, self._run("again"))
         if difference is not None:
             reason = (
-                f"two uninterrupted runs differ: {difference}; seed every random generator, and call "
-                "torch.use_deterministic_algorithms(True)"
+                f"two uninterrupted runs differ ({difference}), so statecli cannot check the resumed run; seed every "
+                "random generator, and call torch.use_deterministic_algorithms(True)"
             )
             return self._build_result(Answer.INCONCLUSIVE, (), reason=reason)
         return self._build_result(Answer.DIFFERENT, rows, findings=tuple(findings))
@@ -142,8 +142,9 @@ class _Comparison:
                 return os.path.join(folder, entry)
         wrote = f"contains {', '.join(entries[:5])}" if entries else "is empty"
         raise ModelError(
-            f"{self._target}: the script saved no checkpoint of step {step}: the folder save_to {wrote}; save a "
-            f"checkpoint every `save_every` steps, and end its name with the step number: step-{step}.pt"
+            f"{self._target}: the script saved no checkpoint of step {step}; the folder that statecli passes as "
+            f"`save_to` {wrote}. In this folder, save a checkpoint every `save_every` steps, and end its name with "
+            f"the step number: step-{step}.pt"
         )
 
     # --- findings ------------------------------------------------------------------------------------------------

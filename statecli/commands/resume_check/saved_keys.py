@@ -130,12 +130,14 @@ class SavedKeys(NamedTuple):
         wanted = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
         return next(wanted, keys[0] if keys else None)
 
-    def describe_lack(self, word: str) -> str:
-        """Return the predicate about a state without a key."""
+    def describe_lack(self, word: str, step: int) -> str:
+        """Return the clause about a state without a key in the checkpoint of this step."""
+        checkpoint = f"the checkpoint of step {step}"
         if not self.is_readable:
-            return f"may have no {word}: statecli cannot read the checkpoint"
+            return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
         others = join_names([key.text for key in self.others], _MAX_NAMES)
-        return f"has no {word} under a known key (other keys: {others})" if others else f"has no {word}"
+        known = f" under a known key (other keys: {others})" if others else ""
+        return f"{checkpoint} has no {word}{known}"
 
 
 def read_keys(checkpoint: str) -> SavedKeys:
