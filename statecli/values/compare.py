@@ -233,11 +233,12 @@ class _Results:
 
 def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions) -> Delta | NotCompared:
     """Return the outcome of quantized blocks whose bytes differ, but whose values are equal or cannot be read."""
-    explanation = explain_unreadable_blocks(dtype) or "the values are equal, although their bytes differ"
+    unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
-        return NotCompared(f"its bytes differ, and {explanation}")
+        return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"statecli counts each block with different bytes as {values} changed values: {explanation}"
+    why = f"because {unreadable}" if unreadable else "although the values are equal"
+    reason = f"statecli counts each block with different bytes as {values} changed values, {why}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -490,7 +491,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
         attributes = dict(before.parts)
         pairs = [(f"{after.fqn}: {name}", attributes[name], new) for name, new in after.parts if name in attributes]
         if other := next((name for name, old, new in pairs if old.shape != new.shape), None):
-            return NotCompared(f"the shapes of its attribute {other.removeprefix(f'{after.fqn}: ')} differ")
+            return NotCompared(f"the shape of its attribute {other.removeprefix(f'{after.fqn}: ')} differs")
         return [(after.fqn, *_convert_alike(before.data, after.data)), *pairs]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
@@ -536,7 +537,7 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):
         return None
     if reason is None and elements[0] and elements[1] and elements[0].values != elements[1].values:
-        return f"{before.dtype} and {after.dtype} have different numbers of values per element"
+        return f"an element of {before.dtype} has another number of values than an element of {after.dtype}"
     return reason
 
 

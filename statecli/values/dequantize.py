@@ -91,12 +91,15 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         table = _read(parts[Part.NESTED_VALUES], name, (256,))
         nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
         if nested.size < scales.size:
-            raise MalformedError(f"{name}: its nested scales cover only {nested.size} of {scales.size} scales")
+            raise MalformedError(
+                f"{name}: its scales are quantized too, but the file has the second-level scales of only "
+                f"{nested.size} of {scales.size} scales"
+            )
         scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
         raise MalformedError(
-            f"{name}: has {scales.size} scales, each for {state.blocksize} values; {total} values need more scales"
+            f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for its {total} values"
         )
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 
@@ -224,7 +227,7 @@ def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> 
     """Return all values of a part as float64, in its shape. Raises MalformedError if it has another number of them."""
     values = np.asarray(read_all_values(data, name)).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
-        raise MalformedError(f"{name}: has {values.size} values, but the layout needs {math.prod(shape)}")
+        raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")
     return values.reshape(data.shape if shape is None else shape)
 
 
@@ -232,7 +235,7 @@ def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = Non
     """Return the words of packed codes as uint32, in the shape of the part."""
     if shape is not None and data.shape != shape:
         raise MalformedError(
-            f"{name}: quantized codes have shape {list(data.shape)}, but the layout needs {list(shape)}"
+            f"{name}: quantized codes have shape {list(data.shape)}, but its quantization method needs {list(shape)}"
         )
     values = np.asarray(read_all_values(data, name))
     return values.astype(np.int64).astype(np.uint32).reshape(data.shape)
@@ -243,10 +246,12 @@ def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
         raise MalformedError(
-            f"{name}: quantized codes have shape {list(data.shape)}, but the layout needs {list(shape)}"
+            f"{name}: quantized codes have shape {list(data.shape)}, but its quantization method needs {list(shape)}"
         )
     if data.shape != shape and data.strides not in (None, contiguous_strides(data.shape)):
-        raise MalformedError(f"{name}: codes with strides {list(data.strides or ())}")
+        raise MalformedError(
+            f"{name}: quantized codes have strides {list(data.strides or ())}, but statecli reads only contiguous codes"
+        )
     return replace(
         data,
         shape=shape,
@@ -263,7 +268,8 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     groups = _read(data, name, (width,)).astype(np.intp)
     if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
         raise MalformedError(
-            f"{name}: refers to groups {groups.min()} to {groups.max()}, but has scales of only {count} groups"
+            f"{name}: its input channels refer to groups {groups.min()} to {groups.max()}, but it has scales of only "
+            f"{count} groups"
         )
     return groups
 

@@ -248,7 +248,7 @@ def _check_indices(tensor: TensorInfo) -> str | None:
     try:
         return sparse.explain_invalid_indices(tensor)
     except StateError as error:
-        return f"its indices cannot be checked: {error}"
+        return f"statecli cannot check its indices: {error}"
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:

@@ -15,7 +15,7 @@ def sum_squares(stats: Stats, elements: int) -> float | str:
     if finite <= 0:
         return 0.0
     if stats.mean is None or (stats.std is None and finite > 1):
-        return stats.reason or "its values have no norm"
+        return stats.reason or "statecli does not compute a norm of its values"
     try:
         squares = (stats.std or 0.0) ** 2 * (finite - 1) + stats.mean**2 * finite
     except OverflowError:

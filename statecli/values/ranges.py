@@ -272,7 +272,8 @@ class Inflated(Range):
                     return block
         except zlib.error as why:
             raise MalformedError(
-                f"{self._where.path}: {self._what}: cannot be decompressed: the file is damaged ({why})"
+                f"{self._where.path}: {self._what}: cannot be decompressed: the file is damaged ({why}); copy the "
+                "file again"
             ) from why
         return b""
 
@@ -284,8 +285,8 @@ class Inflated(Range):
 
     def _length_error(self, length: str) -> MalformedError:
         return MalformedError(
-            f"{self._where.path}: {self._what}: decompresses to {length} bytes, but the archive records "
-            f"{self.size}: the file is damaged"
+            f"{self._where.path}: {self._what}: decompresses to {length} bytes, but the archive records {self.size}: "
+            "the file is damaged; copy the file again"
         )
 
 
@@ -361,7 +362,8 @@ class Assembled(Range):
             filled += self._copy_piece(n, into, start)
             n += 1
         if filled != into.size:
-            raise MalformedError(f"{self._where.path}: {self._what}: its chunks overlap or leave gaps")
+            fault = "overlap" if filled > into.size else "leave a gap"
+            raise MalformedError(f"{self._where.path}: {self._what}: its chunks {fault}; save the checkpoint again")
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
         """Copy the box's bytes of a piece from `start` on; return how many."""

@@ -258,7 +258,7 @@ def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Ar
     if starts.size == places.size:
         return places, values
     if dtype not in SUMMABLE_TYPES:
-        raise UnreadableError(f"stores several {dtype} values at one index, and torch cannot sum this dtype")
+        raise UnreadableError(f"stores several {dtype} values at one index, and torch cannot add values of this dtype")
     with np.errstate(all="ignore"):
         if dtype in ("float16", "bfloat16"):
             return places[starts], _sum_rounded(values, starts, dtype)
@@ -271,7 +271,7 @@ def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
     """Return sums of runs of float32 values of a shorter type, rounded to the type at each step."""
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
-        raise UnreadableError(f"statecli does not sum more than {MAX_DUPLICATES:,} {dtype} values at one index")
+        raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")
     sums, active = values[starts], np.arange(starts.size)
     for step in range(1, int(counts.max())):
         active = active[counts[active] > step]

@@ -47,8 +47,8 @@ def compute_spectra(
         elif (operations := _count_operations(tensor)) > left:
             spectrum = Spectrum(
                 reason=(
-                    "not computed, because one run computes singular values only for about a minute; select only this "
-                    "matrix with -i"
+                    "not computed, because statecli computes singular values for about a minute in a run; to compute "
+                    "them for this matrix, select only this matrix with -i"
                 )
             )
         else:

@@ -109,7 +109,8 @@ def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
 def explain_no_data(tensor: TensorInfo) -> str:
     """Return why a tensor without `data` has no values to read, in a few words."""
     if tensor.parts:
-        return f"stored as {', '.join(name for name, _ in tensor.parts)}: statistics are not available"
+        names = ", ".join(name for name, _ in tensor.parts)
+        return f"stored as several tensors ({names}), so statistics are not available"
     if tensor.device == "meta":
         return "a meta tensor has no data"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"

@@ -171,7 +171,10 @@ class Tally(NamedTuple):
         if not math.isfinite(relative):
             return "the relative change is too large for float64"
         if self.squares.mantissa and not all((relative, *others)):
-            return "some numbers are too small for float64"
+            return (
+                "some differences are so close to 0 that float64 rounds a statistic of them to 0, so this statistic "
+                "is not available"
+            )
         return None if self.after.mantissa else "all new values are zero"
 
     def _relative_l2(self) -> float | None:

@@ -73,8 +73,8 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
         oddities += (
             Oddity(
                 "not-compared",
-                "statecli read the bytes and verified their checksums, but did not compare them: a meta tensor has no "
-                "data",
+                "statecli read the bytes and verified their checksums, but did not compare the bytes on the device, "
+                "because a meta tensor has no data",
             ),
         )
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
@@ -180,11 +180,12 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
     if data.storage.crc32 is None:
         _read_through(data.storage, name)
         return Arrival(
-            tensor.is_meta, "statecli read the bytes, but did not compare them, because a meta tensor has no data"
+            tensor.is_meta,
+            "statecli read the bytes, but did not compare them on the device, because a meta tensor has no data",
         )
     return Arrival(
         tensor.is_meta,
-        "the checksum is correct; statecli did not compare the bytes, because a meta tensor has no data",
+        "the checksum is correct; statecli did not compare the bytes on the device, because a meta tensor has no data",
     )
 
 

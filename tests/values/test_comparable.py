@@ -104,7 +104,7 @@ def test_elements_of_other_numbers_of_values_are_not_compared(store):
     packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
     for one, two in ((plain, packed), (packed, plain)):
         assert outcome(one, two) == NotCompared(
-            f"{one.dtype} and {two.dtype} have different numbers of values per element"
+            f"an element of {one.dtype} has another number of values than an element of {two.dtype}"
         )
 
 
@@ -171,7 +171,7 @@ def test_an_attribute_of_another_shape_is_named(store):
     """The first one whose shape differs, without the name of its tensor."""
     ones, two, three = (store(torch.ones(size)) for size in (3, 2, 3))
     rows = with_attributes(ones, zero=two, scale=two), with_attributes(ones, zero=two, scale=three)
-    assert outcome(*rows) == NotCompared("the shapes of its attribute scale differ")
+    assert outcome(*rows) == NotCompared("the shape of its attribute scale differs")
 
 
 def test_a_part_that_cannot_be_read_is_named(store):

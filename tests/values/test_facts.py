@@ -384,7 +384,9 @@ def test_a_type_that_is_not_known_says_so(tmp_path):
 def test_a_quantized_tensor_without_its_scale_says_so(store):
     """Codes alone are no values."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
-    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == "qint8 elements have no recorded scale"
+    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == (
+        "qint8 elements have no recorded scale, so statecli cannot convert them to numbers"
+    )
 
 
 def test_a_file_that_is_cut_short_spoils_what_lay_there(store):

@@ -82,8 +82,8 @@ def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
     tensor = base.view(dtype) if dtype.itemsize == 1 else torch.zeros(8, 8, dtype=dtype).t()
     placed = place_on_device(state_of(store(tensor)), "meta").tensors[0]
     assert placed.after == After("meta", True)
-    assert (
-        placed.note == "the checksum is correct; statecli did not compare the bytes, because a meta tensor has no data"
+    assert placed.note == (
+        "the checksum is correct; statecli did not compare the bytes on the device, because a meta tensor has no data"
     )
 
 
@@ -93,7 +93,9 @@ def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
     storage = msgspec.structs.replace(info.data.storage, crc32=None)
     info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
     placed = place_on_device(state_of(info), "meta").tensors[0]
-    assert placed.note == "odd; statecli read the bytes, but did not compare them, because a meta tensor has no data"
+    assert placed.note == (
+        "odd; statecli read the bytes, but did not compare them on the device, because a meta tensor has no data"
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

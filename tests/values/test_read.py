@@ -327,7 +327,9 @@ def test_packed_values_may_begin_in_the_middle_of_a_byte(store):
 def test_quantized_values_without_a_scale_are_refused(store):
     """Their integers would be mistaken for values."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
-    with pytest.raises(UnreadableError, match="quint8 elements have no recorded scale"):
+    with pytest.raises(
+        UnreadableError, match=("quint8 elements have no recorded scale, so statecli cannot convert them to numbers")
+    ):
         read_all_values(TensorData(data.storage, "quint8", (4,)))
 
 

@@ -166,14 +166,16 @@ def test_a_negative_zero_stored_twice(compared):
 def test_what_torch_cannot_add_is_not_told(compared):
     """Two float8 values at one place have no sum in their own type."""
     found = compared(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
-    assert found == NotCompared("stores several float8_e5m2 values at one index, and torch cannot sum this dtype")
+    assert found == NotCompared(
+        "stores several float8_e5m2 values at one index, and torch cannot add values of this dtype"
+    )
 
 
 def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
     """Each takes a step of its own: past the limit it cannot be told."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
     found = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
-    assert found == NotCompared("statecli does not sum more than 3 bfloat16 values at one index")
+    assert found == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
 
 
 # --- damage ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_each_matrix_without_values_has_a_reason(compute):
         "nan": "it has NaN or Inf",
         "integers": "its values are integers",
         "empty": "it has no elements",
-        "sparse": "stored as indices, values: statistics are not available",
+        "sparse": "stored as several tensors (indices, values), so statistics are not available",
     }
 
 

@@ -411,7 +411,7 @@ def test_a_subclass_names_its_inner_tensors(store):
     """Its values are computed from them by code that is not run."""
     data = store(torch.zeros(3)).data
     found = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
-    assert found.reason == "stored as qdata, scale: statistics are not available"
+    assert found.reason == "stored as several tensors (qdata, scale), so statistics are not available"
 
 
 def test_a_type_without_numbers_has_a_reason(store):

@@ -199,8 +199,24 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
         ([0.0, 0.0], [1.0, 0.0], "relative_l2", "all old values are zero"),
         ([1.0, 0.0], [0.0, 0.0], "cosine", "all new values are zero"),
         ([-1.7e308, 0.0], [1.7e308, 0.0], "max_abs", "some differences are too large for float64"),
-        ([1e300, 0.0], [1e300, 1e-200], "relative_l2", "some numbers are too small for float64"),
-        ([1.0, 0.0], [1.0, 5e-324], "mean_abs", "some numbers are too small for float64"),
+        (
+            [1e300, 0.0],
+            [1e300, 1e-200],
+            "relative_l2",
+            (
+                "some differences are so close to 0 that float64 rounds a statistic of them to 0, so this statistic is "
+                "not available"
+            ),
+        ),
+        (
+            [1.0, 0.0],
+            [1.0, 5e-324],
+            "mean_abs",
+            (
+                "some differences are so close to 0 that float64 rounds a statistic of them to 0, so this statistic is "
+                "not available"
+            ),
+        ),
     ],
 )
 def test_what_is_null_has_a_reason(before, after, missing, reason):
