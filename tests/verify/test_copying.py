@@ -130,7 +130,9 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     check = copied(f"self.l = {part}")
     with pytest.raises(RuntimeError):
         torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
-    assert check.how == f"copy.deepcopy of the module; not pickled: {why}, only a state_dict()"
+    assert check.how == (
+        f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}, only a state_dict()"
+    )
     assert set(verdicts(check, "pickled").values()) == {"skipped"}
     assert set(verdicts(check, "copied").values()) == {"passed"}
 

@@ -244,9 +244,9 @@ def test_the_command_line_shows_what_was_exported(statecli, in_tmp_path):
     assert result.code == 1
     assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
     assert (
-        "exported as a constant, read at net.py:9: a later load_state_dict() does not change the exported program"
-        in result.out
-    )
+        "exported as a constant, read at net.py:9: load_state_dict() after the export does not change the exported "
+        "program"
+    ) in result.out
 
 
 #: Real classes with plain attributes, a few that torch.export refuses, and others that pass.

@@ -231,7 +231,7 @@ def test_a_function_that_gives_none(of_function, body, message):
     ("mine.py", UsageError, "must name a function: file.py:make"),
     ("mine.py:mak", ModelError, "mine.py has no mak; did you mean make"),
     ("other.py:make", ModelError, "other.py: no such file"),
-    ("mine.py:kept", UsageError, "is Tensor, not a function that returns inputs"),
+    ("mine.py:kept", UsageError, "names an object of type Tensor, not a function that returns inputs"),
 ])  # fmt: skip
 def test_a_function_that_is_not_there(of_function, spec, kind, message):
     """What is wrong, and what is near."""

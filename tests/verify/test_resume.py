@@ -196,8 +196,8 @@ def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
     (finding,) = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x)")).findings
     assert finding.severity is Severity.WARNING
     assert finding.message == (
-        "n: 2 when saved, 0 in a new instance after the load, because state_dict() does not contain the value: "
-        "in these steps, no output depends on the value"
+        "n: 2 when saved, 0 in a new instance after the load, because state_dict() does not contain the value: in "
+        "the steps that statecli ran, no output depends on the value"
     )
 
 

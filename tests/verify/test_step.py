@@ -269,7 +269,7 @@ def test_a_gradient_that_is_zero_everywhere(train):
     check = train(linear("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)"))
     assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
     assert check.findings[0].help.startswith("look for a factor of zero, ")  # no cause was measured
-    assert reason(check, "updated", "off.weight") == "no gradient, so no update"
+    assert reason(check, "updated", "off.weight") == "gets no gradient, so the optimizer does not update it"
 
 
 def test_a_gradient_with_nan_behind_finite_outputs(train):

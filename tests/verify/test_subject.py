@@ -81,6 +81,6 @@ def test_instances_with_other_names_cannot_be_compared(tmp_path, monkeypatch):
     found = run(Request("net.py:Net", input=("2x3",)))
     assert [row.fqn for row in found.state.tensors] == ["l1.weight", "l1.bias", "last"]
     said = {check.check.value: (check.verdict.value, check.reason) for check in found.checks}
-    why = "two instances of the class cannot be compared: only one has l1.weight"
+    why = "statecli cannot compare two instances of the class, because only one has l1.weight"
     assert said.pop("forward")[0] == "passed"
     assert set(said.values()) == {("inconclusive", why)}

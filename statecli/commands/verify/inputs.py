@@ -221,7 +221,8 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     function = loaded.value
     if not callable(function):
         raise UsageError(
-            f"{option('--input-from', text)}: is {type(function).__name__}, not a function that returns inputs"
+            f"{option('--input-from', text)}: names an object of type {type(function).__name__}, not a function that "
+            "returns inputs"
         )
     # The model's own guard with another name: what the function raises is reported as that of --input-from.
     model = dataclasses.replace(built, spec=spec)

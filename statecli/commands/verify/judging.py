@@ -133,7 +133,9 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
 
 
 #: Reason of a tensor that an instance built for a proof does not have.
-ABSENT_REASON = "a second instance of the model lacks this tensor, so the tensor cannot be compared"
+ABSENT_REASON = (
+    "a second instance of the model lacks this tensor, so statecli cannot compare the tensor between instances"
+)
 RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before each forward"
 
 

@@ -126,7 +126,11 @@ def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
     """Describe different registered names of two instances; None if the names are equal."""
     names, second_names = _list_registered_names(first), _list_registered_names(second)
     differing = [name for name in (*names, *second_names) if not (name in names and name in second_names)]
-    return f"two instances of the class cannot be compared: only one has {differing[0]}" if differing else None
+    return (
+        (f"statecli cannot compare two instances of the class, because only one has {differing[0]}")
+        if differing
+        else None
+    )
 
 
 def _list_registered_names(module: nn.Module) -> dict[str, None]:

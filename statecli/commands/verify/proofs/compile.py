@@ -169,7 +169,10 @@ class _Proof(Proof):
         first, second = (self._call(other, other, seed=0) for other in others)
         if len(first) == len(second) and all(map(_is_close, first, second)):
             return "the compiled model returns other values than the uncompiled model"
-        return "two equal instances return different values, so the compiled model cannot be compared"
+        return (
+            "two equal instances return different values, so statecli cannot compare the compiled model with the "
+            "uncompiled model"
+        )
 
     # --- numbers -------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class _Proof(Proof):
         if not guilty:
             condition = _shorten(late[-1][0])
             self._reasons.append(
-                f"torch.compile compiles the model again at each call; this condition changes: {condition}"
+                f"torch.compile compiles the model again at each call, because this condition changes: {condition}"
             )
         return guilty
 
@@ -219,14 +222,16 @@ class _Proof(Proof):
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
                 self._cells[row.fqn] = judging.skip_cell(
-                    "not checked: this check changes only plain floating-point tensors"
+                    "not checked: the check sets new values and compares the outputs, and can set new values only in "
+                    "plain floating-point tensors"
                 )
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:
         kept = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
         if not kept:
             self._reasons.append(
-                "after a change of all tensors, the compiled model returns other values than the uncompiled model"
+                "after statecli set new values in all tensors, the compiled model returns other values than the "
+                "uncompiled model"
             )
         return kept
 

@@ -165,7 +165,7 @@ class _Proof:
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif why := _describe_unpicklable(module, raised):
-            self._how = f"copy.deepcopy of the module; not pickled: {why}"
+            self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}"
             self._columns["pickled"] = {row.fqn: judging.skip_cell(why) for row in self._get_rows()}
         else:
             self._columns["pickled"] = {row.fqn: judging.build_inconclusive_cell(raised) for row in self._get_rows()}
@@ -247,7 +247,11 @@ class _Proof:
                     continue
                 points_back = name not in cells and _share_storage(self._tensors[name], copied_tensors[name])
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
-                message = "still points to the memory of the original" if points_back else f"no longer tied to {first}"
+                message = (
+                    "still points to the memory of the original"
+                    if points_back
+                    else (f"no longer shares memory with {first} (tied weights)")
+                )
                 cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 tie = self._ties_broken_by_move.get(name)
                 severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else Severity.ERROR

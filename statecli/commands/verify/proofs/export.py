@@ -134,7 +134,7 @@ class _Proof(Proof):
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
         what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
-        why = "a later load_state_dict() does not change the exported program"
+        why = "load_state_dict() after the export does not change the exported program"
         severity = decide_tensor_severity(row)
         if row.fqn in self._subject.created_by_forward:
             why, severity = "the first forward computes the tensor", Severity.NOTE
@@ -172,7 +172,7 @@ class _Proof(Proof):
         if len(changed) > MAX_ATTRIBUTES:
             self._reasons.append(
                 f"forward changes {plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')}; statecli did not check "
-                "the effect"
+                "whether they change the output"
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:

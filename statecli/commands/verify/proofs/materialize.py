@@ -283,7 +283,7 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
     elif own is None:
         mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
     else:
-        mend = f"compute {attribute} in {owner.__name__}.{own}() too"
+        mend = f"compute {attribute} also in {owner.__name__}.{own}()"
     return judging.address_to_library(owner, mend)
 
 

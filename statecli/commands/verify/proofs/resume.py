@@ -88,8 +88,8 @@ class _Proof(Proof):
             self._judge(slot, training, loaded, without)
         if len(lost) > MAX_SLOTS:
             self._reasons.append(
-                f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}; statecli did not check the "
-                "effect"
+                f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}; statecli did not check "
+                "whether they change the training"
             )
 
     def _leave_metrics_out(
@@ -133,7 +133,9 @@ class _Proof(Proof):
         if effect is None and (not (remains and is_changed) or is_harmless):
             return
         differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
-        consequence = _describe_effect(effect) if effect else "in these steps, no output depends on the value"
+        consequence = (
+            _describe_effect(effect) if effect else ("in the steps that statecli ran, no output depends on the value")
+        )
         rows = self._list_rows(slot, differing)
         if rows:
             running = all(part in loaded.get(slot, {}) for part in differing)

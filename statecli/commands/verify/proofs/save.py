@@ -84,7 +84,7 @@ class _Proof(Proof):
         if refused is not None and "Uninitialized" not in refused:
             what = f", which contains a {refused}" if refused else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
-            help = "return plain data from get_extra_state: tensors, numbers, text, lists and dicts of these"
+            help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
             self.fail(rules.NOT_PLAIN_DATA, message, None, help)
         return loaded
 
@@ -153,7 +153,7 @@ class _Proof(Proof):
             why = (
                 "the values cannot be compared"
                 if same is None
-                else "statecli could not fill the tensor with test values"
+                else "statecli cannot check this tensor, because it cannot write test values into the tensor"
             )
             self._restored[name] = judging.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
@@ -246,7 +246,10 @@ class _Proof(Proof):
             return None
         if row.persistent is False:
             return judging.skip_cell("not saved, because the buffer has persistent=False")
-        why = "with only one instance, statecli cannot check whether the constructor creates an equal tensor"
+        why = (
+            "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a "
+            "new instance"
+        )
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:

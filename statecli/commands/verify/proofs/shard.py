@@ -152,7 +152,8 @@ class _Proof(Proof):
         }
         if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
             self._ddp[row.fqn] = judging.build_inconclusive_cell(
-                "statecli cannot detect a broadcast, because it cannot fill the tensor with test values"
+                "statecli cannot check whether the ranks are synchronized, because it cannot write test values into "
+                "the tensor"
             )
         for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
             cells.setdefault(row.fqn, Cell(Verdict.PASSED))

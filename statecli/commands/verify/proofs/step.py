@@ -363,7 +363,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if not seen.trained:
         return _judge_left_out(verdicts, name, seen)
     if seen.peak is None:
-        return judging.skip_cell("no gradient, so no update")
+        return judging.skip_cell("gets no gradient, so the optimizer does not update it")
     if name in verdicts.overwritten.names:
         why, help = (
             "overwritten by forward, so each update is lost",
@@ -385,7 +385,9 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
         reason = f"an update of {update} is rounded away: too small for values of {seen.lost_peak:.3g} in {dtype}"
         return judging.build_inconclusive_cell(reason)
     why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change the tensor"
-    return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes the update")
+    return verdicts.fail(
+        rules.NOT_UPDATED, name, why, "look for a hook of the module or the optimizer that undoes the update"
+    )
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
