@@ -799,7 +799,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--tensors-only",),
-            "Compare only tensors with the lock file, not settings and other files.",
+            "Check only the tensors against the lock file, not settings and other files.",
             argument="weights_only",
             aliases=("--weights-only",),
         ),
@@ -923,8 +923,8 @@ class BisectOptions(OutputOptions, frozen=True, kw_only=True):
         Option(
             ("--condition",),
             "Find the first checkpoint where CONDITION is true (required): nan, inf, 'changed GLOB' or 'cosine<0.9'. "
-            "The last two compare each checkpoint with the first of the run: a tensor changed, or the cosine of all "
-            "weights is below the number.",
+            "'changed GLOB' and 'cosine<0.9' compare with the first checkpoint of the run: true if a matching tensor "
+            "changed, or if the cosine of all weights is below 0.9.",
             "CONDITION",
             suggestions=("nan", "inf", "changed *", "cosine<0.9"),
             aliases=("--first",),
@@ -1129,7 +1129,8 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             ("--made-by",),
-            "Used by git: TEXT is the version of statecli. After an update, git makes its cached diff text again.",
+            "Set by `statecli git setup`, not by hand: the version of statecli. A new version makes git discard its "
+            "cached diff text.",
             "TEXT",
         ),
     ] = ""
