@@ -348,7 +348,10 @@ def _add_oddities(table: _Table) -> None:
         if count:
             name = prefix.rstrip(".")
             what = f"the TorchScript code of {name or 'the model'} contains {plural(count, 'constant tensor')}"
-            message = f"{what}: not moved, not in state_dict() and not listed"
+            message = (
+                f"{what}; .to() does not move such tensors, state_dict() does not contain them, and statecli does "
+                "not list them"
+            )
             table.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
     for name in table.walk.packed:
         message = f"{name} stores weights in C++, where statecli cannot read them; these weights are not listed"
@@ -623,7 +626,10 @@ def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
     """Describe how torch reassigns this attribute before reading it; None for other attributes."""
     name = unregistered.steps[0].label.rpartition(".")[2]
     if name in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
-        return "DistributedDataParallel reads the buffers again before each synchronization"
+        return (
+            "DistributedDataParallel sets this attribute again from the module's buffers before each "
+            "synchronization, so no action is needed"
+        )
     return f"torch {_RECOMPUTED} before each forward" if _is_recomputed(unregistered) else None
 
 

@@ -852,7 +852,9 @@ def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, found, 
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
     (finding,) = found("unsafe-data", tmp_path / "a.pt")
     assert finding.severity is Severity.ERROR
-    assert finding.message.startswith("0.compute_dtype holds a string that statecli cannot read")
+    assert finding.message.startswith(
+        "0.compute_dtype holds a string (as the codes of its letters) that statecli cannot read"
+    )
     torch.save({"0.compute_dtype": torch.ones(3)}, tmp_path / "b.pt")
     assert not found("unsafe-data", tmp_path / "b.pt")
 

@@ -381,7 +381,8 @@ class _Load:
             message = f"transformers converts these names of {target} on load: {_list_names(names)}"
             yield Oddity(
                 OddityKind.CONVERTED_ON_LOAD.value,
-                f"{message}; statecli checked only that {model} has the same number of elements",
+                f"{message}; statecli checked only that these entries have as many elements as the tensors of "
+                f"{model} that they become",
             )
 
     def _list_filled(self, answer: Answer) -> list[str]:

@@ -180,7 +180,9 @@ def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
 def insert_after_super(source: Source, owner: cst.ClassDef, code: str, removed: Assigned) -> Changes:
     """Return the change that moves an assignment behind `super().__init__()`, in another form."""
     if removed.method is None and _is_read_from_class(source, owner, removed):
-        raise NoEdit(f"the file reads the attribute of the class {owner.name.value}, not of an instance")
+        raise NoEdit(
+            f"the file also reads this attribute of the class {owner.name.value}, and a buffer exists only in instances"
+        )
     method = source.find_method(owner, "__init__")
     new = keep_comments(removed.line, parse_with_value(source, code, removed))
     if method is None:
