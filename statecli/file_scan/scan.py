@@ -665,7 +665,6 @@ class FileScan:
             self.unlisted.append((piece, archive))
         use_of, unread, zeros, numbered = classify_records(archive)
         idle = self._find_idle_storages(piece.region, archive, numbered)
-        self.steps.take(Budget.PIECES, sum(idle.values()))
         self._report_zeros(piece, zeros)
         if unread is not None:
             self._add_unread(piece, f"{unread}, and any record may hold a pickle")
@@ -692,6 +691,7 @@ class FileScan:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 modules.append(_Piece(region, name, piece.depth))
         self._report_code_files(compiled, modules)
+        self.steps.take(Budget.PIECES, sum(idle.values()))  # last: a limit on storages hides no code
 
     def _report_code_files(self, compiled: dict[str, list[_Piece]], modules: list[_Piece]) -> None:
         for folder_name, pieces in compiled.items():

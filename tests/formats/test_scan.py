@@ -683,6 +683,16 @@ def test_many_pickles_have_an_end(scanned, monkeypatch):
     )
 
 
+def test_code_is_read_before_many_storages(scanned, monkeypatch):
+    """A limit on records hides no call in the code of the same archive."""
+    monkeypatch.setattr(Budget.PIECES, "limit", 10)
+    code = Member("a/code/__torch__.py", b"def f(x):\n  t = torch.from_file('/etc/passwd')\n  return t\n")
+    storages = [Member(f"a/data/{n}", b"x" * 80) for n in range(20)]
+    found = scanned(build([*storages, code]))
+    assert any(mention.name == "from_file" for one in found for mention in one.names)
+    assert found[-1].unread == "statecli stopped at its limit of 10 records and strings; the rest was not read"
+
+
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
     """Nothing, many times over, and a call behind it: that the end was not read is told."""
     row = scanned(b"N." * 100 + SYSTEM + b".")
