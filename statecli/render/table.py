@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -53,6 +54,11 @@ def _has_cells_or_remark(line: Line) -> bool:
     return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
 
 
+@lru_cache(maxsize=1024)
+def _escape_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(escape_name, cells))
+
+
 class _Layout:
     """The place of each column: next to the name, or below the name in as many rows as the width needs."""
 
@@ -84,10 +90,12 @@ class _Layout:
         self.gap = self.gap if fits else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if fits else 0
         self.rows = [self.columns] if fits else self._split_columns()
+        #: The text after the name, by the other cells: neighbouring rows have equal ones.
+        self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
-        cells = (line.cells[column] for line in self.lines)
-        return max(self.cell_len(escape_name(text)) for text in (self.page.columns[column].name, *cells))
+        texts = {self.page.columns[column].name, *(line.cells[column] for line in self.lines)}
+        return max(self.cell_len(escape_name(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
         """Return the width left for the name if every column stands next to the name."""
@@ -171,7 +179,7 @@ class _Layout:
             name = ""
         if self.name_width:
             start = " " * INDENT + self._pad(name, self.name_width) + " " * self.gap
-            row = (start + self._format_cells(self.columns, cells)).rstrip()
+            row = (start + self._format_tail(cells[1:])).rstrip()
             return [*lines, row] if row or not lines else lines
         extra_rows = [(" " * INDENT * 2 + self._format_cells(row, cells)).rstrip() for row in self.rows]
         return [*lines, *(part for line in extra_rows if line for part in self.split_text(line, self.width))]
@@ -319,10 +327,14 @@ class _PageWriter:
         `names_end` is the column of remarks in rows without other cells.
         """
         style = STYLES[line.mood]
-        *upper_lines, last_line = self.layout.format_row(tuple(map(escape_name, line.cells)))
-        remark = escape_sentence(line.remark)
+        cells = (escape_name(line.cells[0]), *_escape_cells(line.cells[1:]))
+        *upper_lines, last_line = self.layout.format_row(cells)
         for text in upper_lines:
             self.write_line(*_color_signs(text, style))
+        if not line.remark:
+            self.write_line(*_color_signs(last_line, style))
+            return
+        remark = escape_sentence(line.remark)
         remark_column = self.measure_remark_column(line) if self.layout.name_width else 0
         length = self.layout.cell_len(last_line)
         if not any(line.cells[1:]):
@@ -330,12 +342,11 @@ class _PageWriter:
             if remark_column + self.layout.cell_len(remark) > self.width:
                 remark_column = length + GAP
         gap = " " * (remark_column - length)
-        if remark and len(gap) >= GAP and remark_column + self.layout.cell_len(remark) <= self.width:
+        if len(gap) >= GAP and remark_column + self.layout.cell_len(remark) <= self.width:
             self.write_line(*_color_signs(last_line + gap, style), (remark, "dim"))
             return
         self.write_line(*_color_signs(last_line, style))
-        if remark:
-            self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
+        self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def measure_remark_column_of_names(self, lines: Sequence[Line]) -> int:
         """Return the column of remarks after names: after the longest name whose remark fits into its line."""
