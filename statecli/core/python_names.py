@@ -23,7 +23,11 @@ _LITERAL_TYPES = {
     *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
 }
 #: Objects of base classes of which no instance can be built.
-_EXAMPLES = {"PreTrainedModel": "transformers.BertModel(BertConfig())", "PeftConfig": "LoraConfig()"}
+_EXAMPLES = {
+    "AOBaseConfig": "Int8WeightOnlyConfig()",
+    "PeftConfig": "LoraConfig()",
+    "PreTrainedModel": "transformers.BertModel(BertConfig())",
+}
 #: Names in an annotation of classes, and of sequences.
 TYPES = {"type", "Type"}
 SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}

@@ -16,10 +16,12 @@ from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
+from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
+from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
 
@@ -151,6 +153,10 @@ def _call_spec(
     if isinstance(model, types.CoroutineType):
         model.close()  # Python warns about a coroutine that is freed without being awaited
         raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")
+    given = (*arguments.args, *arguments.kwargs.values())
+    if model is None and given and isinstance(given[0], nn.Module):
+        function = write_builder(spec, Scope.around(spec, loaded.module, obj).namespaces, in_place=True)
+        raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None; {function}")
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module")
     if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:

@@ -9,6 +9,7 @@ runs a command.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
 from statecli.live import search_path
+from statecli.live.builder_function import write_builder
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 
@@ -122,6 +124,11 @@ class Scope:
             missing = error.name or ""
             if module != missing and not module.startswith(f"{missing}."):
                 raise
+            if module.endswith(".py") and os.path.isfile(module):
+                function = write_builder(self.spec, self.namespaces, module)
+                raise ModelError(
+                    f"{self.spec.text}: an argument cannot be a class of the file {module}; {function}"
+                ) from error
             raise ModelError(
                 f"{self.spec.text}: no module is named {missing}; install the package of {missing}, or correct the name"
             ) from error

@@ -6,7 +6,7 @@ begins with the name of a package.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,3 +55,17 @@ def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
     if type(value) in (list, tuple):
         return type(value)(replace_call(item, old, new) for item in value)
     return {key: replace_call(item, old, new) for key, item in value.items()} if type(value) is dict else value
+
+
+def map_names(value: Any, change: Callable[[ObjectName], ObjectName]) -> Any:
+    """Return an argument with each name changed, also those of calls, at any depth."""
+    if isinstance(value, ObjectName):
+        return change(value)
+    if isinstance(value, ObjectCall):
+        callee = change(value.callee)
+        args = tuple(map_names(item, change) for item in value.args)
+        kwargs = {name: map_names(item, change) for name, item in value.kwargs.items()}
+        return ObjectCall(callee.name, args, kwargs, callee.module)
+    if type(value) in (list, tuple):
+        return type(value)(map_names(item, change) for item in value)
+    return {key: map_names(item, change) for key, item in value.items()} if type(value) is dict else value

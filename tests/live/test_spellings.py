@@ -27,6 +27,7 @@ STAND_INS = {
                 self.model = model
                 self.adapter = nn.Linear(config.rank, 2)
         def adapt(model: nn.Module, config: LoraConfig): return Adapted(model, config)
+        def change(model: nn.Module, config: LoraConfig): model.changed = True
     """,
     "bodies/__init__.py": """
         from torch import nn
@@ -478,6 +479,32 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
     pytest.importorskip("transformers")
     line = advise("transformers:BertEncoder")[1]
     assert line == "'transformers.models.bert.modeling_bert:BertEncoder(config=BertConfig())'"
+
+
+@pytest.mark.parametrize(
+    ("typed", "file"),
+    [
+        ("adapters:adapt(net.py:Net(4), LoraConfig(rank=5))", "net.py"),
+        ("adapters:adapt(torch.nn.Sequential(net.py:Net(4)), LoraConfig(rank=5))", "net.py"),
+        ("adapters:change(torch.nn.Linear(4, 2), LoraConfig())", "build.py"),
+        ("adapters:change(model=torch.nn.Linear(4, 2), config=LoraConfig())", "build.py"),
+        ("adapters.change(bodies:Body(bodies.settings.BodyConfig(4)), LoraConfig())", "build.py"),
+    ],
+)
+def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, statecli, typed, file):
+    """A class of a file as an argument of a library's class, and a function that returns nothing."""
+    Path("net.py").write_text(
+        "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n): super().__init__(n, 2)\n"
+    )
+    error = statecli("inspect", typed).err
+    assert error.count("\n") == 1
+    (line,) = re.findall(r"add the line `(.*)` to ", error)
+    assert error.endswith(f" to {file}, and give {file}:make\n")
+    with Path(file).open("a") as opened:
+        opened.write(line + "\n")
+    result = statecli("inspect", f"{file}:make", "-f", "json")
+    assert result.code == 0, result.err
+    assert [2, 4] in [row["shape"] for row in result.rows().values()]
 
 
 # --- arguments that are classes of the same file ----------------------------------------------------------------------

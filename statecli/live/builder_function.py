@@ -1,0 +1,45 @@
+"""Write the function that builds a model where a spec cannot: with a class of a file, or by a change in place."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+
+from statecli.core import build_function
+from statecli.core.python_names import list_factories
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import ObjectName, format_call, map_names
+
+
+def write_builder(
+    spec: ModelSpec, namespaces: Sequence[types.ModuleType], file: str = "build.py", *, in_place: bool = False
+) -> str:
+    """Return the function to add to a file, which calls the class or function of the spec.
+
+    `namespaces`: the modules whose names the arguments use. `in_place`: the function changes its first argument.
+    """
+    top = spec.attribute.partition(".")[0]
+    imports = {f"from {spec.module} import {top}; "}
+
+    def write_name(named: ObjectName) -> ObjectName:
+        first, dot, _ = named.name.partition(".")
+        owner = next((space.__name__ for space in namespaces if hasattr(space, first)), None)
+        owner = None if dot and first in sys.modules else owner
+        if named.module != file and (named.module or owner):
+            imports.add(f"from {named.module or owner} import {first}; ")
+        elif named.module != file and dot:
+            imports.add(f"import {first}; ")
+        return ObjectName(named.name)
+
+    args = [map_names(value, write_name) for value in spec.args]
+    kwargs = {name: map_names(value, write_name) for name, value in spec.kwargs.items()}
+    body, call = "", f"{spec.attribute}({format_call(args, kwargs)})"
+    if in_place:
+        model = (*args, *kwargs.values())[0]
+        args, kwargs = ([ObjectName("model")] * bool(args) + args[1:]), dict(kwargs)
+        if not args:
+            kwargs[next(iter(kwargs))] = ObjectName("model")
+        body, call = f"model = {model!r}; {spec.attribute}({format_call(args, kwargs)}); ", "model"
+    taken = set() if file == "build.py" else set(list_factories(file))
+    return build_function.write_function(file, call, (top,), taken, "".join(sorted(imports)) + body)
