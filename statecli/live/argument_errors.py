@@ -88,8 +88,15 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
     if named:
         return f"; {_write_call(spec, named)}"
     modules = [one.name for one in absent if not bound and "Module" in get_annotation_text(one)]
-    values = write_values(spec, callee, modules[:1]) if modules else None
+    # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
+    words, models = re.findall(r"\w+", text), [one.name for one in absent if not bound and _takes_pretrained(one)]
+    modules = modules[:1] or [name for name in models if name in words]
+    values = write_values(spec, callee, modules) if modules else None
     return f"; {build_function.spell(f'{spec.base}({format_call((), values)})')}" if values else ""
+
+
+def _takes_pretrained(parameter: inspect.Parameter) -> bool:
+    return "PreTrainedModel" in get_annotation_text(parameter)
 
 
 def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:

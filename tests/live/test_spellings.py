@@ -411,6 +411,14 @@ def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, wri
     assert shlex.split(advise(typed, values="3")[1]) == [written]
 
 
+def test_an_error_that_names_models_has_the_line_to_type(here, advise):
+    """The arguments that take models of transformers, without quotes in the message."""
+    pytest.importorskip("transformers")
+    model = "transformers.BertModel(BertConfig())"
+    line = f"transformers:EncoderDecoderModel(encoder={model}, decoder={model})"
+    assert advise("transformers:EncoderDecoderModel")[1] == shlex.quote(line)
+
+
 def test_a_folder_without_weights_has_the_line_to_type(here, advise):
     """The library looks for weights; its folder is a class."""
     pytest.importorskip("transformers")
