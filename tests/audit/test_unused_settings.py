@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from statecli.commands.audit import unused_settings
 from statecli.commands.audit.run import Request, audit
+from statecli.commands.lock import lock_file
+from statecli.commands.lock import run as lock
 from statecli.core.errors import UsageError
 from statecli.requests import audit as asked
 from statecli.requests.options import AuditOptions
@@ -134,3 +136,23 @@ def test_a_configuration_names_no_code(statecli, folder):
     assert (result.code, result.out) == (2, "")
     assert "policy.reference: is a model class, and a configuration must not run code; give --against" in result.err
     assert not Path("ran").exists()
+
+
+def lock_of(target):
+    """A lock of one target."""
+    request = lock.Request((target,))
+    lines = b"".join(lock_file.encode_lock(lock.build_lock(lock.read_targets(request), request)))
+    Path("one.lock.json").write_bytes(lines)
+    return lock_file.read_lock("one.lock.json")
+
+
+def test_several_targets_that_differ_from_a_lock_of_one_target_are_noted():
+    """Copies of the locked target, under any name and in any format, are not; nor is a single target."""
+    locked = lock_of("a.pt")
+    torch.save({"w": torch.zeros(2)}, "c.pt")
+    assert not told("a.pt", "b.safetensors", lock=locked)
+    assert not told("c.pt", lock=locked)
+    assert told("a.pt", "b.safetensors", "c.pt", lock=locked) == [
+        "the lock was made of one target, and 3 targets were compared with this lock; audit only the copies of the "
+        "locked target, or lock the folder"
+    ]

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
-from statecli.commands.audit import baseline, config, references, required_rules
+from statecli.commands.audit import baseline, config, lock_check, references, required_rules
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
@@ -29,6 +29,7 @@ def build_notes(audit: Audit, request: Request) -> list[Finding]:
         *missing,
         *_report_unmatched_globs(audit, request),
         *_report_unlisted_contents(audit, request),
+        *_report_lock_of_one_target(audit, request),
     ]
 
 
@@ -96,6 +97,20 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
                     )
                     message = f"{message}; review the file, then add the digest to `contents`"
                     yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
+
+
+def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Finding]:
+    """Yield a note if several targets were compared with a lock of one target, and a target differs."""
+    if request.lock is None or not request.lock.has_no_names:
+        return
+    compared = [target for target in audit.targets if lock_check.LOCK_RULE in target.ran]
+    rules_of_lock = (lock_check.LOCK_RULE, lock_check.SETTINGS_RULE)
+    if len(compared) > 1 and any(finding.rule in rules_of_lock for finding in audit.findings):
+        message = (
+            f"the lock was made of one target, and {plural(len(compared), 'target')} were compared with this lock; "
+            "audit only the copies of the locked target, or lock the folder"
+        )
+        yield rules.LOCK_OF_ONE_TARGET.finding(message, target="")
 
 
 def _matches_file(pattern: str, folder: str) -> bool:
