@@ -641,8 +641,14 @@ def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
 def test_without_inputs_it_is_said_how_python_gives_them():
     """Not in options of the command line."""
     checks = statecli.verify(nn.Linear(2, 2)).checks
-    assert {check.reason for check in checks if check.verdict is Verdict.SKIPPED} == {
+    unknown = statecli.verify(nn.BatchNorm1d(2)).checks
+    ids = statecli.verify(nn.Embedding(9, 2)).checks
+    assert {check.reason for check in unknown if check.verdict is Verdict.SKIPPED} == {
         "no input given: pass inputs='2x3', tensors, or a function that returns tensors"
+    }
+    assert any("pass inputs='int64:2x16<9', tensors" in (check.reason or "") for check in ids)
+    assert {check.reason for check in checks if check.verdict is Verdict.SKIPPED} == {
+        "no input given: pass inputs='2x2', tensors, or a function that returns tensors"
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from statecli.api.live_targets import SavedObjects, is_live, is_live_model, refuse_executor, use_saved_objects
 from statecli.api.snapshot import Snapshot
 from statecli.core.errors import UsageError, option
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.requests.options import (
     AuditOptions,
     DiffOptions,
@@ -293,13 +295,20 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
         return _use_python_words(run(options, extra=ExtraInputs(model=live, inputs=inputs)).result)
 
 
+#: The advice of the command line about inputs, with the shape.
+_INPUT_ADVICE = compile_on_use(r"no input given: --input '?([^' ]+)'? or --input-from FILE\.PY:MAKE")
+
+
+def _advise_inputs(advice: re.Match[str]) -> str:
+    shape = "2x3" if advice[1] == "SHAPE" else advice[1]
+    return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors"
+
+
 def _use_python_words(verification: Verification) -> Verification:
     """Return the verification with advice about inputs for Python in place of that for the command line."""
-    from statecli.commands.verify.inputs import NO_INPUT
-
-    advice = "no input given: pass inputs='2x3', tensors, or a function that returns tensors"
     checks = [
-        replace(check, reason=check.reason and check.reason.replace(NO_INPUT, advice)) for check in verification.checks
+        replace(check, reason=check.reason and _INPUT_ADVICE.sub(_advise_inputs, check.reason))
+        for check in verification.checks
     ]
     return replace(verification, checks=tuple(checks))
 

@@ -16,6 +16,7 @@ import statecli
 from statecli.commands.verify.inputs import (
     Inputs,
     InputSpec,
+    _build_from_texts,
     find_inputs,
     iter_leaves,
     map_tensors,
@@ -344,8 +345,46 @@ def test_an_example_that_is_none_or_does_not_fit(example):
     """Lightning's default is None; three arguments are not forward's one."""
     assert find_inputs((), None, live(Carries(example))) == (
         None,
-        "no input given: --input 2x3 or --input-from file.py:make",
+        "no input given: --input 2x2 or --input-from FILE.PY:MAKE",
     )
+
+
+class Stack(nn.Sequential):
+    """Layers one after the other, the parameter `mask` of the model itself before them."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.mask = nn.Parameter(torch.ones(1))
+
+
+class Two(nn.Linear):
+    def forward(self, first, second):
+        return super().forward(first + second)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Linear(16, 2), "2x16"),
+        (Stack(nn.ReLU(), nn.Linear(7, 2), nn.Linear(2, 5)), "2x7"),
+        (Stack(nn.Embedding(100, 8), nn.Linear(8, 2)), "'int64:2x16<100'"),
+        (Stack(nn.Conv1d(4, 2, 3)), "2x4xL"),
+        (Stack(nn.Conv2d(3, 2, 3)), "2x3xHxW"),
+        (Stack(nn.Conv3d(3, 2, 3)), "2x3xDxHxW"),
+        (nn.GRU(5, 2), "2x8x5"),
+        (Stack(nn.BatchNorm1d(6), nn.Linear(6, 2)), "SHAPE"),
+        (nn.Linear(3, 2, dtype=torch.float64), "float64:2x3"),
+        (nn.LazyLinear(2), "SHAPE"),
+        (Two(3, 2), "SHAPE"),
+        (Stack(), "SHAPE"),
+    ],
+)
+def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shape):
+    """A shape to type, or with letters for sizes that the layer leaves open; SHAPE if the first layer is unknown."""
+    assert find_inputs((), None, live(model)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
+    if shape != "SHAPE" and shape[-1] not in "LW":
+        with torch.no_grad():
+            model(*_build_from_texts([shape.strip("'")]).make()[0])
 
 
 def test_an_example_that_raises(tmp_path):

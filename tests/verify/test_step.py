@@ -458,7 +458,7 @@ def test_no_input():
     """Skipped, with what to write."""
     check = step(str(SAMPLES / "net.py:Net"))
     assert check.verdict is Verdict.SKIPPED
-    assert check.reason.startswith("no input given: --input 2x3 or --input-from file.py:make")
+    assert check.reason.startswith("no input given: --input SHAPE or --input-from FILE.PY:MAKE")
 
 
 def test_built_on_meta():

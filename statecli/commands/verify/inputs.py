@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-NO_INPUT = "no input given: --input 2x3 or --input-from file.py:make"
+#: The reason without inputs. `SHAPE` is in place of a shape that the first layer takes, if this layer is unknown.
+NO_INPUT = "no input given: --input SHAPE or --input-from FILE.PY:MAKE"
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _COMPLEX = ("complex64", "complex128")
@@ -417,7 +418,7 @@ def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
     """Return images and token ids of the sizes in a transformers config; None for audio and unusual vision models."""
     config, signature = getattr(built.module, "config", None), _get_signature(built)
     if not _is_of_transformers(built) or signature is None:
-        return None, NO_INPUT
+        return None, NO_INPUT.replace("SHAPE", _suggest_shape(built.module, signature))
     texts = [_format_ids(config, signature), _format_pixels(config, signature)]
     input_texts = [text for text in texts if text]
     inputs = _build_from_texts(input_texts) if input_texts else None
@@ -425,6 +426,43 @@ def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
     if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
         return None, f"{NO_INPUT}; forward needs the argument {main_input}"
     return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False, requested=False), ""
+
+
+def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str:
+    """Return the value of `--input` for the first layer: `2x16`, `2x3xHxW`, `'int64:2x16<100'`; else SHAPE.
+
+    The first layer is the first registered module with parameters. Forward must have one argument without a default.
+    """
+    import torch
+
+    arguments = signature.parameters.values() if signature is not None else ()
+    if sum(argument.default is inspect.Parameter.empty for argument in arguments) != 1:
+        return "SHAPE"
+    for layer in module.modules():
+        parameter = next(layer.parameters(recurse=False), None)
+        shape = _format_layer_shape(layer)
+        if not shape and (parameter is None or layer is module):
+            continue
+        is_other_float = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16, torch.float64)
+        if parameter is not None and is_other_float and shape and ":" not in shape:
+            return f"{str(parameter.dtype).removeprefix('torch.')}:{shape}"
+        return shape or "SHAPE"
+    return "SHAPE"
+
+
+def _format_layer_shape(layer: nn.Module) -> str:
+    """Return the value of `--input` for a layer of torch, with letters for sizes that the layer leaves open."""
+    from torch import nn
+
+    if isinstance(layer, nn.Linear) and layer.in_features:
+        return f"2x{layer.in_features}"
+    if isinstance(layer, nn.Embedding):
+        return f"'int64:2x16<{layer.num_embeddings}'"
+    if isinstance(layer, nn.RNNBase):
+        return f"2x8x{layer.input_size}"
+    sizes = {nn.Conv1d: "L", nn.Conv2d: "HxW", nn.Conv3d: "DxHxW"}
+    size = next((size for kind, size in sizes.items() if isinstance(layer, kind)), "")
+    return f"2x{layer.in_channels}x{size}" if size and layer.in_channels else ""
 
 
 def _format_ids(config: Any, signature: inspect.Signature) -> str | None:

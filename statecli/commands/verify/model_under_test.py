@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
+from statecli.commands.verify.inputs import NO_INPUT
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.live.assignment_lines import Origins
@@ -56,7 +57,7 @@ class ModelUnderTest:
     user_code: Callable[[str], AbstractContextManager[None]]
     rebuilds: bool
     inputs: Inputs | None = None
-    why_no_inputs: str = "no input given: --input 2x3 or --input-from file.py:make"
+    why_no_inputs: str = NO_INPUT
     created_by_forward: frozenset[str] = frozenset()
     reassigned_by_forward: frozenset[str] = frozenset()
     non_leaves: tuple[str, ...] = ()
