@@ -34,7 +34,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
         short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problems have the same sentences
         page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
         findings=findings,
-        notes=tuple(Oddity("fix", note) for note in fixes.notes),
+        notes=tuple(Oddity("fix", note) for note in (*fixes.inconclusive, *fixes.notes)),
         fail_on=Severity.WARNING,
         show_all=view.unfold,
         problems=lambda: problems,

@@ -44,4 +44,4 @@ def run(options: FixOptions, request: Request, caller: Caller, extra: ExtraInput
     report = build_fix_report(fixes, options.target, View(unfold=options.all, verbose=options.verbose))
     files = [OutputFile(file.path, (file.after,)) for file in fixes.files] if fixes.written else []
     failures = [f"{options.target}: {line}" for line in fixes.inconclusive]
-    return Outcome(fixes, report, failures=failures, findings_first=True, files=files)
+    return Outcome(fixes, report, failures=failures, findings_first=True, reported=True, files=files)

@@ -314,6 +314,8 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
     assert result.code == 2
     assert "nothing found to fix, but not all checks have a result" in result.out
     assert "net.py:Net: inconclusive: step (" in result.err
+    table = statecli("fix", "net.py:Net", "--input", "2x3", "-f", "table").out
+    assert table.index("note: inconclusive: step (") < table.index(": exit status 2")
     assert "(net.py:12); the first layer takes 4 values in the last dimension: --input 2x4" in result.err
     assert "statecli-fix-" not in result.err + result.out
     document = statecli("fix", "net.py:Net", "--input", "2x3", "-f", "json").json
