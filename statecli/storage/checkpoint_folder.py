@@ -68,7 +68,7 @@ def choose_checkpoint(path: str) -> Choice:
     if not weights and not indexes:
         raise _explain_folder(path, names, folders)
     configured = _choose_configured(path, names, (*weights, *indexes))
-    chosen = configured or _choose(weights, indexes)
+    chosen = configured or _choose(path, weights, indexes)
     others = [name for name in (*weights, *indexes) if name != chosen]
     return Choice(chosen, others, names, configured is not None or chosen in SINGLE)
 
@@ -132,7 +132,7 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
     )
 
 
-def _choose(weights: list[str], indexes: list[str]) -> str:
+def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
     """Return the index or the weight file that the folder stands for."""
     candidates = {*weights, *indexes}
     for name in SINGLE:
@@ -144,8 +144,10 @@ def _choose(weights: list[str], indexes: list[str]) -> str:
     series = {(m["stem"], m["count"], m["suffix"]) if (m := SERIES.match(name)) else name for name in weights}
     if len(series) == 1:
         return weights[0]
+    folder = quoting.quote_for_shell(path)
     raise UnreadableError(
-        f"is a folder with {len(weights)} weight files and no index; give one of the files: {quoting.names(weights)}"
+        f"is a folder with {len(weights)} weight files and no index; give one of the files: {quoting.names(weights)}; "
+        f"for all files, write statecli audit {folder} or statecli log {folder}"
     )
 
 

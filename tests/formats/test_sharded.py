@@ -241,7 +241,8 @@ def test_two_series_without_an_index(folder, line):
     shutil.copy(folder / ONE, folder / "model-00001-of-00003.safetensors")
     assert line(folder) == (
         f"is a folder with 3 weight files and no index; give one of the files: {ONE}, "
-        f"model-00001-of-00003.safetensors, {TWO}"
+        f"model-00001-of-00003.safetensors, {TWO}; "
+        f"for all files, write statecli audit {folder} or statecli log {folder}"
     )
 
 
