@@ -238,8 +238,8 @@ class _Folder:
         packed = next((place.transforms for place in places if place.transforms), None)
         data = None if packed else self._locate_data(saved, chunks, places, size)
         note = (
-            f"values cannot be read: the save transformed them with {quoting.names(packed)}, which statecli cannot "
-            "reverse"
+            "statecli cannot read the values: torch.distributed.checkpoint stored them with the transform "
+            f"{quoting.names(packed)}, which statecli cannot reverse"
             if packed
             else _describe_chunks(saved.shape, chunks)
         )

@@ -107,4 +107,4 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
 
 def _find_disagreement(boxes: list[Box]) -> str | None:
     kinds = list(dict.fromkeys(f"{box.data.dtype} with {len(box.data.shape)} dimensions" for box in boxes))
-    return f"shards disagree on this tensor: {kinds[0]} in one shard, {kinds[1]} in another" if len(kinds) > 1 else None
+    return f"the tensor is {kinds[0]} in one shard, but {kinds[1]} in another" if len(kinds) > 1 else None

@@ -517,7 +517,7 @@ def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
         for name, theirs in facts.shapes.items():
             if ours.get(name, theirs) != theirs:
                 shapes = f"{quoting.shape(ours[name])} in rank {first[0]}, {quoting.shape(theirs)} in rank {rank}"
-                problems[name] = f"ranks disagree on its shape: {shapes}"
+                problems[name] = f"its shape differs between ranks: {shapes}"
     return problems
 
 

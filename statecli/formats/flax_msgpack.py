@@ -118,8 +118,8 @@ def read(path: str, section: str | None = None) -> ModelState:
         root = parser.value()
         if parser.at < source.size and not parser.cut:
             raise MalformedError(
-                f"{source.size - parser.at} bytes follow the msgpack map, which ends at byte {parser.at}: Flax "
-                "refuses such a file"
+                f"{source.size - parser.at} bytes follow the state, which ends at byte {parser.at}; Flax refuses "
+                "such a file"
             )
         tree = _Tree(source)
         root = tree.node(root, "")
@@ -187,7 +187,7 @@ class _Tree:
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
-            raise MalformedError("its msgpack extension is not a list of shape, dtype and bytes")
+            raise MalformedError("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it")
         shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":
@@ -265,7 +265,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
         raise MalformedError(cut.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
-        raise MalformedError("its chunks are not a map of arrays")
+        raise MalformedError("Flax splits this large array into chunks, but its chunks are not a map of arrays")
     dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in ELEMENT_BITS:
         raise MalformedError("its chunks are not one-dimensional arrays of one numeric dtype")

@@ -248,12 +248,12 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
             beside = other if name == first else first
             yield Oddity(
                 "ranks-disagree",
-                f"ranks disagree: these tensors are in {name} but not in {beside}: {quoting.names(alone)}",
+                f"these tensors are in {name} but not in {beside}: {quoting.names(alone)}; copy the folder again",
             )
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
             both = f"{dtype} in {first}, {theirs[fqn]} in {other}"
-            yield Oddity("ranks-disagree", f"{quoting.name(fqn)}: ranks disagree on its dtype: {both}")
+            yield Oddity("ranks-disagree", f"{quoting.name(fqn)}: its dtype differs between ranks: {both}")
             return
 
 

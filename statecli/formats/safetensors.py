@@ -98,7 +98,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             tensors = _build_tensors(_check_entries(header), path, start, source.size)
     oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quote(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
-        oddities.append(Oddity("padded-header", "the header starts with white space: other readers refuse the file"))
+        oddities.append(Oddity("padded-header", "the header starts with white space; other readers refuse such a file"))
     if start % 8:
         oddities.append(
             Oddity(

@@ -124,15 +124,21 @@ def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
 def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
     """("storage", type, key, location, numel, view) -> key, (dtype, numel)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
-        raise MalformedError('malformed storage record: not ("storage", type, key, location, number of elements)')
+        raise MalformedError(
+            'a storage is not recorded as ("storage", type, key, location, number of elements), as torch writes it; '
+            "save the checkpoint again"
+        )
     kind, key, numel = pid[1], pid[2], pid[4]
     dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
     if dtype is None:
-        raise MalformedError("malformed storage record: its type is not a storage class of torch")
+        raise MalformedError("the type of a storage is not a storage class of torch; do not load the file")
     if type(key) is not str or type(numel) is not int or numel < 0:
-        raise MalformedError(
-            "malformed storage record: its key is not a string or its number of elements is not a valid count"
+        what = (
+            "number of elements of a storage is not a valid count"
+            if type(key) is str
+            else "key of a storage is not text"
         )
+        raise MalformedError(f"the {what}; save the checkpoint again")
     return key, (dtype, numel)
 
 

@@ -126,6 +126,13 @@ class FoundMember(NamedTuple):
     size: int
 
 
+def _ambiguity_error(what: str) -> MalformedError:
+    return MalformedError(
+        f"its tar archive has {what}, which torch.save never writes, so programs may read different contents; save "
+        "the checkpoint again"
+    )
+
+
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
     """Yield the members found by tarfile; `read` returns fewer bytes at the end, and is called in rising order.
 
@@ -137,23 +144,16 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         if header is None:
             return
         if header.size < 0 or header.type == b"S":
-            raise MalformedError(
-                "its tar archive has a sparse file or a file of negative size; torch.save never writes such a file, "
-                "and different programs may find different members"
-            )
+            raise _ambiguity_error("a file of negative size" if header.size < 0 else "a sparse file")
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
             if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
-                raise MalformedError(
-                    "its tar archive has an extended header that is too long, or that sets a size twice or for all "
-                    "members; different programs may find different members"
-                )
+                what = "sets a size for all files" if header.type == b"g" else "sets a size twice"
+                what = "is too long" if header.size > _MAX_EXTENDED else what
+                raise _ambiguity_error(f"an extended header (pax) that {what}")
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
-                raise MalformedError(
-                    "its tar archive has an extended header whose size is not a number; different programs may find "
-                    "different members"
-                )
+                raise _ambiguity_error("an extended header (pax) that sets a size to a text that is not a number")
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is read by itself
             at = next_header(at, header.size)
@@ -163,7 +163,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         yield FoundMember(header, extended, at + BLOCK, size)
         at = next_header(at, size)
         size_of_next, extended = None, b""
-    raise MalformedError(f"has more than {_MAX_WALKED} members, the limit of statecli")
+    raise MalformedError(f"its tar archive has more than {_MAX_WALKED} files, the limit of statecli")
 
 
 def read(path: str, section: str | None = None) -> ModelState:
@@ -206,19 +206,22 @@ def list_members(source: Source) -> dict[str, Member]:
         if header.type == b"x":
             _check_extended(source.read(member.offset, min(member.size, _MAX_EXTENDED + 1)))
         elif header.type not in (b"0", b"\0"):
-            raise MalformedError(f"{quoting.name(member.name)} in its tar archive is not a plain file")
+            raise MalformedError(
+                f"its tar archive contains {quoting.name(member.name)}, which is not a plain file; save the "
+                "checkpoint again"
+            )
         elif members.setdefault(member.name, member) is not member:
             raise MalformedError(
-                f"two members of its tar archive are named {quoting.quote(member.name)}; programs may read either "
-                "member"
+                f"two files in its tar archive are named {quoting.quote(member.name)}, and programs may read either "
+                "of them; save the checkpoint again"
             )
         at = next_header(at, header.size)
     else:
-        raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers, the limit of statecli")
+        raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} entries, the limit of statecli")
     for name in LOADED:
         if name not in members:
             raise MalformedError(
-                f"its tar archive has no member {name}: the save did not finish; save the checkpoint again"
+                f"its tar archive has no file {name}: the save did not finish; save the checkpoint again"
             )
     return members
 
@@ -237,10 +240,7 @@ def _check_extended(data: bytes) -> None:
             break
         at += int(record[1])
     if at != end:
-        raise MalformedError(
-            "its tar archive has an extended header with fields other than times and owners; torch.save never writes "
-            "such a header, and different programs may find different members"
-        )
+        raise _ambiguity_error("an extended header (pax) with other fields than times and owners")
 
 
 class _Contents:
@@ -267,8 +267,8 @@ class _Contents:
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
                 raise MalformedError(
-                    "the member `pickle` refers to a tensor or a storage by a value that cannot be a key; do not load "
-                    "the file"
+                    "the file `pickle` in its tar archive refers to a tensor or a storage by a value that torch "
+                    "never writes as a key; do not load the checkpoint"
                 )
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)
@@ -303,9 +303,8 @@ class _Contents:
             key, storage, _kind = stream.entry(3)
             dimensions, _unused = stream.numbers("<ii")
             if type(key) is not int or not 0 <= dimensions <= _MAX_DIMENSIONS:
-                raise stream.error(
-                    f"a tensor has an invalid key, or it has {dimensions} dimensions (expected 0 to {_MAX_DIMENSIONS})"
-                )
+                what = f"a tensor has {dimensions} dimensions; expected 0 to {_MAX_DIMENSIONS}"
+                raise stream.error(what if type(key) is int else "the key of a tensor is not an integer")
             size = stream.numbers(f"<{dimensions}q")
             stride = stream.numbers(f"<{dimensions}q")
             (offset,) = stream.numbers("<q")
@@ -347,7 +346,7 @@ class _Stream:
     def entry(self, length: int) -> tuple[Any, ...]:
         entry = self.pickle().root
         if type(entry) is not tuple or len(entry) != length:
-            raise self.error(f"an entry is not a tuple of {length} values")
+            raise self.error(f"an entry is not a tuple of {length} values, as torch writes them")
         return entry
 
     def numbers(self, layout: str) -> tuple[int, ...]:

@@ -107,7 +107,10 @@ def _check_kind(archive: Archive) -> None:
     if find_record(archive, "version") is not None:
         raise MalformedError("holds no data.pkl: the save did not finish; save the checkpoint again")
     if "data.pkl" in ends:
-        raise MalformedError("data.pkl is not in the folder of the first record, where torch looks for it")
+        raise MalformedError(
+            "its file data.pkl is not in the folder of the archive's first record, where torch looks for data.pkl; "
+            "save the checkpoint again"
+        )
     entries = [name for name in records if not name.endswith("/")]
     packed = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
     if packed:

@@ -69,7 +69,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
             return UnreadableError(
-                "has a zip archive after other data: loaders open this archive, but statecli cannot read it; do not "
+                "has a zip archive after other data; loaders open this archive, but statecli cannot read it. Do not "
                 "load the file"
             )
         if (reason := find_code_in_text(path, source)) is not None:

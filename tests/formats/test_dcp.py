@@ -281,7 +281,7 @@ def test_ranks_that_disagree_about_a_shape(tmp_path):
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
     found = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
-    said = "two ranks disagree on this tensor: float32 [3] and float32 [4]; save the checkpoint again"
+    said = "the tensor differs between two ranks: float32 [3] and float32 [4]; save the checkpoint again"
     assert (found["w"].shape, found["w"].note) == (None, f"cannot be read: {said}")
     assert found["v"].damage is None
 
@@ -363,8 +363,9 @@ def test_a_stream_of_another_kind(mixed, statecli):
     state = formats.read(str(mixed))
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
-    assert (
-        rows.note == "values cannot be read: the save transformed them with stream.zstd, which statecli cannot reverse"
+    assert rows.note == (
+        "statecli cannot read the values: torch.distributed.checkpoint stored them with the transform "
+        "stream.zstd, which statecli cannot reverse"
     )
     assert state.oddities[0].message == "statecli did not read 1 of 4 values that are not tensors: nested.epoch"
     assert statecli("diff", str(mixed), str(mixed)).code == 2

@@ -310,18 +310,18 @@ def test_ranks_that_disagree_on_a_shape(tmp_path):
     state = formats.read(str(folder))
     assert damaged(state)["module"] == {"a"}
     told = section(state, "module")["a"].damage
-    assert told == f"{folder}: a: ranks disagree on its shape: [5, 3] in rank 0, [5, 4] in rank 1"
+    assert told == f"{folder}: a: its shape differs between ranks: [5, 3] in rank 0, [5, 4] in rank 1"
 
 
 DISAGREE = {
-    "stage": (lambda held: held.update(zero_stage=1), "ranks disagree on the ZeRO stage: 2 in rank 0, 1 in rank 1"),
+    "stage": (lambda held: held.update(zero_stage=1), "the ZeRO stage differs between ranks: 2 in rank 0, 1 in rank 1"),
     "count": (
         lambda held: held.update(partition_count=[3, 3]),
-        "ranks disagree on the number of partitions: 2 in rank 0, 3 in rank 1",
+        "the number of partitions differs between ranks: 2 in rank 0, 3 in rank 1",
     ),
     "groups": (
         lambda held: held["single_partition_of_fp32_groups"].pop(),
-        "ranks disagree on the number of groups: 2 in rank 0, 1 in rank 1",
+        "the number of groups differs between ranks: 2 in rank 0, 1 in rank 1",
     ),
     "length": (
         lambda held: held["single_partition_of_fp32_groups"].__setitem__(1, torch.ones(3)),
@@ -346,7 +346,7 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1)))
     told = section(formats.read(str(folder)), "module")["a"].damage
-    assert told.endswith("ranks disagree on the number of groups: 2 in rank 0, 3 in rank 1")
+    assert told.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
 
 
 def test_more_partitions_than_any_file_has(statecli, tmp_path):

@@ -296,7 +296,7 @@ REFUSED = {
     "no array": ({"params": {}}, "is a msgpack file without a Flax array, so statecli finds no tensor"),
     "bytes behind it": (
         pack({"a": array([1])}) + b"xyz",
-        "3 bytes follow the msgpack map, which ends at byte 49: Flax refuses such a file",
+        "3 bytes follow the state, which ends at byte 49; Flax refuses such a file",
     ),
     "a key twice": (
         b"\x82" + pack("a") + pack(1) + pack("a") + pack(2),
@@ -344,13 +344,22 @@ def test_refused_in_one_line(case, tmp_path, line):
 
 
 DAMAGED = {
-    "no list": (Extension(1, pack({"a": 1})), "its msgpack extension is not a list of shape, dtype and bytes"),
+    "no list": (
+        Extension(1, pack({"a": 1})),
+        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
+    ),
     "two of three": (
         Extension(1, pack([[1], "float32"])),
-        "its msgpack extension is not a list of shape, dtype and bytes",
+        "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it",
     ),
-    "a dtype that is a number": (array([1], 5), "its msgpack extension is not a list of shape, dtype and bytes"),
-    "text for bytes": (array([1], "float32", "abcd"), "its msgpack extension is not a list of shape, dtype and bytes"),
+    "a dtype that is a number": (
+        array([1], 5),
+        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
+    ),
+    "text for bytes": (
+        array([1], "float32", "abcd"),
+        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
+    ),
     "a shape that is text": (array("12"), "its shape is not a list of sizes"),
     "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
     "a size that is true": (array([True]), "its shape is not a list of sizes"),

@@ -49,9 +49,18 @@ def test_an_honest_tensor_is_read():
             {"size": (2**62, 2**62), "stride": (1, 1)},
             "w: shape [4611686018427387904, 4611686018427387904] is impossible",
         ),
-        ({"numel": 400}, "w: storage 0: the record holds 16 bytes, but the pickle claims 1600"),
+        (
+            {"numel": 400},
+            ("w: storage 0 has 16 bytes in the file, but the pickle claims 1600; copy or download the file again"),
+        ),
         ({"numel": -1}, "w: storage '0' claims -1 elements; expected an integer of 0 or more"),
-        ({"numel": 2**62}, "w: storage 0: the record holds 16 bytes, but the pickle claims an integer of 65 bits"),
+        (
+            {"numel": 2**62},
+            (
+                "w: storage 0 has 16 bytes in the file, but the pickle claims an integer of 65 bits; copy or download "
+                "the file again"
+            ),
+        ),
         ({"size": (5,)}, "w: shape [5] at offset 0 needs 5 elements, but storage 0 has 4 float32 elements"),
         ({"offset": 1}, "w: shape [4] at offset 1 needs 5 elements, but storage 0 has 4 float32 elements"),
         ({"offset": -1}, "w: its offset into storage 0 is -1; expected an integer of 0 or more"),
@@ -63,7 +72,10 @@ def test_an_honest_tensor_is_read():
             {"key": "../../../etc/passwd"},
             "w: storage '../../../etc/passwd' is not in the file; copy the file again, or save the checkpoint again",
         ),
-        ({"kind": "Nope"}, "w: its storage record is malformed ('torch.Nope'); save the checkpoint again"),
+        (
+            {"kind": "Nope"},
+            ("w: its storage is not recorded in the form that torch writes ('torch.Nope'); save the checkpoint again"),
+        ),
         (
             {"size": (1,) * 1025, "stride": (1,) * 1025},
             "w: its shape has 1025 dimensions, more than statecli's limit of 1024",
@@ -128,7 +140,7 @@ def test_a_key_set_twice_is_told():
 def test_a_storage_that_is_no_persistent_id():
     """A tensor over a plain object is malformed, not a crash."""
     body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
-    assert damage(body) == "w: its storage record is malformed; save the checkpoint again"
+    assert damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
 
 
 def test_a_rebuild_call_without_its_arguments():

@@ -106,9 +106,9 @@ def test_ranks_that_disagree_are_noted(tmp_path):
     torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
     told = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
     assert told == [
-        "ranks disagree: these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight",
-        "model.embedding.word_embeddings.weight: ranks disagree on its dtype: bfloat16 in mp_rank_00, "
-        "float32 in mp_rank_01",
+        "these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight; copy the folder again",
+        "model.embedding.word_embeddings.weight: its dtype differs between ranks: bfloat16 in mp_rank_00, float32 in "
+        "mp_rank_01",
     ]
 
 

@@ -379,8 +379,8 @@ DAMAGED = {
     "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
         npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
-        "claims 1099511627776 elements of 0 bytes each; statecli reads at most as many such elements as the file has "
-        "bytes (87)",
+        "claims 1099511627776 elements of 0 bytes each, more than the file has bytes (87); statecli refuses such an "
+        "array",
     ),
     "a header beyond the end": (npy(described(), length=5000), "is truncated: its header needs 5010 bytes, but only"),
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),

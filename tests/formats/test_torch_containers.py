@@ -228,7 +228,7 @@ REFUSED = {
     "an empty zip": (build([]), "is a zip archive, but torch.save did not write it"),
     "a decoy first": (
         build([Member("decoy/x", b"x"), *records()]),
-        "data.pkl is not in the folder of the first record",
+        "its file data.pkl is not in the folder of the archive's first record",
     ),
     "two folders": (
         build([*records(), Member("other/data/0", b"x")]),
@@ -244,9 +244,12 @@ REFUSED = {
     ),
     "no folder at all": (
         build([Member("data.pkl", b"x"), Member("version", b"3")]),
-        "data.pkl is not in the folder of the first record",
+        "its file data.pkl is not in the folder of the archive's first record",
     ),
-    "a nested folder": (build(records(folder="a/b")), "data.pkl is not in the folder of the first record"),
+    "a nested folder": (
+        build(records(folder="a/b")),
+        ("its file data.pkl is not in the folder of the archive's first record"),
+    ),
     "a folder with a NUL": (build(records(folder="a\0b")), "'a\\x00b/', contains a NUL"),
     "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/', contains a NUL"),
     "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
@@ -367,8 +370,14 @@ REFUSED_STREAMS = {
         STREAM.replace(pickled(number(1001)), pickled(b"]")),
         "its format version is not a 64-bit integer",
     ),
-    "too few elements": (legacy(ONE, [("0", 3, bytes(12))]), "storage '0' has 3 elements, but the pickle claims 4"),
-    "negative elements": (legacy(ONE, [("0", -1, b"")]), "storage '0' has -1 elements, but the pickle claims 4"),
+    "too few elements": (
+        legacy(ONE, [("0", 3, bytes(12))]),
+        ("storage '0' has 3 elements, but the pickle claims 4"),
+    ),
+    "negative elements": (
+        legacy(ONE, [("0", -1, b"")]),
+        ("storage '0' has -1 elements, but the pickle claims 4"),
+    ),
     "a storage nobody uses": (
         legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
         "a storage that no tensor uses",
@@ -382,28 +391,31 @@ REFUSED_STREAMS = {
         legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
         "storage '0' has two descriptions: 4 float32 elements and 4 int32 elements",
     ),
-    "an id in text": (legacy(pickled(b"Pevil\n"), []), "malformed storage record"),
-    "an id of two": (storage_id(text("storage"), FLOAT), "malformed storage record"),
+    "an id in text": (legacy(pickled(b"Pevil\n"), []), "as torch writes it; save the checkpoint again"),
+    "an id of two": (storage_id(text("storage"), FLOAT), "as torch writes it; save the checkpoint again"),
     "an id of another kind": (
         storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
-        "malformed storage record",
+        "as torch writes it; save the checkpoint again",
     ),
     "a type that is not a storage": (
         storage_id(text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),
-        "its type is not a storage class of torch",
+        "the type of a storage is not a storage class of torch",
     ),
     "a type in words": (
         storage_id(text("storage"), text("x"), text("0"), text("cpu"), number(4)),
-        "its type is not a storage",
+        "the type of a storage is not a storage",
     ),
-    "a numeric key": (storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)), "its key is not a string"),
+    "a numeric key": (
+        storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)),
+        "the key of a storage is not text",
+    ),
     "a negative size": (
         storage_id(text("storage"), FLOAT, text("0"), text("cpu"), number(-4)),
-        "its key is not a string or its number",
+        "the number of elements of a storage is not a valid count",
     ),
     "a size of True": (
         storage_id(text("storage"), FLOAT, text("0"), text("cpu"), b"\x88"),
-        "its key is not a string or its number",
+        "the number of elements of a storage is not a valid count",
     ),
     "a size of 2**62": (
         legacy(state_dict(w=tensor(numel=2**62)), [("0", 2**62, bytes(16))]),

@@ -48,9 +48,9 @@ _JSON_SIGNS = (
     _Sign(
         compile_on_use(rb"__enum__|default_factory_module"),
         "torch.utils._pytree",
-        "imports modules that this file names",
+        "imports any module that this file names",
     ),
-    _Sign(compile_on_use(rb'"__kind__"\s*:'), "GluonTS", "calls functions that this file names"),
+    _Sign(compile_on_use(rb'"__kind__"\s*:'), "GluonTS", "calls any function that this file names"),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
     _Sign(
         compile_on_use(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
@@ -65,13 +65,13 @@ _YAML_SIGNS = (
     _Sign(
         compile_on_use(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
         "HyperPyYAML",
-        "calls functions that this file names",
+        "calls any function that this file names",
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
     _Sign(
         compile_on_use(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
         "PyYAML",
-        "calls functions that this file names",
+        "calls any function that this file names",
     ),
 )
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
@@ -99,7 +99,7 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     if not signs:
         return None
     if source.size > _MAX_TEXT_BYTES:
-        return f"this file has more than {_MAX_TEXT_BYTES >> 20} MB, the largest text that statecli searches for code"
+        return f"statecli searches for code only in text of at most {_MAX_TEXT_BYTES >> 20} MB, and this file has more"
     content = source.read(0, source.size)
     if signs is _YAML_SIGNS:
         # Imported here, because every command imports this module.
@@ -114,6 +114,9 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
         if not changed:
             break
     if changed:
-        return f"this file has more than {_MAX_DECODINGS} levels of nested escapes, the limit of statecli"
+        return (
+            f"this file has text within text, with nested escapes on more than {_MAX_DECODINGS} levels, the limit "
+            "of statecli"
+        )
     found = next((sign for sign in signs if sign.pattern.search(text)), None)
     return None if found is None else f"{found.library} {found.action}"

@@ -56,7 +56,7 @@ def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
     if isinstance(mine, SavedTensor) and isinstance(theirs, SavedTensor):
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             shapes = f"{mine.dtype} {quoting.shape(mine.shape)} and {theirs.dtype} {quoting.shape(theirs.shape)}"
-            first.tensors[fqn] = f"two ranks disagree on this tensor: {shapes}; save the checkpoint again"
+            first.tensors[fqn] = f"the tensor differs between two ranks: {shapes}; save the checkpoint again"
             return
         chunks = set(mine.chunks)
         mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in chunks)

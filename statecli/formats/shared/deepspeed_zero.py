@@ -276,11 +276,11 @@ class Layout:
                 ("number of groups", len(reference.lengths), len(shard.lengths)),
             ):
                 if ours != theirs:
-                    return f"ranks disagree on the {what}: {ours} in rank {first}, {theirs} in rank {rank}"
+                    return f"the {what} differs between ranks: {ours} in rank {first}, {theirs} in rank {rank}"
             if self.stage == 3 and reference.lengths != shard.lengths:
                 group = next(n for n, length in enumerate(reference.lengths) if shard.lengths[n] != length)
                 lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
-                return f"ranks disagree on the length of group {group}: {lengths}"
+                return f"the length of group {group} differs between ranks: {lengths}"
         if reference.uneven:
             return (
                 "parameter groups are split over different numbers of ranks (as for experts); statecli does not "

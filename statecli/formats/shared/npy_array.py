@@ -129,8 +129,8 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
-            f"claims {elements} elements of 0 bytes each; statecli reads at most as many such elements as the file has "
-            f"bytes ({storage.length})"
+            f"claims {elements} elements of 0 bytes each, more than the file has bytes ({storage.length}); statecli "
+            "refuses such an array"
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)

@@ -34,7 +34,8 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
         if type(path) is not str or local is None:
             reading.add_oddity(
                 "state-dict-metadata",
-                "an entry of _metadata does not map a module name to a dict, so statecli skips the entry",
+                "an entry of the state_dict's _metadata does not map a module name to a dict, so statecli skips the "
+                "entry",
             )
             continue
         version = local.get("version")

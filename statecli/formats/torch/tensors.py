@@ -385,18 +385,22 @@ class Decoder:
     def _resolve_storage(self, node: Any, fqn: str) -> _StoredAs:
         """Return the storage of a persistent id, checked once."""
         if type(node) is not Persistent:
-            raise MalformedError(f"{fqn}: its storage record is malformed; save the checkpoint again")
+            raise MalformedError(
+                f"{fqn}: its storage is not recorded in the form that torch writes; save the checkpoint again"
+            )
         cached = self.checked.get(id(node.pid))
         if cached is not None:
             return cached
         pid = node.pid
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
-            raise MalformedError(f"{fqn}: its storage record is malformed; save the checkpoint again")
+            raise MalformedError(
+                f"{fqn}: its storage is not recorded in the form that torch writes; save the checkpoint again"
+            )
         cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
         dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
             raise MalformedError(
-                f"{fqn}: its storage record is malformed "
+                f"{fqn}: its storage is not recorded in the form that torch writes "
                 f"({_truncate_value(get_name(cls) or cls)}); save the checkpoint again"
             )
         _plausible(location, fqn)
@@ -413,8 +417,8 @@ class Decoder:
             )
         if where is not None and where.length != length:
             raise MalformedError(
-                f"{fqn}: storage {key}: the record holds {where.length} bytes, but the pickle claims "
-                f"{_truncate_value(length)}"
+                f"{fqn}: storage {key} has {where.length} bytes in the file, but the pickle claims "
+                f"{_truncate_value(length)}; copy or download the file again"
             )
         if len(pid) > 5 and pid[5] is not None and where is not None:
             where = _part_of(where, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
