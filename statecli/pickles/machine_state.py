@@ -115,7 +115,8 @@ class MachineState:
 
     def make_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
         """Return the error for truncated bytes."""
-        return TruncatedPickle(f"{self.label} is truncated: {text} (byte {len(self.data)})")
+        what = f"{self.label} is truncated: {text} (byte {len(self.data)})"
+        return TruncatedPickle(f"{what}; copy or download the file again")
 
     def make_budget_error(self, pos: int, text: str) -> OverBudget:
         """Return the error for a pickle beyond a budget."""
@@ -234,8 +235,9 @@ class MachineState:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
             raise self.make_budget_error(
                 pos,
-                f"shared objects expand to {count:,} values, more than {MAX_HELD_VALUES_PER_OPCODE} for each "
-                "instruction of the pickle; loading may fill the memory",
+                f"the pickle refers to the same objects so often that they stand for {count:,} values in total, more "
+                f"than {MAX_HELD_VALUES_PER_OPCODE} values for each instruction of the pickle; loading may fill the "
+                "memory",
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:

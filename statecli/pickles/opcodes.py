@@ -47,7 +47,7 @@ def do_proto(m: MachineState, pos: int) -> int:
     m.protocol = m.data[pos]
     if m.protocol > HIGHEST_PROTOCOL:
         raise m.make_unsupported_error(
-            pos, f"pickle protocol {m.protocol} is unknown; the highest is {HIGHEST_PROTOCOL}"
+            pos, f"pickle protocol {m.protocol} is unknown; statecli knows protocols up to {HIGHEST_PROTOCOL}"
         )
     return pos + 1
 
@@ -389,7 +389,9 @@ def do_extension(m: MachineState, pos: int) -> int:
 
 def do_buffer(m: MachineState, pos: int) -> int:
     raise m.make_unsupported_error(
-        pos, "the pickle needs a data buffer outside the file (pickle protocol 5), so the file cannot be loaded"
+        pos,
+        "the pickle needs data that is not in the file (an out-of-band buffer of pickle protocol 5), so the file "
+        "cannot be loaded alone",
     )
 
 
@@ -439,8 +441,8 @@ def do_build(m: MachineState, pos: int) -> int:
     if type(target) is not Obj:
         raise m.make_error(
             pos,
-            f"the pickle sets the state of {describe(target)}, but a pickler sets the state only of an object that a "
-            "call created",
+            f"the pickle sets the state of {describe(target)}, but Python's pickle sets the state only of an object "
+            "that a call created",
         )
     m.count_held_values(state, pos)
     m.set_state(target, state)

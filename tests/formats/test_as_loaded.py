@@ -188,7 +188,7 @@ CHANGED_LATER = {
     "a torch.Size": (
         called(REBUILD, storage(), b"K\0", b"ctorch\nSize\n](K\2eq\1\x85R", numbers(1), b"\x89", ORDERED_DICT)
         + b"q\3" + b"0h\1K\0b0" + tree(w=b"h\3"),
-        "the pickle sets the state of a list, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of a list, but Python's pickle sets the state only of an object that a call created",
     ),
     "flags": (
         called(REBUILD, storage(), b"K\0", numbers(4), numbers(1), b"\x89", ORDERED_DICT, b"}q\1")

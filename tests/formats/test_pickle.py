@@ -267,28 +267,30 @@ REFUSED = {
     "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
     "the pickle sets the state of a class, which is not an object": (
         b"cm\nC\nN}" + text("x") + b"Ns\x86b",
-        "the pickle sets the state of the function or class 'm.C', but a pickler sets the state only of an object that "
-        "a call created",
+        "the pickle sets the state of the function or class 'm.C', but Python's pickle sets the state only of an "
+        "object that a call created",
     ),
     "the pickle sets the state of an int, which is not an object": (
         b"K\1}b",
-        "the pickle sets the state of an int, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of an int, but Python's pickle sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a list, which is not an object": (
         b"]}b",
-        "the pickle sets the state of a list, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of a list, but Python's pickle sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a dict, which is not an object": (
         b"}}b",
-        "the pickle sets the state of a dict, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of a dict, but Python's pickle sets the state only of an object that a call created",
     ),
     "the pickle sets the state of a tuple, which is not an object": (
         b")}b",
-        "the pickle sets the state of a tuple, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of a tuple, but Python's pickle sets the state only of an object that a call "
+        "created",
     ),
     "the pickle sets the state of a storage, which is not an object": (
         b"NQ}b",
-        "the pickle sets the state of a storage, but a pickler sets the state only of an object that a call created",
+        "the pickle sets the state of a storage, but Python's pickle sets the state only of an object that a call "
+        "created",
     ),
     "the pickle sets an item of a list, which is not a dict": (
         b"]K\0K\1s",
@@ -335,7 +337,7 @@ REFUSED = {
     "an unset memo entry below zero": (b"K\1q\0g-1\n", "the pickle uses object -1 before storing this object"),
     "an unknown opcode": (b"\xff", "unknown opcode 0xff"),
     "protocol 9": (b"\x80\x09N", "pickle protocol 9"),
-    "an out-of-band buffer": (b"\x97", "a data buffer outside the file"),
+    "an out-of-band buffer": (b"\x97", "data that is not in the file (an out-of-band buffer"),
     "a million decimal digits": (b"L" + b"1" * 1_000_000 + b"L\n", "an integer has 1000000 digits"),
     "ten thousand decimal digits": (b"I" + b"1" * 10_000 + b"\n", "an integer has 10000 digits"),
     "an integer of negative length": (b"\x8b\xff\xff\xff\xff", "an integer has a negative length (-1 bytes)"),
@@ -357,7 +359,7 @@ REFUSED = {
 NOT_DAMAGED = (
     "copyreg extension code",
     "pickle protocol 9",
-    "a data buffer outside the file",
+    "data that is not in the file (an out-of-band buffer",
     "an integer has 1000000 digits",
     "an integer has 10000 digits",
 )
