@@ -11,7 +11,7 @@ from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_WAY_TO_LOAD
 from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
 from statecli.core.rule import Rule
-from statecli.core.units import plural
+from statecli.core.units import join_names, plural
 from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
 from statecli.report.documents.explain import build_explain_document
 
@@ -45,7 +45,10 @@ def describe_verdict(explanation: Explanation) -> str:
         return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
     if diagnosis is None or not diagnosis.code:
         return "does not load"
-    return f"does not load; the code below is {'proved' if diagnosis.proved else 'not proved'}"
+    judgement = "proved, but" if diagnosis.proved else "not proved, and"
+    if diagnosis.warnings:
+        return f"does not load; the code below is {judgement} leaves {join_names(diagnosis.initial)} at initial values"
+    return f"does not load; the code below is {judgement.partition(',')[0]}"
 
 
 def _describe_untied(explanation: Explanation) -> str:
@@ -93,9 +96,12 @@ def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
         if diagnosis.code and not diagnosis.proof.startswith("not proved")
         else diagnosis.proof
     )
-    effects = (*_list_examples([first]), *(evidence.message for evidence in others), proof)
+    warnings = [f"warning: {warning}" for warning in diagnosis.warnings]
+    effects = (*_list_examples([first]), *(evidence.message for evidence in others), proof, *warnings)
     finding: Finding = rule.finding(
-        "; ".join([first.message, *(evidence.message for evidence in others), proof]), target=target, help=code
+        "; ".join([first.message, *(evidence.message for evidence in others), proof, *warnings]),
+        target=target,
+        help=code,
     )
     return Problem(rule.name, finding.severity, first.message, target, (finding,), tuple(filter(None, effects)), code)
 

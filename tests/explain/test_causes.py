@@ -408,3 +408,72 @@ def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, 
     if apart:
         command = found.out.splitlines()[0].partition("to compare the values, run: statecli ")[2].split()
         assert statecli(*command).code == 1
+
+
+BUFFERS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head, self.frozen = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 3).requires_grad_(False)
+        self.register_buffer("table", torch.randn(4))
+        self.register_buffer("positions", torch.arange(4.0))
+"""
+
+WEIGHT = "not loaded from the checkpoint: the loaded model has this weight at initial values"
+RANDOM = "drawn at random by the constructor and {} not loaded from the checkpoint: the loaded model has other values"
+
+
+@pytest.mark.parametrize(
+    ("lacks", "warnings", "end"),
+    [
+        (["positions"], [], "is proved"),
+        (
+            ["table", "positions"],
+            [f"table is {RANDOM.format('is')} than the saved model"],
+            ", positions at initial values",
+        ),
+        (
+            ["head.bias"],
+            [f"head.bias is a weight and {WEIGHT}"],
+            "is proved, but leaves head.bias at initial values",
+        ),
+        (
+            ["frozen.weight", "frozen.bias"],
+            [f"frozen.weight, frozen.bias are {RANDOM.format('are')} than the saved model"],
+            "at initial values",
+        ),
+    ],
+)
+def test_random_values_and_weights_that_are_not_loaded_are_warned_of(desk, statecli, explain, lacks, warnings, end):
+    """The verdict has them too; a buffer with the same values in each build is left out."""
+    (desk / "buffers.py").write_text(BUFFERS)
+    names: dict[str, object] = {"__name__": "buffers"}
+    exec(compile(BUFFERS, "buffers.py", "exec"), names)  # noqa: S102 - the test's own file
+    state = {name: tensor for name, tensor in names["Net"]().state_dict().items() if name not in lacks}
+    torch.save({"model": state}, "older.pt")
+    document = explain("buffers.py:Net", "older.pt")
+    assert document["diagnosis"]["proved"]
+    assert document["diagnosis"]["warnings"] == warnings
+    assert document["verdict"].endswith(end)
+    text = statecli("explain", "buffers.py:Net", "older.pt", "-f", "markdown").out
+    assert all(f"warning: {warning}" in text for warning in warnings)
+
+
+def test_a_random_buffer_of_a_large_model_is_not_compared(desk, explain, monkeypatch):
+    """The warning says so."""
+    from statecli.commands.explain import initial_values
+
+    monkeypatch.setattr(initial_values, "MAX_BUILT_ELEMENTS", 10)
+    (desk / "buffers.py").write_text(BUFFERS)
+    names: dict[str, object] = {"__name__": "buffers"}
+    exec(compile(BUFFERS, "buffers.py", "exec"), names)  # noqa: S102 - the test's own file
+    state = names["Net"]().state_dict()
+    del state["table"]
+    torch.save({"model": state}, "older.pt")
+    assert explain("buffers.py:Net", "older.pt")["diagnosis"]["warnings"] == [
+        "table keeps initial values, and statecli did not check whether the constructor draws random values"
+    ]

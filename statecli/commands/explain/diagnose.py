@@ -12,6 +12,7 @@ from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
 from statecli.commands.explain.doubts import Rest, list_doubts_about_rest
+from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
 from statecli.commands.explain.recipe import LeftOut, Loader, Recipe, leave_out
@@ -275,7 +276,10 @@ def _judge(
         return replace(diagnosis, proof=f"the load on the meta device failed: {result.error}")
     if not result.is_accepted:
         return replace(diagnosis, proof=_describe_objections(result))
-    diagnosis = replace(diagnosis, loads=True)
+    initial = [subject.registered[name] for name in diagnosis.initial]
+    elements = sum(row.elements for row in subject.registered.values())
+    warnings = tuple(describe_initial_values(initial, subject.built, elements))
+    diagnosis = replace(diagnosis, loads=True, warnings=warnings)
     doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:
         return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")

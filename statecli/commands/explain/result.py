@@ -75,6 +75,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         loads: A load on meta accepted the lines.
         proved: A load on meta accepted the lines, and shapes and words of names determine each pair of names.
         proof: What was proved, or why it was not.
+        warnings: Why the loaded model differs from the saved one: names with initial values that are weights or random.
     """
 
     causes: tuple[Evidence, ...]
@@ -86,6 +87,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     loads: bool = False
     proved: bool = False
     proof: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 #: Causes for which the names and shapes that differ say more.

@@ -1,0 +1,62 @@
+"""Find tensors that keep initial values, and with which the loaded model differs from the saved model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from statecli.core.errors import ModelError, UsageError
+from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.units import join_names
+from statecli.live.built_model import BuiltModel
+from statecli.targets import load
+
+#: Names that a sentence lists.
+MAX_NAMES = 3
+#: Elements of the largest model that is built again on the CPU.
+MAX_BUILT_ELEMENTS = 1 << 26
+
+
+def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, elements: int) -> Iterator[str]:
+    """Yield a sentence about the weights among the tensors that keep initial values, and about random tensors.
+
+    `elements` is the number of elements of the whole model.
+    """
+    weights = [row.fqn for row in initial if row.kind is Kind.PARAMETER and row.requires_grad is not False]
+    others = [row for row in initial if row.fqn not in set(weights)]
+    if weights:
+        are, them = ("are weights", "these weights") if len(weights) > 1 else ("is a weight", "this weight")
+        names = join_names(weights, MAX_NAMES)
+        yield f"{names} {are} and not loaded from the checkpoint: the loaded model has {them} at initial values"
+    drawn, unknown = _split_by_rebuilding(others, built, elements)
+    if drawn:
+        is_drawn, is_loaded = ("are drawn", "are not") if len(drawn) > 1 else ("is drawn", "is not")
+        yield (
+            f"{join_names(drawn, MAX_NAMES)} {is_drawn} at random by the constructor and {is_loaded} loaded from the "
+            "checkpoint: the loaded model has other values than the saved model"
+        )
+    if unknown:
+        keep = "keep" if len(unknown) > 1 else "keeps"
+        names = join_names(unknown, MAX_NAMES)
+        yield f"{names} {keep} initial values, and statecli did not check whether the constructor draws random values"
+
+
+def _split_by_rebuilding(
+    tensors: Sequence[TensorInfo], built: BuiltModel, elements: int
+) -> tuple[list[str], list[str]]:
+    """Return the names of the tensors that differ between two builds on the CPU, and of those not compared."""
+    names = [row.fqn for row in tensors]
+    if not names:
+        return [], []
+    if elements > MAX_BUILT_ELEMENTS:
+        return [], names
+    from statecli.live.rebuild import Rebuild, compare_builds
+
+    try:
+        on_cpu = load.build_model(built.spec, init_device="cpu", values=True) if built.init_device == "meta" else built
+        rebuilds = compare_builds(
+            lambda seed: on_cpu.build_again(values=True, seed=seed), {row.fqn: row.elements for row in tensors}
+        )
+    except (ModelError, UsageError):
+        return [], names
+    drawn = [name for name in names if rebuilds[name] is Rebuild.DIFFERENT]
+    return drawn, [name for name in names if rebuilds[name] in (Rebuild.ABSENT, Rebuild.UNKNOWN)]
