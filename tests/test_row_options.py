@@ -226,3 +226,11 @@ def test_a_number_after_a_colon_need_not_be_a_line(statecli):
     torch.save({name: torch.zeros(1)}, BOTH[0])
     result = statecli("audit", BOTH[0], "--lock", "lock.json")
     assert (result.code, "internal" in result.err) == (1, False)
+
+
+@pytest.mark.parametrize("words", [("--top", "2"), ()])
+def test_the_name_of_a_guessed_parameter_can_be_copied(statecli, words):
+    """No question mark is part of a name."""
+    torch.save({"first.w": torch.ones(4), "second.w": torch.ones(2)}, BOTH[0])
+    result = statecli("inspect", BOTH[0], "-f", "table", *words)
+    assert {"first.w", "second.w"} <= set(result.out.split())

@@ -596,8 +596,7 @@ def _build_group(
         )
         for row in examples
     ]
-    ends = [_get_name_end(row, doubt=not assumed) for row in examples]
-    names = [(row.fqn or format_fqn("")) + ends[number] for row, number in zip(rows, numbers, strict=True)]
+    names = [row.fqn or format_fqn("") for row in rows]
     if not view.unfold:
         return Group(heading, summary, tuple(line for line, _ in fold.fold_named_rows(names, numbers, lines)))
     tails = [(line.cells[1:], line.remark, line.mood) for line in lines]
@@ -645,7 +644,7 @@ def _build_top_group(
             lines.extend(_build_weight_lines(shown, weight, columns, view))
             continue
         status = describe_status(row, state.traits.is_class)
-        lines.append(_build_line(shown, columns, status, view, doubt=True, is_reported=row.fqn in reported))
+        lines.append(_build_line(shown, columns, status, view, doubt=False, is_reported=row.fqn in reported))
     heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
@@ -678,9 +677,10 @@ _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 def _build_line(
     tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, doubt: bool, is_reported: bool
 ) -> Line:
-    """Return the line of a tensor. With `doubt`, an assumed parameter gets a question mark."""
+    """Return the line of a tensor. With `doubt`, the remark of an assumed parameter says so."""
+    assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
-        "name": format_fqn(tensor.fqn) + _get_name_end(tensor, doubt=doubt),
+        "name": format_fqn(tensor.fqn),
         "dtype": tensor.dtype,
         "shape": format_shape(tensor.shape),
         "kind": format_kind(tensor),
@@ -692,15 +692,13 @@ def _build_line(
     }
     if tensor.stats is not None:
         cells.update((name, format_number(getattr(tensor.stats, name), digits=4)) for name in MOMENT_FIELDS)
+    if doubt and assumed:
+        status = f"{status}, kind guessed" if status else "kind guessed"
     return Line(
         tuple([cells[column.name] for column in columns]),
         describe_remark(tensor, status, view, is_reported=is_reported),
         choose_mood(tensor),
     )
-
-
-def _get_name_end(tensor: TensorInfo, *, doubt: bool) -> str:
-    return "?" if doubt and tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER else ""
 
 
 def _format_device(tensor: TensorInfo) -> str:
