@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ _MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+
 _UNEXPECTED = compile_on_use(r"(?P<class>[\w.]+)\.__init__\(\) got an unexpected keyword argument ")
 #: Python's messages for a number in place of a sequence.
 _NOT_SEQUENCE = compile_on_use(r"object of type '(int|float)' has no len|'(int|float)' object is not (iterable|subscr)")
+#: The name under which a file is imported, before a class of the file.
+_MODULE_OF_FILE = compile_on_use(r"\b_statecli_\d+_\w+\.")
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: The type of a text, in a message.
 _TEXT_TYPE = compile_on_use(r"\bstr\b")
@@ -212,6 +215,9 @@ def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Mo
 
 
 def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
+    nested = _nest_fields(spec, callee)
+    if nested:
+        return ModelError(nested)
     renamed = _rename_unknown(spec, callee, spec.kwargs)
     missing = find_missing_arguments(callee, renamed)
     if missing:
@@ -219,6 +225,31 @@ def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> Mode
     problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
     line = _suggest_renamed(spec, callee, spec.kwargs)
     return ModelError(f"{problem}; {line or f'its signature is {spec.attribute}{_format_signature(callee)}'}")
+
+
+def _nest_fields(spec: ModelSpec, callee: Any) -> str:
+    """Return the line with unknown arguments as fields of a missing configuration that has the fields; "" without one.
+
+    `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
+    """
+    parameters = list_parameters(callee)
+    names = {parameter.name for parameter in parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return ""
+    fields = {name: value for name, value in spec.kwargs.items() if name not in names}
+    known = replace(spec, kwargs={name: value for name, value in spec.kwargs.items() if name in names})
+    missing = find_missing_arguments(callee, known)
+    values = write_values(spec, callee, missing) if fields and missing else None
+    for name, call in (values or {}).items():
+        found = getattr(sys.modules.get(callee.__module__), call.name, None) if isinstance(call, ObjectCall) else None
+        if not isinstance(found, type) or not fields.keys() <= {field.name for field in list_parameters(found)}:
+            continue
+        nested = {**(values or {}), name: ObjectCall(call.name, call.args, {**call.kwargs, **fields})}
+        text = f"{spec.base}({format_call(spec.args, {**known.kwargs, **nested})})"
+        are = "are fields" if len(fields) > 1 else "is a field"
+        rest = _VALUES if "=..." in text else ""
+        return f"{spec.text}: {join_names(tuple(fields))} {are} of {call.name}; write {quote_for_shell(text)}{rest}"
+    return ""
 
 
 def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> str:
@@ -293,5 +324,5 @@ def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
 
 def _format_signature(callee: Any) -> str:
     with suppress(TypeError, ValueError):
-        return " ".join(str(inspect.signature(callee)).split())
+        return _MODULE_OF_FILE.sub("", " ".join(str(inspect.signature(callee)).split()))
     return "(…)"

@@ -565,3 +565,39 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(he
         line = "'transformers:BertModel(config=BertConfig())'"
         assert refused.endswith(f"the class BertConfig is not an nn.Module; write, for example, {line}\n")
     assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
+
+
+TOWER = """from dataclasses import dataclass
+from torch import nn
+
+
+@dataclass
+class Config:
+    width: int
+    depth: int = 2
+
+
+class Tower(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(config.width, config.width) for _ in range(config.depth)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("width=8", "width is a field of Config; write 'tower.py:Tower(config=Config(width=8))'"),
+        ("depth=3", "depth is a field of Config; write 'tower.py:Tower(config=Config(width=..., depth=3))' with"),
+        ("width=8, depth=3", "are fields of Config; write 'tower.py:Tower(config=Config(width=8, depth=3))'"),
+        ("breadth=8", "missing a required argument: 'config'; its signature is Tower(config: Config)"),
+    ],
+)
+def test_a_field_of_the_configuration_is_written_in_the_configuration(tmp_path, monkeypatch, statecli, arguments, text):
+    """The line to type has the user's value, and no name of a module that statecli gave to the file."""
+    (tmp_path / "tower.py").write_text(TOWER)
+    monkeypatch.chdir(tmp_path)
+    result = statecli("inspect", f"tower.py:Tower({arguments})")
+    assert result.code == 2
+    assert text in result.err
+    assert "..." in text or "signature" in text or statecli("inspect", text.split("'")[-2]).code == 0
