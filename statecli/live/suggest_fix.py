@@ -542,7 +542,8 @@ _IF_SAVED = (
 
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys added to the state_dict by the fix."""
-    return f"{text}\n# older checkpoints lack {keys}; load them with model.load_state_dict(state, strict=False)"
+    load = "load them with model.load_state_dict(state, strict=False), which keeps the initial values"
+    return f"{text}\n# older checkpoints lack {keys}; {load}"
 
 
 def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:

@@ -98,7 +98,8 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     if edit.new_keys:
         names = join_names(edit.new_keys, MAX_NAMES)
         effects.append(
-            f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False)"
+            f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False), "
+            "which keeps the initial values"
         )
     if edit.reason:
         effects.append(edit.reason if edit.reason.startswith("no fix") else f"no fix: {edit.reason}")
