@@ -64,7 +64,9 @@ def test_unchanged_tensors_are_listed_on_request(statecli):
     assert re.search(r"^    frozen +unchanged$", table, re.MULTILINE)
     same = statecli("diff", both[0], both[0], "--unchanged", "-f", "table")
     assert (same.code, "parameters  2 unchanged" in same.out) == (0, True)
-    for other in ("--tree", "--name-only", "--name-status"):
+    names = statecli("diff", *both, "--unchanged", "--name-only")
+    assert (names.code, names.out) == (1, "frozen\n")
+    for other in ("--tree", "--name-status"):
         refused = statecli("diff", *both, "--unchanged", other)
         assert (refused.code, refused.err.count("contradict each other")) == (2, 1)
 

@@ -124,7 +124,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         else None,
         max_findings=view.lines,
         show_all=view.unfold,
-        listing=(lambda: _list_names(diff, view.names)) if view.names else None,
+        listing=(lambda: _list_names(diff, view)) if view.names else None,
         rules=lambda: rule_texts.list_rule_texts((*diff.findings, *_list_causes((), diff))),
         cases=lambda: _build_cases(diff, report),
         troubles=tuple(Trouble(diff.after.target, message) for _, message in list_broken(diff)),
@@ -764,9 +764,16 @@ def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
 # Names only.
 
 
-def _list_names(diff: Diff, names: NameList | None) -> Iterable[tuple[str, ...]]:
-    """Yield the line of each change; with several sections, names are whole paths in the file."""
-    has_sections = _has_sections(diff)
+def _list_names(diff: Diff, view: DiffView) -> Iterable[tuple[str, ...]]:
+    """Yield the line of each change; with several sections, names are whole paths in the file.
+
+    With `--unchanged`, yield the names of the unchanged tensors instead.
+    """
+    names, has_sections = view.names, _has_sections(diff)
+    if view.unchanged:
+        unchanged = (change for change in diff.changes if change.status is Status.IDENTICAL)
+        yield from ((format_name(change.fqn, change.section, has_sections),) for change in unchanged)
+        return
     for change in select_different(diff):
         name = format_name(change.fqn, change.section, has_sections)
         if names is NameList.ONLY:

@@ -63,7 +63,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
     unchanged = _name_if(options.unchanged, "--unchanged")
-    rows = _name_if(options.tree, "--tree") or unchanged or next(filter(None, name_row_options(options)), "")
+    rows = _name_if(options.tree, "--tree") or next(filter(None, name_row_options(options)), "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
         without_values = option("--ignore", "values")
@@ -80,6 +80,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (_name_if(options.tree, "--tree"), unchanged),
         (names, _name_if(options.quiet, "--quiet") or rows),
+        (name_status, unchanged),
         (_name_if(options.tree, "--tree") or _name_if(options.all, "--all"), output if is_complete else ""),
     ]
     return [(first, second) for first, second in pairs if first and second]

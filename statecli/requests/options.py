@@ -179,7 +179,14 @@ Tree = Annotated[
     Option(("--tree",), "Show a tree of modules, each with its number of tensors and its size.", group=Group.ROWS),
 ]
 Unchanged = Annotated[bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)]
-NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
+NameOnly = Annotated[
+    bool,
+    Option(
+        ("--name-only",),
+        "Print only the names of changed tensors; with --unchanged, of the tensors that did not change.",
+        group=Group.ROWS,
+    ),
+]
 NameStatus = Annotated[
     bool,
     Option(
