@@ -176,7 +176,7 @@ class Scope:
         if last in owners:
             return Replacement(owners[last])
         own = {} if owner else {key: ObjectName(key, named.module) for key in self._list_own(named)}
-        same = [key for key in (*own, *owners) if key.lower() == last.lower()]
+        same = [key for key in owners if owner and key.lower() == last.lower()]
         near = same or get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
         if near:
             return Replacement({**owners, **own}[near[0]], is_similar=True)
