@@ -56,7 +56,7 @@ def test_unchanged_tensors_are_listed_on_request(statecli):
     ]
     plain = statecli("diff", *both, "--unchanged", "-f", "plain").out.splitlines()
     assert [line.split()[:3] for line in plain[1:3]] == [
-        ["identical", "parameter", "frozen"],
+        ["unchanged", "parameter", "frozen"],
         ["changed", "parameter", "head"],
     ]
     table = statecli("diff", *both, "--unchanged", "-f", "table").out

@@ -665,6 +665,8 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
         *_list_table_columns(changes, has_sections, view.verbose),
         (Column("change", detail=not has_remarks), _describe_remark),
     ]
+    if not details:
+        measures[0] = (Column("status"), _describe_table_status)
     columns = tuple(column for column, _ in measures if details or not column.detail)
     cells = tuple(cell for column, cell in measures if details or not column.detail)
     other_rows: list[dict[str, Cell]] = [
@@ -692,6 +694,11 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
         return tuple([cell(item) for cell in cells])
 
     return Table(columns, Rows(row, [*changes, *other_rows]))
+
+
+def _describe_table_status(change: Change) -> str:
+    """Return the status for people: `unchanged`, the word of the option, for an identical tensor."""
+    return "unchanged" if change.status is Status.IDENTICAL else change.status.value
 
 
 #: The measures of `DELTA_COLUMNS` in plain text, and with -v.
