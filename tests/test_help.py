@@ -497,3 +497,8 @@ def test_a_build_can_be_reproduced(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     paths = man_page.write_man_pages(str(tmp_path))
     assert Path(paths[0]).read_text("utf-8").startswith('.TH "STATECLI" 1 "1970-01-02"')
+
+
+def test_the_help_of_lock_names_the_check(statecli):
+    """The command that compares a checkpoint with a lock is audit."""
+    assert "audit --lock FILE" in statecli("lock", "--help").out

@@ -859,7 +859,7 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print a lock file: the digest of each tensor. -o FILE saves the lock file."""
+    """Print a lock file: the digest of each tensor. -o FILE saves the lock file. Check with audit --lock FILE."""
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
