@@ -100,6 +100,8 @@ def _write_outcome(
         console.print_findings(notes)
         if outcome.text is None:
             console.write_pieces(outcome.content, last.path)
+            if outcome.saved and last.path is not None and not quiet:
+                console.print_on_terminal(outcome.saved)
     for message in outcome.failures if quiet or not (outcome.reported and console.is_next_to_errors(last)) else ():
         streams.print_error(message, debug=False)
     if outcome.report is not None:

@@ -116,6 +116,12 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
         sink.text(text(streams.get_width(sink)))
 
 
+def print_on_terminal(text: str) -> None:
+    """Print a line on stderr if a person reads stderr."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        streams.print_line(text)
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print findings on stderr, each in a line."""
     for finding in findings:

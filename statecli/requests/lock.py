@@ -7,6 +7,8 @@ import os
 from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock_run
 from statecli.core.errors import UsageError, option
+from statecli.core.quoting import quote_for_shell
+from statecli.core.units import plural
 from statecli.requests.options import LockOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
@@ -40,7 +42,9 @@ def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: 
     with caller.progress(values=True) as progress:
         lock = lock_run.build_lock(targets, request, progress)
     notes = list(lock_run.report_unlocked(targets, lock))
-    return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes)
+    count = plural(sum(len(target.tensors) for target in lock.targets), "tensor")
+    words = " ".join(map(quote_for_shell, ["statecli", "audit", *options.targets, "--lock", str(options.output)]))
+    return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes, saved=f"{count} locked; check: {words}")
 
 
 def build_request(options: LockOptions) -> lock_run.Request:
