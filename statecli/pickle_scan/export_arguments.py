@@ -217,7 +217,10 @@ def _check_messages(target: str, inputs: Any) -> Iterator[str]:
     for place, entry in enumerate(given if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
-            yield "has a message that is not a constant string; torch's compiler writes the message into source code"
+            yield (
+                "has a message that is not a constant string; torch's compiler writes the message into source code "
+                "that it runs"
+            )
 
 
 def _check_enumerations(target: str, inputs: Any) -> Iterator[str]:

@@ -848,7 +848,7 @@ def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
         label = format_name(name, section, has_sections)
         bars.append((label, value, word, (largest.section, largest.fqn), is_unusual))
     labels, values, words, tensors, unusual = zip(*bars, strict=True)
-    title = "change over depth: one bar per layer, with all its parameters; zero for equal values"
+    title = "change over depth: one bar per layer for all its parameters together; zero for equal values"
     return Bars(title, labels, values, "relative L2 change", words, tensors, unusual)
 
 

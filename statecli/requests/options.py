@@ -183,7 +183,7 @@ NameOnly = Annotated[
     bool,
     Option(
         ("--name-only",),
-        "Print only the names of changed tensors; with --unchanged, of the tensors that did not change.",
+        "Print only the names of the changed tensors. With --unchanged, print only the names of the others.",
         group=Group.ROWS,
     ),
 ]
@@ -609,7 +609,8 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--may-change",),
-            "Fail if a tensor that does not match GLOB changed (repeatable: a tensor may match any GLOB).",
+            "Let only tensors that match GLOB change, and fail if another tensor changed (repeatable: it is enough to "
+            "match one GLOB).",
             "GLOB",
             argument="only",
             aliases=("--only",),

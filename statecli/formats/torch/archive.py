@@ -191,7 +191,7 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
         if start != record.data_offset:
             message = (
                 f"storage {quoting.name(pid[2])} starts at byte {record.data_offset:,}, but torch computes byte "
-                f"{start:,}: torch.load with calculate_storage_offsets gives wrong values"
+                f"{start:,}: torch.load gives wrong values if its setting calculate_storage_offsets is on"
             )
             place = Place(archive.path, record.data_offset, record.size)
             yield Oddity(OddityKind.MISPLACED_STORAGE.value, message, place=place)
