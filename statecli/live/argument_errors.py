@@ -131,7 +131,7 @@ def _find_refusing_class(error: BaseException, text: str) -> type | None:
 
 
 def _get_text(error: BaseException) -> str:
-    with suppress(Exception):  # the exception's own `__str__` may raise anything
+    with suppress(BaseException):  # the exception's own `__str__` may raise anything, also SystemExit
         return str(error)
     return ""
 

@@ -542,8 +542,7 @@ _IF_SAVED = (
 
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys added to the state_dict by the fix."""
-    load = "load them with model.load_state_dict(state, strict=False), which keeps the initial values"
-    return f"{text}\n# older checkpoints lack {keys}; {load}"
+    return f"{text}\n# older checkpoints lack {keys}; load_state_dict(state, strict=False) keeps initial values"
 
 
 def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:

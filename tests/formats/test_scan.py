@@ -690,7 +690,10 @@ def test_code_is_read_before_many_storages(scanned, monkeypatch):
     storages = [Member(f"a/data/{n}", b"x" * 80) for n in range(20)]
     found = scanned(build([*storages, code]))
     assert any(mention.name == "from_file" for one in found for mention in one.names)
-    assert found[-1].unread == "statecli stopped at its limit of 10 records and strings; the rest was not read"
+    assert (
+        found[-1].unread
+        == "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
+    )
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):

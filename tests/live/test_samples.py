@@ -59,8 +59,7 @@ def test_net():
     assert {name for name, t in found.items() if not t.after.followed} == {"table"}
     assert found["table"].fix == (
         'self.register_buffer("table", torch.randn(size, size))\n'
-        "# older checkpoints lack table; load them with model.load_state_dict(state, strict=False), "
-        "which keeps the initial values"
+        "# older checkpoints lack table; load_state_dict(state, strict=False) keeps initial values"
     )
 
 

@@ -228,7 +228,7 @@ def test_a_part_of_a_tensor_is_counted(in_tmp_path):
     check = of_source(Name.MATERIALIZE, ZOO["half of the elements"][0])
     (found,) = check.findings
     assert found.message.startswith("t: 2 of 4 elements uninitialized")
-    assert "compute t in Net.reset_parameters() too" in found.help
+    assert "compute t also in Net.reset_parameters()" in found.help
 
 
 def test_a_failing_init_method_is_inconclusive(in_tmp_path):
