@@ -21,6 +21,7 @@ from statecli.core.python_names import SEQUENCES, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
+from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
@@ -69,7 +70,7 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str
     folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
     if folder is not None and isinstance(error, OSError):
         return f"; to build the class without weights, write {quote_for_shell(folder)}"
-    text = _get_text(error)
+    text = get_exception_text(error)
     quoted = _QUOTED.findall(text)
     for refusing in filter(None, (callee, _find_refusing_class(error, text))):
         renamed = _suggest_renamed(spec, refusing, quoted)
@@ -128,12 +129,6 @@ def _find_refusing_class(error: BaseException, text: str) -> type | None:
     values = [value for frame in frames[-1:] for value in (*frame.f_locals.values(), *frame.f_globals.values())]
     classes = (value for value in values if isinstance(value, type))
     return next((kind for kind in classes if match and kind.__qualname__ == match["class"]), None)
-
-
-def _get_text(error: BaseException) -> str:
-    with suppress(BaseException):  # the exception's own `__str__` may raise anything, also SystemExit
-        return str(error)
-    return ""
 
 
 def _unquote_numbers(value: Any) -> Any:
@@ -273,7 +268,7 @@ def _has_parameter(callee: Any, name: str) -> bool:
 
 def _find_arguments_passed_on(spec: ModelSpec, callee: Any, error: TypeError) -> list[str]:
     """Return the arguments that a constructor needs, if the class or a decorator passes them on by `**kwargs`."""
-    match = _MISSING.match(_get_text(error))
+    match = _MISSING.match(get_exception_text(error))
     constructors = [f"{base.__qualname__}.__init__" for base in getattr(callee, "__mro__", ())]
     if match is None or match["function"] not in constructors:
         return []

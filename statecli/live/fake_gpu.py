@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_map_only
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
-from statecli.live.model_errors import get_exception_text
 from statecli.live.tensor_sources import Place, is_user_code
 from statecli.live.tensors import is_lazy
 

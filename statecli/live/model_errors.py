@@ -17,6 +17,7 @@ from statecli.core.errors import ModelError, StateError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors
+from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
@@ -153,16 +154,6 @@ def _format_sizes(shape: Sequence[int]) -> str:
 def format_exception(error: BaseException) -> str:
     """Return the message of an exception in one line of at most 400 characters, with short paths."""
     return str(error.msg) if isinstance(error, SyntaxError) else _truncate(" ".join(get_exception_text(error).split()))
-
-
-def get_exception_text(error: BaseException | None) -> str:
-    """Return `str(error)`. The exception's own `__str__` may raise anything, SystemExit included."""
-    try:
-        return str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 see above
-        return "(its message cannot be shown)"
 
 
 def _truncate(text: str) -> str:

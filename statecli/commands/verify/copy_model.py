@@ -20,7 +20,7 @@ from torch import nn
 
 from statecli.core.errors import ModelError
 from statecli.live import measure
-from statecli.live.model_errors import get_exception_text
+from statecli.live.exception_text import get_exception_text
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, is_freed, is_lazy, storage
 from statecli.live.walk import Holding, own_dict, walk
 

@@ -41,8 +41,8 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
-from statecli.live.model_errors import get_exception_text
 from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
 
