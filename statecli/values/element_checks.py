@@ -47,9 +47,13 @@ class Operation(str, Enum):
 
 
 class CheckTask(msgspec.Struct, frozen=True, gc=False):
-    """Check whether `after` is the result of an operation on `before`. `factor` is of `Operation.SCALE`.
+    """Check whether `after` is the result of an operation on `before`.
 
     A copy to another float type has the nearest values of it.
+
+    Attributes:
+        factor: Of `Operation.SCALE`, what the values before are multiplied by.
+        max_exceptions: Of `Operation.SCALE`, the check ends when more elements are not the result.
     """
 
     name: str
@@ -57,6 +61,7 @@ class CheckTask(msgspec.Struct, frozen=True, gc=False):
     before: TensorData
     after: TensorData
     factor: float = 1.0
+    max_exceptions: float = math.inf
 
     @property
     def size(self) -> int:
@@ -183,19 +188,47 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check products, and quotients by one over the factor, which is often a whole number: both round once."""
-    elements, fitting = 0, [0, 0]
-    wide = np.float64 if task.before.dtype == "float64" else np.float32
     inverse = 1 / task.factor
     divisor = round(inverse) if abs(round(inverse) * task.factor - 1) < 1e-9 else inverse
     operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor), (np.divide, divisor)]
-    for old, new in _pair_blocks(read_values(before), read_values(after)):
-        elements += old.size
-        for n, (operation, number) in enumerate(operations):
-            with np.errstate(all="ignore"):
-                scaled = operation(old, np.asarray(number, wide))
-            result = scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
-            fitting[n] += int(np.count_nonzero((new == result) | (np.isnan(new) & np.isnan(result))))
+    has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
+    compare = _compare_scaled_codes if has_codes else _compare_scaled_values
+    elements, fitting = 0, [0, 0]
+    for size, *counts in compare(task, before, after, operations):
+        elements += size
+        fitting = [total + count for total, count in zip(fitting, counts, strict=True)]
+        if elements - max(fitting) > task.max_exceptions:
+            break
     return CheckResult(elements, elements - max(fitting))
+
+
+def _compare_scaled_values(
+    task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
+) -> Iterator[list[int]]:
+    """Yield of each block its elements, and how many are the result of each operation."""
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        yield [old.size, *(int(np.count_nonzero(_is_scaled(task, old, new, *how))) for how in operations)]
+
+
+def _compare_scaled_codes(
+    task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
+) -> Iterator[list[int]]:
+    """As `_compare_scaled_values`; the answer of each pair of one-byte codes is looked up in a table."""
+    values = build_small_float_table(task.before.dtype)
+    old, new = (side.ravel() for side in np.meshgrid(values, values, indexing="ij"))
+    answers = [_is_scaled(task, old, new, *how) for how in operations]
+    for old_codes, new_codes in _pair_blocks(read_items(before), read_items(after)):
+        pairs = (old_codes.astype(np.uint16) << np.uint16(8)) | new_codes
+        yield [pairs.size, *(int(np.count_nonzero(answer[pairs])) for answer in answers)]
+
+
+def _is_scaled(task: CheckTask, old: Array, new: Array, operation: np.ufunc, number: float) -> Array:
+    """Return which values are the rounded result of an operation with a number."""
+    with np.errstate(all="ignore"):
+        scaled = operation(old, np.asarray(number, np.float64 if task.before.dtype == "float64" else np.float32))
+    result = scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
+    is_same: Array = (new == result) | (np.isnan(new) & np.isnan(result))
+    return is_same
 
 
 def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:

@@ -498,6 +498,34 @@ def test_a_factor_of_many_digits(diff, dtype, divides, factor):
     assert (done.kind, done.exceptions) == (KIND.SCALED, 1)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
+@pytest.mark.parametrize("factor", [0.5, -2.0, 1.7, -0.33])
+def test_a_factor_of_float8(save, dtype, factor):
+    """Products of all codes are rounded as by torch; a code that is one off is counted."""
+    values = torch.arange(256, dtype=torch.uint8).repeat(40).view(dtype).float()
+    before = values.where(values.abs() < 100, 1.0).to(dtype)
+    after = (before.float() * factor).to(dtype)
+    for exceptions in (0, 1):
+        sides = (
+            read_checkpoint(save({"w": side}, f"{n}.pt")).tensors[0].data for n, side in enumerate((before, after))
+        )
+        task = element_checks.CheckTask("w", element_checks.Operation.SCALE, *sides, factor)
+        (result,) = element_checks.check_elements([task], jobs=1)
+        assert (result.elements, result.exceptions) == (before.numel(), exceptions)
+        after.view(torch.uint8)[777] ^= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32])
+def test_the_check_of_a_wrong_factor_ends_early(save, dtype):
+    path = save({name: torch.randn(1 << 21).to(dtype) for name in "ab"}, "both.safetensors")
+    before, after = (row.data for row in read_checkpoint(path).tensors)
+    task = element_checks.CheckTask("w", element_checks.Operation.SCALE, before, after, 0.5, max_exceptions=2000)
+    (result,) = element_checks.check_elements([task], jobs=1)
+    assert 2000 < result.exceptions <= result.elements < (1 << 21) / 4
+
+
 def test_a_factor_with_noise_is_not_a_factor(diff):
     """The near miss of a factor of many digits: each value is off by a few units of the last place."""
     torch.manual_seed(0)

@@ -6,6 +6,8 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.moves import MAX_COSINE, was_replaced
@@ -60,7 +62,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
         before, after = locate(before, change.fqn), locate(after, change.fqn)
         trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
     fitting = _try_samples(trials, jobs)
-    results = check_elements([task for _, task in fitting], jobs=jobs)
+    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
     return {
         n: Transformation(TransformationKind.SCALED, result.elements, result.exceptions, factor=task.factor)
         for (n, task), result in zip(fitting, results, strict=True)
@@ -84,7 +86,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
             trials.append((n, CheckTask(change.fqn, Operation.COPY, before, after)))
             trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
     fitting = _try_samples(trials, jobs)
-    results = check_elements([task for _, task in fitting], jobs=jobs)
+    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
     return {
         n: Transformation(
             TransformationKind.TRANSPOSED,
@@ -180,6 +182,10 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
         if _fits(count, _MAX_SAMPLE_EXCEPTIONS) and (n not in best or count.exceptions < best[n][0]):
             best[n] = count.exceptions, task
     return [(n, task) for n, (_, task) in best.items()]
+
+
+def _limit_exceptions(task: CheckTask) -> CheckTask:
+    return msgspec.structs.replace(task, max_exceptions=MAX_EXCEPTIONS * math.prod(task.after.shape))
 
 
 def _fits(result: CheckResult, most: float) -> bool:
