@@ -253,13 +253,13 @@ class Browser(App[None]):
 
     def _show_lines(self) -> None:
         model = self.model
-        found = len(model.found)
+        matches = len(model.found)
         target = escape_name(model.state.target)
         if model.difference is not None:
             target += f" → {escape_name(model.difference.other)}"
         parts = [target, self._total]
         if model.filter_text.strip():
-            parts.append(f"filter {escape_name(model.filter_text.strip())}: {found:,}")
+            parts.append(f"filter {escape_name(model.filter_text.strip())}: {matches:,}")
         if model.sort is not None:
             parts.append(model.describe_order())
         if model.marked:
@@ -338,17 +338,17 @@ class Browser(App[None]):
     def _read(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
         """Read values in the thread of the reader."""
         tensor, difference = self.model.tensors[position], self.model.difference
-        found = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
+        shown = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
         stats = self.model.stats.get(position)
         if with_stats:
             stats = stats or peek.read_statistics(tensor, self._versions)
             histogram = peek.read_histogram(tensor, stats, self._versions)
             unusual = peek.read_first_unusual(tensor, stats, self._versions)
-            found = replace(found, histogram=histogram, first_unusual=unusual)
+            shown = replace(shown, histogram=histogram, first_unusual=unusual)
         outcome = difference.compare(position) if compares and difference is not None else None
 
         def apply() -> None:
-            self.model.peeks[position] = found
+            self.model.peeks[position] = shown
             if stats is not None:
                 self.model.add_stats(position, stats)
             if with_stats:

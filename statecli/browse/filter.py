@@ -208,15 +208,15 @@ class Filter:
 
     def _test_layout(self, selection: Selection) -> Test:
         """Return a test by dtype or shape, decided once for each dtype and shape."""
-        known: dict[object, bool] = {}
+        decided: dict[object, bool] = {}
         tensors, by_dtype = self._tensors, bool(selection.dtype)
 
         def matches(position: int) -> bool:
             tensor = tensors[position]
             key = tensor.dtype if by_dtype else tensor.shape
-            if key not in known:
-                known[key] = selection.selects_layout(tensor)
-            return known[key]
+            if key not in decided:
+                decided[key] = selection.selects_layout(tensor)
+            return decided[key]
 
         return matches
 

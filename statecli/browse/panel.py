@@ -237,8 +237,8 @@ def _describe_values(model: Model, position: int, width: int, *, is_reading: boo
         yield Line(f"s: read the statistics ({format_size(tensor.nbytes)})", "dim")
     if peek is None:
         return
-    found = find_data(tensor)
-    of_part = f" of its {found[0]}" if found is not None and found[0] else ""
+    part = find_data(tensor)
+    of_part = f" of its {part[0]}" if part is not None and part[0] else ""
     if peek.error is not None:
         yield Line(escape_sentence(peek.error), "bad" if peek.raw is None else "dim")
     if peek.values:

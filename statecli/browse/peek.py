@@ -81,16 +81,16 @@ def reads_automatically(tensor: TensorInfo) -> bool:
 
 def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
     """Read the first values and bytes. An error is in the result, because the screen stays."""
-    found = find_data(tensor)
-    if tensor.damage is not None or found is None:
+    part = find_data(tensor)
+    if tensor.damage is not None or part is None:
         return Peek(error=tensor.damage)
     values, raw, error = None, None, None
     try:
         with require_numpy():
             from statecli.values.preview import read_first_bytes, read_first_values
         versions.check(tensor)
-        raw = read_first_bytes(found[1], tensor.fqn, FIRST_BYTES)
-        values = tuple(read_first_values(found[1], tensor.fqn, FIRST_VALUES))
+        raw = read_first_bytes(part[1], tensor.fqn, FIRST_BYTES)
+        values = tuple(read_first_values(part[1], tensor.fqn, FIRST_VALUES))
     except StateError as caught:
         error = str(caught)
     return Peek(values, raw, error)

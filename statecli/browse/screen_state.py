@@ -168,8 +168,8 @@ class Model:
         """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
         current = self.current
         self.filter_text, self._before_sort = text, 0
-        found = self._filter.find(text)
-        self._found, self.filter_problem = found.positions, found.problem
+        selected = self._filter.find(text)
+        self._found, self.filter_problem = selected.positions, selected.problem
         self._common_ends = None
         self._update(current)
 
@@ -420,8 +420,8 @@ class Model:
 
     def mark_found(self) -> None:
         """Mark all tensors that the list shows; remove their marks if all of them are marked."""
-        found = set(self._found)
-        self.marked = self.marked - found if found <= self.marked else self.marked | found
+        matches = set(self._found)
+        self.marked = self.marked - matches if matches <= self.marked else self.marked | matches
 
     def clear_marks(self) -> int:
         """Remove all marks; return how many there were."""

@@ -83,9 +83,9 @@ class UnusualValues:
         """Return `! NaN, outlier` for a row; "" if nothing stands out there. `key`: the module of the row, if any."""
         if not self._has_any():
             return ""
-        known = self._signs.get(key) if key is not None else None
-        if known is not None:
-            return known
+        cached = self._signs.get(key) if key is not None else None
+        if cached is not None:
+            return cached
         words = [_WORDS[kind] for kind, unusual in self.list_kinds(positions).items() if unusual]
         sign = f"! {', '.join(words)}" if words else ""
         if key is not None:

@@ -138,9 +138,9 @@ class TrainingCheck:
             self.report([f"cannot check the saved file: {error}"])
             return
         changes = [change for change in diff.changes if change.after is not None]
-        held = {change.fqn for change in changes if _is_held(change)}
+        saved = {change.fqn for change in changes if _is_held(change)}
         ties = {change.fqn: set(change.after.tied_to) for change in changes if change.after is not None}
-        lost = {change.fqn for change in changes if change.fqn not in held and held.isdisjoint(ties[change.fqn])}
+        lost = {change.fqn for change in changes if change.fqn not in saved and saved.isdisjoint(ties[change.fqn])}
         missing = {change.fqn for change in changes if change.status is Status.ADDED}
         names = [change.fqn for change in changes]
         groups = (lost & missing, f"missing in {path}"), (lost - missing, f"differs between {path} and the model")

@@ -218,9 +218,9 @@ def _list_rules(command: str) -> Iterator[tuple[str, str]]:
     if command == "rules":
         yield from ((rule.name, rule.summary) for rule in DICTIONARY.values())
         return
-    known = [rule for rule in DICTIONARY.values() if command in rule.commands] if command != "audit" else RULES
-    yield from ((rule.name, rule.summary) for rule in known)
-    yield from ((rule.group, f"All rules of the group {rule.group}.") for rule in known)
+    rules = [rule for rule in DICTIONARY.values() if command in rule.commands] if command != "audit" else RULES
+    yield from ((rule.name, rule.summary) for rule in rules)
+    yield from ((rule.group, f"All rules of the group {rule.group}.") for rule in rules)
 
 
 def _list_report_formats(_: str) -> Candidates:

@@ -228,17 +228,17 @@ def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -
 
 def _describe_bitsandbytes(source: _Source) -> _Facts:
     weight = source.weight
-    held = weight.codes.nbytes * _CODES_PER_BYTE
+    elements = weight.codes.nbytes * _CODES_PER_BYTE
     state = weight.parts.get(Part.STATE)
     kind = source.settings.get("config.quantization_config.bnb_4bit_quant_type")
     dtype = state.fqn.rpartition("__")[2] if state is not None else kind if kind in ("nf4", "fp4") else "4-bit"
-    facts = _Facts(str(dtype), 4, elements=held)
+    facts = _Facts(str(dtype), 4, elements=elements)
     if source.stored is None:
         return facts._replace(defect="" if state is None else "quant_state cannot be read")
     shape, block = source.stored
-    if math.prod(shape) not in (held, held - 1):
+    if math.prod(shape) not in (elements, elements - 1):
         return facts._replace(
-            defect=f"quant_state records shape {format_shape(shape)}, but weight has {held:,} quantized values"
+            defect=f"quant_state records shape {format_shape(shape)}, but weight has {elements:,} quantized values"
         )
     scales = weight.parts.get(Part.SCALES)
     count = -(-math.prod(shape) // block) if block else None
@@ -313,9 +313,14 @@ def _describe_packed(source: _Source) -> _Facts:
     fitting = [bits for bits in range(1, _MAX_BITS + 1) if -(-width * bits // 32) == codes[1]]
     if not fitting or (bits is not None and bits not in fitting):
         return unknown._replace(defect=_format_stored(source.stored.shape, weight.codes))
-    found = bits if isinstance(bits, int) else fitting[0] if len(fitting) == 1 else None
+    bit_width = bits if isinstance(bits, int) else fitting[0] if len(fitting) == 1 else None
     shape = source.stored.shape
-    return _Facts(f"int{found}" if found else "packed int", found, shape, defect=_find_misfit(source, shape))
+    return _Facts(
+        f"int{bit_width}" if bit_width else "packed int",
+        bit_width,
+        shape,
+        defect=_find_misfit(source, shape),
+    )
 
 
 def _describe_fp4(source: _Source) -> _Facts:

@@ -212,9 +212,9 @@ def _split(fqn: str) -> tuple[str, str]:
 
     `experts.down_proj_blocks` is `_blocks` of `experts.down_proj`.
     """
-    start, found, end = fqn.rpartition("weight.")
-    if found and (not start or start.endswith(".")):
-        return start.rstrip("."), found + end
+    start, middle, end = fqn.rpartition("weight.")
+    if middle and (not start or start.endswith(".")):
+        return start.rstrip("."), middle + end
     if fqn.endswith(("_blocks", "_scales")):
         return fqn[: -len("_blocks")], fqn[-len("_blocks") :]
     if fqn.endswith("_scale_inv") and not fqn.endswith("weight_scale_inv"):

@@ -27,21 +27,21 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
     The name of the file ends with `extension`; a folder of the path may be missing too.
     """
     *folders, name = path.replace(os.altsep or os.sep, os.sep).rstrip(os.sep).split(os.sep)
-    found = ""
+    parent = ""
     for folder in folders:
         # An empty name is the root, or stands between two slashes.
-        exact = os.path.join(found, folder) if folder else found or os.sep
+        exact = os.path.join(parent, folder) if folder else parent or os.sep
         if not os.path.isdir(exact):
-            names = [near for near in _list_names(found) if os.path.isdir(os.path.join(found, near))]
+            names = [near for near in _list_names(parent) if os.path.isdir(os.path.join(parent, near))]
             similar = _choose_similar(folder, names)
             if not similar:
                 return []
-            exact = os.path.join(found, similar[0])
-        found = exact
-    names = [near for near in _list_names(found) if near.endswith(extension)]
+            exact = os.path.join(parent, similar[0])
+        parent = exact
+    names = [near for near in _list_names(parent) if near.endswith(extension)]
     longer = sorted(near for near in names if os.path.splitext(near)[0] == name)
     exact_names = [name] if name in names else longer[:_MAX_PATHS]
-    return [os.path.join(found, near) for near in exact_names or _choose_similar(name, names)]
+    return [os.path.join(parent, near) for near in exact_names or _choose_similar(name, names)]
 
 
 def _choose_similar(name: str, names: list[str]) -> list[str]:

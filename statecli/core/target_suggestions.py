@@ -167,7 +167,7 @@ def suggest_classes_near(path: str) -> Suggestion:
 def suggest_classes_in(*folders: str) -> Suggestion:
     """Return the classes and functions to type of the Python files in the folders."""
     names = [_list_names(file) for folder in folders for file in _list_python_files(folder)]
-    choices = tuple(dict.fromkeys(choice for found in names for choice in found.choices))
+    choices = tuple(dict.fromkeys(choice for part in names for choice in part.choices))
     return Suggestion("", choices, None if choices else next((n.advice for n in names if n.advice), None))
 
 

@@ -94,9 +94,9 @@ class ModuleFinder:
         """Return the file or folder imported by Python; a folder without `__init__` only with a module of `parts`."""
         for at, part in enumerate(parts):
             names = self._list_names(folder)
-            found = next((name for name in names if _is_module(name, part)), None)
-            if found is not None:
-                return "/".join((*parts[:at], found))
+            name_of_module = next((name for name in names if _is_module(name, part)), None)
+            if name_of_module is not None:
+                return "/".join((*parts[:at], name_of_module))
             if part not in names:
                 return None
             folder = files.join(folder, part)

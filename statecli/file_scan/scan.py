@@ -856,8 +856,8 @@ class FileScan:
 
     def _report_hazard(self, region: Region, where: str, hazard: Hazard) -> None:
         """Report harmful data in a record that is not a pickle."""
-        found = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
-        self._add_pickle(structs.replace(found, digest=self._compute_digest([region])))
+        record = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
+        self._add_pickle(structs.replace(record, digest=self._compute_digest([region])))
 
     def _report_old_script(self, region: Region, where: str) -> None:
         """Report a record of torch 1.0, whose code may be in any record."""

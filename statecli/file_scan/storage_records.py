@@ -73,10 +73,10 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
         if sizes.get(name) == claimed:
             continue
         names = [f"{folder}/{key}" for folder in folders]
-        found = next((name for name in names if name in sizes), None)
-        if found is None or sizes[found] == claimed or (is_empty_allowed and not sizes[found]):
+        record = next((name for name in names if name in sizes), None)
+        if record is None or sizes[record] == claimed or (is_empty_allowed and not sizes[record]):
             continue
-        yield Misfit(found, claimed, sizes[found], pid[1].position)
+        yield Misfit(record, claimed, sizes[record], pid[1].position)
 
 
 def is_of_script(records: ArchiveRecords) -> bool:

@@ -135,7 +135,7 @@ def traits_of(format: str) -> FormatTraits:
 
     Of several files (`sharded safetensors+torch-zip`), as their reader combines them.
     """
-    by_name = {known.name: known for known in FORMATS}
+    by_name = {entry.name: entry for entry in FORMATS}
     traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
     return traits[0] if len(traits) == 1 else combine_traits(traits)
 

@@ -109,9 +109,9 @@ def has_pickles(source: Source) -> bool:
     """
     try:
         return any(
-            (found.header.name.rstrip("/") == "storages" and not found.header.isdir())
-            or _RENAMED.search(found.extended)
-            for found in iter_members(source.read_up_to)
+            (member.header.name.rstrip("/") == "storages" and not member.header.isdir())
+            or _RENAMED.search(member.extended)
+            for member in iter_members(source.read_up_to)
         )
     except MalformedError:
         return True

@@ -301,10 +301,10 @@ class Allocations:
         if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int:
             return needed * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
         item, name = element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
-        held = min(pid[4] * item, self._held.get(_key_of(pid), MAX_SIZE))
+        stored = min(pid[4] * item, self._held.get(_key_of(pid), MAX_SIZE))
         if type(dtype) is Global:
             item, name = ELEMENT_BITS.get(dtype.name, 8) // 8 or 1, dtype.name
-        return max(0, -(-needed // VALUES_PER_BYTE.get(name, 1)) * item - held)
+        return max(0, -(-needed // VALUES_PER_BYTE.get(name, 1)) * item - stored)
 
     def _count_copied_bytes(self, value: Value) -> int:
         """Return the bytes allocated by numpy for a tensor, or for the tensors, ranges and lists in a list."""

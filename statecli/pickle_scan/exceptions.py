@@ -42,8 +42,8 @@ def is_state(name: str, state: Value) -> bool:
 
 def _find_class(name: str) -> type[BaseException] | None:
     module, _, last = name.rpartition(".")
-    found = getattr(builtins, last, None) if module == "builtins" else None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    value = getattr(builtins, last, None) if module == "builtins" else None
+    return value if isinstance(value, type) and issubclass(value, BaseException) else None
 
 
 def _measure_text(text: Value, kind: type[bytes] | type[str], root_name: Callable[[Value], str | None]) -> int | None:

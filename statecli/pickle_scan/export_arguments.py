@@ -69,7 +69,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     inputs = frozenset(_list_user_inputs(document))
     main = _find_main_graph(document)
     for graph in _iter_graphs(document, steps):
-        yield from (Misuse(*found) for found in find_huge_numbers(graph, graph is not main, steps))
+        yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
         given = _list_given_objects(graph)
         stated = graph.get("tensor_values")
         sizes = {name: _read_sizes(meta) for name, meta in stated.items()} if type(stated) is dict else {}
@@ -453,11 +453,11 @@ def _check_embedding_bag(node: _Node) -> str | None:
 def _check_factory(node: _Node) -> str | None:
     """Check the sizes stated by the graph for a new tensor against the tensor made by its code."""
     value = node.arguments.get("size")
-    made = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
+    created = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
     stated = node.sizes.get(node.results[0] or "") if node.results else None
-    if type(made) is not list or stated is None:
+    if type(created) is not list or stated is None:
         return None
-    sizes = tuple(size.get("as_int") if type(size) is dict else size for size in made)
+    sizes = tuple(size.get("as_int") if type(size) is dict else size for size in created)
     if _have_sizes(stated, sizes):
         return None
     return "creates a tensor with other sizes than the graph declares"

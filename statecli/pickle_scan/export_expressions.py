@@ -519,12 +519,12 @@ def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps
     A module in the place of a tensor is the tensor, which torch calls.
     """
     tensor_parts = {name: _split_name(name) for name in tensors}
-    known = {".".join(parts) for parts in tensor_parts.values()}
+    tensor_names = {".".join(parts) for parts in tensor_parts.values()}
     reaches = [(name, parts, len(parts)) for name, parts in tensor_parts.items()]
     reaches += [(name, parts, len(parts) + 1) for name, parts in ((name, _split_name(name)) for name in modules)]
     for name, parts, reach in reaches:
         steps.take(Budget.TEXT, 1 + reach * len(name) // 1024)
-        if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in known for end in range(1, reach)):
+        if len(parts) > _MAX_NAME_PARTS or any(".".join(parts[:end]) in tensor_names for end in range(1, reach)):
             why = (
                 f"gets the attribute {quoting.quote(name)} of an object from the file, and the program uses this "
                 "attribute as a constant"

@@ -222,8 +222,8 @@ class Scanner(Machine):
         hazards: list[Hazard] = []
         try:
             if not self._is_metadata():
-                found = plain_data.find_hazards(self.root, self.flow.steps, keys_are_source=keys_are_source)
-                hazards.extend(islice(found, _MAX_HAZARDS))
+                in_data = plain_data.find_hazards(self.root, self.flow.steps, keys_are_source=keys_are_source)
+                hazards.extend(islice(in_data, _MAX_HAZARDS))
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(hazards)
@@ -329,11 +329,11 @@ class Scanner(Machine):
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Do the same as the machine, also for Python 2 strings of bytes."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
-        found = super().intern_name(module, name, pos)
+        imported = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
             why = "is a Python 2 name in a Python 3 pickle, so Python imports any module file of this name"
-            self.flow.note_misuse(found, why)
-        return found
+            self.flow.note_misuse(imported, why)
+        return imported
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """Set keys and values on any target; keep replaced values for the check."""

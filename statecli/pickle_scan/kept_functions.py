@@ -97,10 +97,10 @@ def pairs_of(value: Value, root: Root) -> Pairs | None:
 def has_modules(state: Value, root: Root) -> bool:
     """Return whether a state has the dicts of every module."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    held: dict[Value, Value] = {}
+    entries: dict[Value, Value] = {}
     for part in parts:
-        held |= part if type(part) is dict else {}
-    return all(pairs_of(held.get(name), root) is not None for name in ("_parameters", _MODULES))
+        entries |= part if type(part) is dict else {}
+    return all(pairs_of(entries.get(name), root) is not None for name in ("_parameters", _MODULES))
 
 
 class Attributes:
@@ -128,7 +128,9 @@ class Attributes:
         if not holder.startswith(_DISTRIBUTIONS):
             is_named = key in (_OF_HOOKS if holder in known_names.HOOK_CLASSES else _FUNCTIONS)
         else:
-            is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
+            is_named = key in _TRANSFORMS and all(
+                (self._root(function) or "").startswith(_DISTRIBUTIONS) for function in values
+            )
         if not is_named and any(map(self._may_be_called, values)):
             return f"has a function as its attribute {quoting.name(key)}, and other code may call this function"
         return None
@@ -140,13 +142,13 @@ class Attributes:
         if pairs is None:
             return f"has a {key} that is not a dict, and torch may call methods of this value"
         self._steps.take(Budget.FLOW, len(pairs))
-        for name, held in pairs:
+        for name, item in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
                 return (
                     f"has a {noun} in its {key} whose name is special, such as __len__, or is computed during "
                     f"loading; Python may call this {noun} as a method"
                 )
-            if not fits(held):
+            if not fits(item):
                 return f"has an object in its {key} that is not a {noun}, and torch may call methods of this object"
         self._sound.add((key, id(value)))
         return None
@@ -179,7 +181,7 @@ class Attributes:
         if name == "functools.partial" and type(value) is Obj:
             state: Any = value.state
             functions: Sequence[Value] = (*value.args[:1], *(state[:1] if type(state) is tuple else ()))
-            return all(type(one) is Global and not _is_clean(self._root(one) or "") for one in functions)
+            return all(type(function) is Global and not _is_clean(self._root(function) or "") for function in functions)
         if not _is_clean(name):
             return True
         if type(value) is Obj:

@@ -336,10 +336,10 @@ class _Walk:
 
     def _find_nested(self, value: Value, *keys: str) -> Iterator[Mapping[Any, Any]]:
         """Yield the mappings that a loader may find below the keys of a value, one after the other."""
-        found = [*self.find_mappings(value)]
+        mappings = [*self.find_mappings(value)]
         for key in keys:
-            found = [inner for items in found for inner in self.find_mappings(items.get(key))]
-        yield from found
+            mappings = [inner for items in mappings for inner in self.find_mappings(items.get(key))]
+        yield from mappings
 
     def _find_updates(self, value: Value, key: str) -> Iterator[Value]:
         """Yield what `dict.update` sets at a key: it takes a mapping, or a sequence of pairs."""
@@ -535,7 +535,7 @@ class _Walk:
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
         """Check the `_metadata` of a state_dict, given to each module by load_state_dict."""
         assigned, unknown = [], []
-        modules = (pair for found in self.find_mappings(get_attribute(node, "_metadata")) for pair in found.items())
+        modules = (pair for mapping in self.find_mappings(get_attribute(node, "_metadata")) for pair in mapping.items())
         for name, values in ((name, values) for name, local in modules for values in self.find_mappings(local)):
             if len(values) == 1 and _VERSION in values:
                 continue

@@ -135,10 +135,10 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
             help = "check the file before you give the checkpoint to LightningCLI"
             yield Hazard(what, is_error=False, help=help)
         elif _is_class_name(name) and name not in _list_classes():
-            found = judge_call(
+            hazard = judge_call(
                 f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object"
             )
-            yield replace(found, needs_review=found.is_error or _FILE_NAME.fullmatch(name) is None)
+            yield replace(hazard, needs_review=hazard.is_error or _FILE_NAME.fullmatch(name) is None)
 
 
 def _is_class_name(name: str) -> bool:

@@ -68,10 +68,10 @@ def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     numbers = sorted(layers)
     tensors = [layers[number] for number in numbers]
     rms = tuple(map(_compute_rms, tensors))
-    known = [value for value in rms if value is not None]
-    if len(known) < MIN_LAYERS:
+    present = [value for value in rms if value is not None]
+    if len(present) < MIN_LAYERS:
         return None
-    usual = _find_median(known)
+    usual = _find_median(present)
     own = fold.split_numbers(tensors[0].fqn)[1]
     name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, own[1:])])
     names = tuple(tensor.fqn for tensor in tensors)

@@ -295,7 +295,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
     """Return the line of modules that are folded together: their joint norm, and the largest change of each step."""
     first = modules[0]
     norms = [module.norms[-1] for module in modules if module.norms]
-    known = [norm for norm in norms if norm is not None]
+    present = [norm for norm in norms if norm is not None]
     changes = [
         max((value for value in step if value is not None), default=None)
         for step in zip(*(module.relative_changes for module in modules), strict=True)
@@ -312,7 +312,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
     cells = (
         format_fqn(name) if name else "(the model itself)",
         "",
-        format_number(math.hypot(*known), NORM_DIGITS) if known and len(known) == len(norms) else "-",
+        format_number(math.hypot(*present), NORM_DIGITS) if present and len(present) == len(norms) else "-",
         format_relative(last),
         draw_sparkline(changes[1:], limits),
     )

@@ -27,11 +27,11 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
     from difflib import get_close_matches
 
-    known = {rule.name: rule for rule in rules}
+    by_name = {rule.name: rule for rule in rules}
     present = [name, *list_present_names(name)]
-    text = next((known[word] for word in present if word in known), None)
+    text = next((by_name[word] for word in present if word in by_name), None)
     if text is None:
-        near = get_close_matches(name.lower(), known, n=3)
+        near = get_close_matches(name.lower(), by_name, n=3)
         listed = f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin"
         hint = f"did you mean {', '.join(near)}?" if near else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")

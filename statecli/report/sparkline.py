@@ -27,12 +27,12 @@ def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] |
 
 
 def _draw_cell(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    present = [value for value in values if value is not None]
+    if not present:
         return UNKNOWN_CELL
-    if not all(map(math.isfinite, known)):
+    if not all(map(math.isfinite, present)):
         return NAN_CELL
-    largest = max(known)
+    largest = max(present)
     if not largest or limits is None:
         return ZERO_CELL
     low, high = map(math.log10, limits)

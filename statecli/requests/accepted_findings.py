@@ -69,16 +69,16 @@ def list_accepted(
     # No rule counts as complete, because other commands report other findings of the same tensors.
     audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
     paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
-    known = baseline.join_baselines(paths, plugin_rules=None)
+    accepted_before = baseline.join_baselines(paths, plugin_rules=None)
     files: tuple[OutputFile, ...] = ()
     if options.write_baseline is not None:
-        known = baseline.build_baseline(audit, known, options.reason or "", unfiltered=False)
-        files = (OutputFile(options.write_baseline, baseline.encode_baseline(known, options.write_baseline)),)
-    if known is None:
+        accepted_before = baseline.build_baseline(audit, accepted_before, options.reason or "", unfiltered=False)
+        files = (OutputFile(options.write_baseline, baseline.encode_baseline(accepted_before, options.write_baseline)),)
+    if accepted_before is None:
         return accepted, files
     reasons = {
         id(entry.finding): entry.reason
-        for entry in baseline.accept_findings(audit, known, unfiltered=False).targets[0].accepted
+        for entry in baseline.accept_findings(audit, accepted_before, unfiltered=False).targets[0].accepted
     }
     in_baseline = (Accepted(finding, reasons[id(cause)]) for finding, cause in causes if id(cause) in reasons)
     return (*accepted, *in_baseline), files

@@ -170,10 +170,10 @@ _FUSED_SETTING = compile_on_use(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", 
 
 def _list_nested_optimizers(subject: Subject) -> list[str]:
     """Return the paths of fused optimizers that lie too deep in the checkpoint to be matched to a model."""
-    known = {optimizer.section for optimizer in subject.full_state.optimizers}
+    sections = {optimizer.section for optimizer in subject.full_state.optimizers}
     settings = subject.full_state.metadata.values.items()
     paths = (match["optimizer"] for path, value in settings if value and (match := _FUSED_SETTING.fullmatch(path)))
-    return [path for path in dict.fromkeys(paths) if path not in known]
+    return [path for path in dict.fromkeys(paths) if path not in sections]
 
 
 def needs_fused_optimizer(subject: Subject) -> str | None:

@@ -626,11 +626,11 @@ class FingerprintTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 @with_denormals
 def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
     """Return the fingerprint of each tensor, or its error; None if there are no elements to read."""
-    known = _find_fingerprints_of_neighbours(tasks)
-    others = [task for n, task in enumerate(tasks) if n not in known]
+    fingerprints = _find_fingerprints_of_neighbours(tasks)
+    others = [task for n, task in enumerate(tasks) if n not in fingerprints]
     with prefetch(*(data for task in others for data in task.parts)):
         rest = iter([_compute_fingerprint(task) for task in others])
-    return [known[n] if n in known else next(rest) for n in range(len(tasks))]
+    return [fingerprints[n] if n in fingerprints else next(rest) for n in range(len(tasks))]
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:

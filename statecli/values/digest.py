@@ -108,11 +108,11 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
     """Return the digest or the error of each tensor."""
     new = load_hasher(algorithm)
     tensors = [task.tensor for task in tasks]
-    known = _digest_neighbours(tensors, new)
-    others = (tensor for n, tensor in enumerate(tensors) if n not in known)
+    digests = _digest_neighbours(tensors, new)
+    others = (tensor for n, tensor in enumerate(tensors) if n not in digests)
     parts = (data for tensor in others for _, data in (("", tensor.data), *tensor.parts) if data is not None)
     with prefetch(*parts):
-        return [known.get(n) or _digest_or_error(tensor, new) for n, tensor in enumerate(tensors)]
+        return [digests.get(n) or _digest_or_error(tensor, new) for n, tensor in enumerate(tensors)]
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:

@@ -113,11 +113,11 @@ def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tup
                 bins += np.bincount(np.clip(places.astype(np.int64), 0, BINS - 1), minlength=BINS)
     if is_small:
         ordered = np.sort(np.concatenate(blocks))
-        found = ordered[_compute_ranks(ordered.size)]
+        quantiles = ordered[_compute_ranks(ordered.size)]
     else:
         sums = np.cumsum(totals)
-        found = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
-    return _to_values(found, low, high), tuple(bins.tolist()) if low < high else ()
+        quantiles = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
+    return _to_values(quantiles, low, high), tuple(bins.tolist()) if low < high else ()
 
 
 def _compute_ranks(count: int) -> Array:
@@ -146,8 +146,8 @@ def _to_ordered_codes(values: Array) -> Array:
 
 def _to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
     """Return the middle of the values with each code."""
-    found = codes.astype(np.uint32)
-    bits = np.where(found >= 0x8000, found - 0x8000, 0xFFFF - found).astype(np.uint32) << 16
+    ordered = codes.astype(np.uint32)
+    bits = np.where(ordered >= 0x8000, ordered - 0x8000, 0xFFFF - ordered).astype(np.uint32) << 16
     middles = (bits | 0x8000).view(np.float32).astype(np.float64)
     zeros = bits & 0x7FFF0000 == 0
     return tuple(np.clip(np.where(zeros, 0.0, middles), low, high).tolist())

@@ -24,12 +24,12 @@ def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo
     own, theirs = _read_centred(samples), _read_centred(others)
     if own is None or theirs is None:
         return [None] * len(samples)
-    found: list[int | None] = []
+    similar: list[int | None] = []
     for row in own @ theirs.T:
         best = int(np.argmax(row))
         lead = row[best] - np.max(np.delete(row, best), initial=0.0)
-        found.append(best if row[best] >= _MIN_CORRELATION and lead >= _MIN_LEAD else None)
-    return found
+        similar.append(best if row[best] >= _MIN_CORRELATION and lead >= _MIN_LEAD else None)
+    return similar
 
 
 def _read_centred(samples: Sequence[TensorInfo]) -> Array | None:

@@ -102,10 +102,10 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Spectrum:
     # A power of two scales without rounding, and keeps the squares of float64 values finite.
     scale = math.ldexp(1.0, math.frexp(float(np.abs(matrix).max()))[1])
     try:
-        found: Array = np.linalg.svd(matrix / scale, compute_uv=False)
+        singular: Array = np.linalg.svd(matrix / scale, compute_uv=False)
     except np.linalg.LinAlgError:
         return Spectrum(reason="numpy's computation did not converge")
-    return _describe(found, scale, max(rows, columns))
+    return _describe(singular, scale, max(rows, columns))
 
 
 def _describe(values: Array, scale: float, longer_side: int) -> Spectrum:

@@ -118,15 +118,15 @@ def _find_files(name: str, where: str) -> list[str]:
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         full_name = ".".join(parts[:count])
-        found = None if count > 1 and folders is None else _find_spec(full_name, folders)
-        if found is None:
+        spec = None if count > 1 and folders is None else _find_spec(full_name, folders)
+        if spec is None:
             raise UsageError(
                 f"{where}: the module {full_name} was not found; check the spelling, or install the package"
             )
-        if found.has_location and found.origin is not None:
-            files.append(found.origin)
+        if spec.has_location and spec.origin is not None:
+            files.append(spec.origin)
         # The path of an imported package may have changed since it was found.
-        locations = getattr(sys.modules.get(full_name), "__path__", found.submodule_search_locations)
+        locations = getattr(sys.modules.get(full_name), "__path__", spec.submodule_search_locations)
         folders = None if locations is None else list(locations)
     return files
 
@@ -138,11 +138,11 @@ def _find_spec(full_name: str, folders: Sequence[str] | None) -> ModuleSpec | No
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         try:
-            found: ModuleSpec | None = find(full_name, folders, None) if find is not None else None
+            spec: ModuleSpec | None = find(full_name, folders, None) if find is not None else None
         except KeyError:  # Python looks up the parent of a namespace package, and the parent is not imported
             return _build_namespace_spec(full_name, folders or ())
-        if found is not None:
-            return found
+        if spec is not None:
+            return spec
     return None
 
 

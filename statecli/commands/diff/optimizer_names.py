@@ -71,8 +71,8 @@ def _follows_model(state: ModelState, facts: OptimizerFacts, sizes: Sequence[int
     places = {row.fqn: n for n, row in enumerate(state.tensors) if row.kind is Kind.PARAMETER}
     names = iter([str(parameter) for group in facts.groups for parameter in group.params])
     for size in sizes:
-        known = [places[name] for name in islice(names, size) if name in places]
-        if known != sorted(known):
+        own_places = [places[name] for name in islice(names, size) if name in places]
+        if own_places != sorted(own_places):
             return False
     return True
 

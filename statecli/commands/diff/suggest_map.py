@@ -178,10 +178,10 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
                     places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
     counts: Counter[tuple[str, str]] = Counter()
     for old, other in places.values():
-        known = [(first, second) for first, second in product(old, other) if _SYNONYMS.get(first, "") == second]
-        counts.update(known)
-        left = [name for name in old if all(name != first for first, _ in known)]
-        right = [name for name in other if all(name != second for _, second in known)]
+        synonyms = [(first, second) for first, second in product(old, other) if _SYNONYMS.get(first, "") == second]
+        counts.update(synonyms)
+        left = [name for name in old if all(name != first for first, _ in synonyms)]
+        right = [name for name in other if all(name != second for _, second in synonyms)]
         if len(left) == len(right) and (has_order or len(left) == 1):
             counts.update(zip(left, right, strict=True))
     return counts

@@ -34,14 +34,14 @@ def find_computed_weights(
     pairs: Iterable[tuple[str, str]], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
     """Return the computed weights among pairs of a name in the file and a name of the class."""
-    found = ComputedWeights([], [])
+    weights = ComputedWeights([], [])
     for name, own in pairs:
         parts = _find_part(name, stored), _find_part(own, registered)
         if parts[0] is not None and parts[1] is None:
-            found.in_file.append(ComputedWeight(own, name, parts[0]))
+            weights.in_file.append(ComputedWeight(own, name, parts[0]))
         elif parts[1] is not None and parts[0] is None:
-            found.in_class.append(ComputedWeight(name, own, parts[1]))
-    return found
+            weights.in_class.append(ComputedWeight(name, own, parts[1]))
+    return weights
 
 
 def _find_part(name: str, names: Collection[str]) -> str | None:

@@ -126,9 +126,9 @@ def diagnose(subject: Subject) -> Diagnosis:
 def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosis | None:
     """Return the diagnosis if one side has parts of weights that the other has whole: no renaming loads them."""
     pairs = [(pair.name, pair.registered) for pair in (*matching.pairs, *matching.mismatched)]
-    found = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
+    computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
-    for weights, has, place in ((found.in_file, "the file", target), (found.in_class, target, "the file")):
+    for weights, has, place in ((computed.in_file, "the file", target), (computed.in_class, target, "the file")):
         if weights:
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
@@ -138,7 +138,7 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
             )
             advice = (
                 f"apply {functions} to the modules of {target}, then load the file"
-                if weights is found.in_file
+                if weights is computed.in_file
                 else f"load the file first, then apply {functions} to the modules"
             )
             evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")

@@ -195,22 +195,22 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
 
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     """Return the steps that remove or add a prefix of every name, or of the names that have it."""
-    found: list[Step] = []
+    steps: list[Step] = []
     removed = {name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)}
     added = {new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)}
-    found += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
-    found += [Substitution("^", _escape(prefix), "", prefix, at_start=True) for prefix in sorted(added, key=len)[:3]]
+    steps += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
+    steps += [Substitution("^", _escape(prefix), "", prefix, at_start=True) for prefix in sorted(added, key=len)[:3]]
     # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
     for own, other in ((names.keys(), names.values()), (names.values(), names.keys())):
         head = {name.partition(".")[0] for name in own}
         if len(head) == 1 and all("." in name for name in own) and head.isdisjoint(n.partition(".")[0] for n in other):
             prefix = f"{next(iter(head))}."
-            found.append(
+            steps.append(
                 _remove_prefix(prefix)
                 if own is names.keys() or list(own) == list(names)
                 else Substitution("^", _escape(prefix), "", prefix, at_start=True)
             )
-    return found
+    return steps
 
 
 def _remove_prefix(prefix: str) -> Substitution:

@@ -97,7 +97,7 @@ def _count_children(names: Iterable[str]) -> dict[str, int]:
         for n, part in enumerate(parts):
             if part.isdigit():
                 numbers.setdefault(".".join(parts[:n]), set()).add(part)
-    return {module: len(found) for module, found in numbers.items()}
+    return {module: len(module_numbers) for module, module_numbers in numbers.items()}
 
 
 def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:

@@ -114,9 +114,9 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
 
 def _choose_registration_rule(rows: list[TensorInfo]) -> str:
     """Return the rule of the worst tensor of a container: a module, a parameter, or any tensor."""
-    found = {registration_rules.choose_rule(row) for row in rows}
+    rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
-    return next((rule for rule in order if rule in found), registration_rules.UNREGISTERED_TENSOR).name
+    return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name
 
 
 def _cut(finding: Finding) -> str:

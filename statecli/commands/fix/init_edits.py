@@ -424,10 +424,10 @@ def _is_parameter_call(source: Source, call: cst.Call) -> bool:
 
 def list_assignments(source: Source, owner: cst.ClassDef, name: str) -> list[cst.CSTNode]:
     """Return the statements in the methods of a class that assign `self.name`."""
-    found: list[cst.CSTNode] = []
+    statements: list[cst.CSTNode] = []
     for kind in (cst.Assign, cst.AnnAssign, cst.AugAssign):
         for node in source.find(kind, within=owner.body):
             targets = [node.target] if isinstance(node, cst.AugAssign) else list_targets(node)
             if any(isinstance(target, cst.Attribute) and _names(target, name) for target in targets):
-                found.append(node)
-    return found
+                statements.append(node)
+    return statements

@@ -108,8 +108,8 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
         same = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
         return Verdict.FAILED if same else Verdict.PASSED
     named, revealed = Names(defect.names), _list_revealed(defect, verification)
-    found = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
-    verdicts = {verdict for name, verdict in found.items() if name not in revealed}
+    own = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    verdicts = {verdict for name, verdict in own.items() if name not in revealed}
     return next((verdict for verdict in _BAD if verdict in verdicts), Verdict.PASSED)
 
 
@@ -117,13 +117,13 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
     """Return the worst verdict of each name in the columns and findings of a proof."""
     verdicts: dict[str, Verdict] = {}
     cells = [(fqn, cell.verdict) for column in check.columns for fqn, cell in column.cells.items()]
-    found = [
+    findings = [
         (finding.fqn, Verdict.FAILED)
         for finding in check.findings
         if finding.fqn is not None and finding.severity.value != "note"
     ]
     order = (*_BAD, Verdict.PASSED, Verdict.SKIPPED)
-    for fqn, verdict in (*cells, *found):
+    for fqn, verdict in (*cells, *findings):
         name = normalize(fqn)
         verdicts[name] = min(verdicts.get(name, Verdict.SKIPPED), verdict, key=order.index)
     return verdicts

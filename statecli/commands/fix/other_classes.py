@@ -170,14 +170,14 @@ def _list_descendants(classes: Classes, name: str) -> set[str]:
 
 def _list_ancestors(classes: Classes, name: str) -> set[str]:
     """Return the classes of the file from which a class inherits."""
-    found: set[str] = set()
+    ancestors: set[str] = set()
     stack = [name]
     while stack:
         for base in _list_bases(classes[stack.pop()]):
-            if base in classes and base not in found:
-                found.add(base)
+            if base in classes and base not in ancestors:
+                ancestors.add(base)
                 stack.append(base)
-    return found
+    return ancestors
 
 
 def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: str) -> str:

@@ -65,10 +65,10 @@ def find_editable_file(spec: ModelSpec) -> str:
     else:
         parts = os.path.join(*spec.module.split("."))
         candidates = [os.path.abspath(name) for name in (f"{parts}.py", os.path.join(parts, "__init__.py"))]
-        found = next(filter(os.path.isfile, candidates), None)
-        if found is None:
+        file = next(filter(os.path.isfile, candidates), None)
+        if file is None:
             raise _refuse_installed(spec.text, f"the current folder has no module {spec.module}")
-        path = found
+        path = file
     if is_installed_file(path):
         raise _refuse_installed(spec.text, "the class is in an installed package")
     return path

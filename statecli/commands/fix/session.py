@@ -50,8 +50,8 @@ class Session:
 
     def find_defects(self) -> list[Defect]:
         """Return the defects without a decision, in the order of their lines."""
-        found = find_defects(self.current.verification)
-        return [defect for defect in found if defect.key not in self.edits]
+        defects = find_defects(self.current.verification)
+        return [defect for defect in defects if defect.key not in self.edits]
 
     def repair_all_together(self) -> None:
         """Keep the first edit of every defect if all together are proved: one verification instead of many."""

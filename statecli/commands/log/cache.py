@@ -73,13 +73,13 @@ class Cache:
         paths = {where.path for state in states for tensor in state.tensors for where in tensor.ranges if where.path}
         if not paths.issubset(versions) or None in versions.values():
             return None
-        found = {os.path.realpath(path): version for path, version in versions.items() if version is not None}
-        if any(_age(path) < MIN_AGE_S for path in found):
+        real_paths = {os.path.realpath(path): version for path, version in versions.items() if version is not None}
+        if any(_age(path) < MIN_AGE_S for path in real_paths):
             return None
         tensors = [tensor for state in states for tensor in state.tensors]
         layout = [[tensor.section, tensor.fqn, tensor.kind, tensor.data, tensor.parts] for tensor in tensors]
         digest = hashlib.blake2b(digest_size=32)
-        for part in (FORMAT, sorted(found.items()), [len(state.tensors) for state in states], layout):
+        for part in (FORMAT, sorted(real_paths.items()), [len(state.tensors) for state in states], layout):
             try:
                 digest.update(msgspec.msgpack.encode(part))
             except (OverflowError, UnicodeEncodeError):  # a 65-bit integer, a surrogate

@@ -79,8 +79,8 @@ def order_run_by_names(texts: Sequence[str]) -> Run | None:
     """
     listed = list_checkpoints(texts)
     numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in listed])]
-    known = [number for number in numbers if number is not None]
-    if len(set(known)) < len(known) or 2 * len(known) < len(numbers):
+    present = [number for number in numbers if number is not None]
+    if len(set(present)) < len(present) or 2 * len(present) < len(numbers):
         return None
     steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
     entries = [msgspec.structs.replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)]

@@ -221,8 +221,10 @@ class Follower:
 
     def _find_last_comparison(self) -> int:
         """Return the index of the last checkpoint with a comparison that counts."""
-        known = (n for name in self._order for n, value in enumerate(self._modules[name].changes) if value is not None)
-        return max(known, default=0)
+        compared = (
+            n for name in self._order for n, value in enumerate(self._modules[name].changes) if value is not None
+        )
+        return max(compared, default=0)
 
 
 def _has_changed(pair: ComparedPair) -> bool | None:

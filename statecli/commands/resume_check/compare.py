@@ -49,11 +49,11 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     """Say where two uninterrupted runs differ; None if they do not."""
     if len(first.steps) != len(second.steps):
         return f"the first run takes {plural(len(first.steps), 'step')}, the second run takes {len(second.steps)}"
-    for step, (one, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
+    for step, (own, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
         for what, pair in (
-            ("the parameters differ", (one.parameters, other.parameters)),
-            ("the batches differ", (one.batches, other.batches)),
-            ("the gradients differ", (one.gradients, other.gradients)),
+            ("the parameters differ", (own.parameters, other.parameters)),
+            ("the batches differ", (own.batches, other.batches)),
+            ("the gradients differ", (own.gradients, other.gradients)),
         ):
             if pair[0] != pair[1]:
                 return f"{what} at step {step}"
@@ -102,9 +102,9 @@ def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, s
     generators = row.evidence.partition(": ")[2].split(", ")
     own = _list_own_generators(whole)
     taken = {key for name in own if (key := keys.find_generator(name))}
-    known = {name: key for name, key in keys.generators.items() if key not in taken}
-    if "torch" not in known and (rest := [key for key in keys.torch_states if key not in taken]):
-        known["torch"] = rest[0]
+    free_keys = {name: key for name, key in keys.generators.items() if key not in taken}
+    if "torch" not in free_keys and (rest := [key for key in keys.torch_states if key not in taken]):
+        free_keys["torch"] = rest[0]
     vague = keys.find_vague_random()
     saved: list[str] = []
     set_calls: list[str] = []
@@ -117,12 +117,12 @@ def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, s
                 f"{generator}.set_state",
             )
         else:
-            key, (get_call, set_name) = known.get(generator, vague), _RANDOM_CALLS[generator]
+            key, (get_call, set_name) = free_keys.get(generator, vague), _RANDOM_CALLS[generator]
         if key is None:
             get_calls.append(get_call)
         else:
             saved.append(key.text)
-            set_calls.append(f"{set_name}({key.expression if generator in (*known, *own) else ''})")
+            set_calls.append(f"{set_name}({key.expression if generator in (*free_keys, *own) else ''})")
     when = f"right before step {saved_at + 1}"
     ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
     ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []

@@ -178,7 +178,7 @@ class Recorder:
             self.model_name = names.get(id(models[0]), self.model_name)
         parameters, buffers = _read_tensors(models, "named_parameters"), _read_tensors(models, "named_buffers")
         is_first = len(self.steps) == self._first_step
-        found = [thing for thing in gc.get_objects() if issubclass(type(thing), _TRACKED)] if is_first else []
+        tracked = [thing for thing in gc.get_objects() if issubclass(type(thing), _TRACKED)] if is_first else []
         self.steps.append(
             StepRecord(
                 parameters,
@@ -186,9 +186,9 @@ class Recorder:
                 _read_gradients(optimizer),
                 _read_optimizer(optimizer),
                 _read_groups(optimizer),
-                _read_states(found, torch.optim.lr_scheduler.LRScheduler, names),
-                _read_states(found, torch.amp.GradScaler, names),
-                self._read_averages(found, models, names),
+                _read_states(tracked, torch.optim.lr_scheduler.LRScheduler, names),
+                _read_states(tracked, torch.amp.GradScaler, names),
+                self._read_averages(tracked, models, names),
                 tuple(self._batches),
                 _read_random(),
             )
@@ -200,11 +200,11 @@ class Recorder:
         parts = {id(part) for model in self._models for part in list(model.modules())[1:]}
         return [model for model in self._models if id(model) not in parts]
 
-    def _read_averages(self, found: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
+    def _read_averages(self, things: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
         """Read averaged models, further instances of a called class, and dicts with the shapes of a model."""
         used = {id(part) for model in models for part in model.modules()}
         kinds = {type(model) for model in models}
-        modules = [thing for thing in found if isinstance(thing, nn.Module) and id(thing) not in used]
+        modules = [thing for thing in things if isinstance(thing, nn.Module) and id(thing) not in used]
         averaged: list[nn.Module] = [
             module for module in modules if isinstance(module, torch.optim.swa_utils.AveragedModel)
         ]
@@ -324,9 +324,9 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
     }
 
 
-def _read_states(found: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
+def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
     """Read the state of each object of a class. The name is a variable, else the class."""
-    things: list[Any] = [thing for thing in found if isinstance(thing, kind)]
+    things: list[Any] = [thing for thing in objects if isinstance(thing, kind)]
     return {names.get(id(thing), type(thing).__name__): _encode(thing.state_dict()) for thing in things}
 
 

@@ -142,25 +142,25 @@ class SavedKeys(NamedTuple):
 
 def read_keys(checkpoint: str) -> SavedKeys:
     """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
-    found = _Collector()
+    collector = _Collector()
     if not os.path.isdir(checkpoint):
         read = _read_file(checkpoint)
-        found.is_readable = read is not None
+        collector.is_readable = read is not None
         if read is not None:
-            found.add_keys(read)
-            found.add_generators(read, "")
-        return found.build()
+            collector.add_keys(read)
+            collector.add_generators(read, "")
+        return collector.build()
     for name in sorted(os.listdir(checkpoint)):
         state = _classify(name)
         if state is not None:
-            found.add(state, SavedKey((), name))
+            collector.add(state, SavedKey((), name))
         may_hold_more = state in (None, State.RANDOM) and name.endswith(_FILE_ENDS)
         read = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
         if read is not None:
-            found.add_generators(read, name)
+            collector.add_generators(read, name)
         if read is not None and state is None:
-            found.add_keys(read, name)
-    return found.build()
+            collector.add_keys(read, name)
+    return collector.build()
 
 
 class _Collector:

@@ -77,4 +77,4 @@ def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _find_reassigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
     """Return the names to which forward assigned another tensor."""
-    return frozenset(name for name, one in _map_tensors(module).items() if there.get(name, one) is not one)
+    return frozenset(name for name, tensor in _map_tensors(module).items() if there.get(name, tensor) is not tensor)

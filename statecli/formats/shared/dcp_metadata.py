@@ -211,8 +211,8 @@ def _check_version(version: Any, what: str) -> None:
         raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
     if version is not None and type(version) is not str:
         number = type(version) in (int, float, bool)
-        found = f"version {quoting.value(version)}" if number else "a version of an unknown type"
-        raise UnreadableError(f"{what} has {found}, but torch writes version 1.0.0; save the checkpoint again")
+        description = f"version {quoting.value(version)}" if number else "a version of an unknown type"
+        raise UnreadableError(f"{what} has {description}, but torch writes version 1.0.0; save the checkpoint again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:

@@ -91,8 +91,8 @@ def _skip_comments(text: str, position: int) -> int | None:
 
 
 def _skip_to_value(text: str, position: int) -> int:
-    found = _BEFORE_VALUE.match(text, position)
-    return found.end() if found else position
+    match = _BEFORE_VALUE.match(text, position)
+    return match.end() if match else position
 
 
 def _is_comment(before: str) -> bool:

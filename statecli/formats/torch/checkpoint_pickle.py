@@ -64,14 +64,14 @@ class _Machine(Machine):
 
     def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """Make the call as the machine does, and note copied containers."""
-        made = super().make_call(function, args, pos, how)
+        call = super().make_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
                 self._note(args)
-                self._refuse_writing(made, pos)
+                self._refuse_writing(call, pos)
             elif self._copies[id(function)]:
                 self._note(args)
-        return made
+        return call
 
     def makes_tensor(self, function: Any) -> bool:
         """Return whether calling this makes a tensor or an array."""
@@ -89,9 +89,9 @@ class _Machine(Machine):
             if type(value) in (list, tuple):
                 self.copied.update((id(pair), pair) for pair in value if type(pair) is list and len(pair) == 2)
 
-    def _refuse_writing(self, made: Obj, pos: int) -> None:
-        if get_name(made.cls) in _SETTING and len(made.args) > 3:
-            names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(get_state_attributes(made.args[3]))
+    def _refuse_writing(self, call: Obj, pos: int) -> None:
+        if get_name(call.cls) in _SETTING and len(call.args) > 3:
+            names = (REPLACING if _is_same_tensor(call) else _WRITING).intersection(get_state_attributes(call.args[3]))
             if names:
                 raise self.make_unsupported_error(
                     pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSED}"
@@ -140,11 +140,11 @@ class _Machine(Machine):
             )
 
 
-def _is_same_tensor(made: Obj) -> bool:
+def _is_same_tensor(call: Obj) -> bool:
     """Return whether a call may give a tensor already made by the pickle."""
-    name = get_name(made.cls)
-    if name.startswith("torch._tensor.") and made.args:
-        name = get_name(made.args[0])
+    name = get_name(call.cls)
+    if name.startswith("torch._tensor.") and call.args:
+        name = get_name(call.args[0])
     return _SAME_TENSOR.fullmatch(name) is not None
 
 

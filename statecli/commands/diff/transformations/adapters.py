@@ -37,7 +37,7 @@ def find_adapters(
         task = _build_task(weight, update) if weight is not None else None
         if weight is not None and task is not None:
             measured.append(_Measured(number_of[update.b.fqn], weight, update, task))
-    results = measure_updates([one.task for one in measured], jobs=jobs)
+    results = measure_updates([pair.task for pair in measured], jobs=jobs)
     adapters: dict[int, Transformation] = {}
     for (number, weight, update, task), relative in zip(measured, results, strict=True):
         if not isinstance(relative, StateError):

@@ -55,12 +55,12 @@ def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         if not isinstance(before, StateError) and not isinstance(after, StateError)
         for segments in _list_alignments(before, after)
     ]
-    found: dict[int, Transformation] = {}
+    best: dict[int, Transformation] = {}
     results = _check_alignments([(pairs[n], segments) for n, segments in candidates], jobs)
     for (n, _), done in zip(candidates, results, strict=True):
-        if done is not None and (n not in found or done.exceptions < found[n].exceptions):
-            found[n] = done
-    return found
+        if done is not None and (n not in best or done.exceptions < best[n].exceptions):
+            best[n] = done
+    return best
 
 
 def _build_pair(change: Change) -> _Pair | None:

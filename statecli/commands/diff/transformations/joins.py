@@ -104,8 +104,8 @@ def _find_concatenations_anywhere(
         for is_transposed in (False, True):
             tried = list(transposes.values()) if is_transposed else wholes
             left = [(whole, list_fitting(whole)) for whole in tried if whole.number not in joins]
-            found = _find_concatenations(left, kind, jobs)
-            joins |= {n: replace(done, is_transposed=is_transposed) for n, done in found.items()}
+            concatenations = _find_concatenations(left, kind, jobs)
+            joins |= {n: replace(done, is_transposed=is_transposed) for n, done in concatenations.items()}
     return joins
 
 
@@ -422,10 +422,10 @@ def _check_other_order(
     of_whole, of_parts = (old, new) if kind in _REVERSED else (new, old)
     places = {digest: n for n, digest in enumerate(of_parts) if isinstance(digest, tuple)}
     numbers = [places.get(digest) if isinstance(digest, tuple) else None for digest in of_whole]
-    known = [number for number in numbers if number is not None]
-    if len(places) < len(items) or len(set(known)) < len(known) or 2 * len(known) < len(items):
+    present = [number for number in numbers if number is not None]
+    if len(places) < len(items) or len(set(present)) < len(present) or 2 * len(present) < len(items):
         return None
-    left = iter([n for n in range(len(items)) if n not in set(known)])
+    left = iter([n for n in range(len(items)) if n not in set(present)])
     filled = [next(left) if number is None else number for number in numbers]
     if filled == sorted(filled):
         return None

@@ -38,7 +38,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
         raise StateError(f"{adapter.target}: contains no weights of a LoRA adapter (lora_A, lora_B)")
     numbers = {row.fqn: n for n, change in enumerate(changes) if (row := change.before) is not None}
     places = {row.fqn: n for n, row in enumerate(base.tensors)}
-    found: dict[int, Transformation] = {}
+    merged: dict[int, Transformation] = {}
     broken: list[Broken] = []
 
     def report(number: int | None, row: TensorInfo, problem: str) -> None:
@@ -63,8 +63,8 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
     for (number, update, _), result in zip(tasks, check_merges([task for *_, task in tasks], jobs=jobs), strict=True):
         if isinstance(result, MergeResult):
             done = _build_transformation(update, result)
-            if number not in found or done.exceptions < found[number].exceptions:
-                found[number] = done
+            if number not in merged or done.exceptions < merged[number].exceptions:
+                merged[number] = done
         else:
             report(number, update.b, str(result or "a value is NaN or infinite"))
 
@@ -77,12 +77,12 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
     for (number, copy), copied in zip(copies, check_elements([task for _, task in copies], jobs=jobs), strict=True):
         if isinstance(copied, CheckResult):
             source = parsed.replaced[copy.name].fqn
-            found[number] = Transformation(
+            merged[number] = Transformation(
                 TransformationKind.MERGED, copied.elements, copied.exceptions, sources=(source,)
             )
         else:
             broken.append(Broken(copy.name, "", str(copied)))
-    kept = {n: done for n, done in found.items() if done.exceptions or changes[n].status is not Status.IDENTICAL}
+    kept = {n: done for n, done in merged.items() if done.exceptions or changes[n].status is not Status.IDENTICAL}
     return MergeCheck(kept, list(dict.fromkeys(broken)))  # a square weight is checked both ways
 
 

@@ -68,8 +68,8 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
     """
     back = {new: old for old, new in sections.items()}
     reversed_changes = [_reverse(change) for change in changes]
-    found = _find_in_one_direction(changes, sections, TransformationKind.QUANTIZED, jobs)
-    return found | _find_in_one_direction(reversed_changes, back, TransformationKind.DEQUANTIZED, jobs)
+    quantized = _find_in_one_direction(changes, sections, TransformationKind.QUANTIZED, jobs)
+    return quantized | _find_in_one_direction(reversed_changes, back, TransformationKind.DEQUANTIZED, jobs)
 
 
 def _reverse(change: Change) -> Change:
@@ -85,7 +85,7 @@ def _find_in_one_direction(
 ) -> dict[int, ComparedCodes]:
     pairs = _find_pairs(changes, sections)
     errors = iter(measure_errors([task for pair in pairs for task in pair.tasks], jobs=jobs))
-    found: dict[int, ComparedCodes] = {}
+    compared: dict[int, ComparedCodes] = {}
     are_codes = {pair.number for pair in pairs}
     for pair in pairs:
         measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
@@ -93,15 +93,15 @@ def _find_in_one_direction(
             error = min(measured, key=lambda error: error.relative)
             done = _build_transformation(pair, error, kind)
             values = Delta(done.elements, error.changed, relative_l2=done.relative_l2, reason=_AFTER_DEQUANTIZING)
-            found[pair.number] = ComparedCodes(done, values if changes[pair.number].values is not None else None)
+            compared[pair.number] = ComparedCodes(done, values if changes[pair.number].values is not None else None)
     for n, change in enumerate(changes):
-        if n in found or change.status is Status.IDENTICAL:
+        if n in compared or change.status is Status.IDENTICAL:
             continue
         if (blocks := _describe_blocks(change, kind)) is not None:
-            found[n] = ComparedCodes(blocks, change.values)
+            compared[n] = ComparedCodes(blocks, change.values)
         elif change.values is not None and (n in are_codes or _has_unknown_codes(change)):
-            found[n] = ComparedCodes(Transformation(TransformationKind.CODES, 0), _count_not_finite(change.values))
-    return found
+            compared[n] = ComparedCodes(Transformation(TransformationKind.CODES, 0), _count_not_finite(change.values))
+    return compared
 
 
 def find_float_codes(changes: Sequence[Change]) -> dict[int, Transformation]:

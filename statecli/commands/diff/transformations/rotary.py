@@ -50,7 +50,7 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
     checks: list[tuple[int, int, RowOrder, CheckTask]] = []
     for (n, pair), old, new in zip(sides.items(), digests[::2], digests[1::2], strict=True):
         if isinstance(old, tuple) and isinstance(new, tuple):
-            checks += [(n, *found, _build_task(changes[n].fqn, pair, *found)) for found in _find_orders(old, new)]
+            checks += [(n, *best, _build_task(changes[n].fqn, pair, *best)) for best in _find_orders(old, new)]
     reordered: dict[int, Transformation] = {}
     results = check_elements([task for *_, task in checks], jobs=jobs)
     for (n, heads, order, task), result in zip(checks, results, strict=True):
@@ -95,7 +95,7 @@ def _select_with_ends(
 def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, RowOrder]]:
     """Yield the number of heads and the order by which the most rows are at their place, if at least half are."""
     best = 0
-    found: tuple[int, RowOrder] | None = None
+    best_order: tuple[int, RowOrder] | None = None
     for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
         if len(old) % size:
             continue
@@ -104,9 +104,9 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
         for order, there, here in ((RowOrder.INTERLEAVED, old, new), (RowOrder.HALVES, new, old)):
             equal = sum(there[place] == row for place, row in zip(places, here, strict=True))
             if equal > best:
-                best, found = equal, (len(old) // size, order)
-    if found is not None and best >= _MIN_SHARE * len(old):
-        yield found
+                best, best_order = equal, (len(old) // size, order)
+    if best_order is not None and best >= _MIN_SHARE * len(old):
+        yield best_order
 
 
 def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, order: RowOrder) -> CheckTask:

@@ -76,7 +76,9 @@ class _Proof:
         if module is not self._subject.original:
             # Parameters are left undrawn, and zeros are not proof of anything. Their ends will do: memory that nobody
             # has written to costs nothing until it is copied.
-            tensor_bits.perturb((one for one in self._tensors.values() if type(one) is nn.Parameter), ends_alone=True)
+            tensor_bits.perturb(
+                (tensor for tensor in self._tensors.values() if type(tensor) is nn.Parameter), ends_alone=True
+            )
         self._copy(module)
         self._pickle(module)
         return judging.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)

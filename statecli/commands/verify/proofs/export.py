@@ -186,8 +186,8 @@ class _Proof(Proof):
         position = next((at for at, pair in enumerate(zip(nodes, others, strict=False)) if pair[0] != pair[1]), None)
         if position is None:
             return None if len(nodes) == len(others) else ()
-        found = [_locate(list(program.graph.nodes)[position]) for program in programs]
-        return next(filter(None, found), ())
+        located = [_locate(list(program.graph.nodes)[position]) for program in programs]
+        return next(filter(None, located), ())
 
     def _report_number(self, attribute: ChangedAttribute, place: Place | tuple[()]) -> None:
         where = self._format_place(place or None)

@@ -143,8 +143,8 @@ def has_own_move(module: nn.Module) -> bool:
 
 def parse_device(text: str) -> torch.device:
     """Return the device of `--device`, with its index. Raises UsageError."""
-    known = "fake-cuda, cuda, cuda:1, cpu or meta"
-    return requested_device.parse_device("--device", text, devices=known, anywhere=FAKE_CUDA)
+    devices = "fake-cuda, cuda, cuda:1, cpu or meta"
+    return requested_device.parse_device("--device", text, devices=devices, anywhere=FAKE_CUDA)
 
 
 @dataclass
