@@ -51,11 +51,28 @@ def test_what_is_compared_is_worth_it(alone):
     assert (summary["changed"], summary["renamed"], summary["identical"], summary["broken"]) == (21, 1, 2, 0)
 
 
-@pytest.mark.parametrize(("engine", "names"), [("threads:2", COMMANDS), ("processes:2", KINDS)])
-def test_on_this_machine(engine, names, statecli, alone):
-    """Threads and processes."""
-    for name in names:
-        assert statecli(*COMMANDS[name], "--executor", engine) == alone[name], name
+#: The command line, with each task handed out by itself.
+ONE_TASK_A_PARCEL = (
+    "from statecli.workers import pool; from statecli.workers.executors import futures; from statecli import __main__\n"
+    "pool.MIN_BATCH_BYTES = futures.MAX_BATCH_BYTES = 1; __main__.command()"
+)
+
+
+def run_alone(*words: str, code: str = "from statecli import __main__; __main__.command()") -> Result:
+    """Run statecli in a process of its own: a fork of this one copies the memory of all libraries of the tests."""
+    line = [sys.executable, "-c", code, *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_in_threads(statecli, alone):
+    for name, words in COMMANDS.items():
+        assert statecli(*words, "--executor", "threads:2") == alone[name], name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_in_processes(name, alone):
+    assert run_alone(*COMMANDS[name], "--executor", "processes:2", code=ONE_TASK_A_PARCEL) == alone[name]
 
 
 def test_on_a_cluster_of_dask(statecli, alone, dask_cluster):
@@ -80,9 +97,8 @@ def test_on_ranks_of_mpi(name, alone):
 def test_on_workers_of_ray(alone):
     """A cluster of this machine that is begun for the command, and ended with it."""
     pytest.importorskip("ray")
-    line = [sys.executable, "-m", "statecli", *COMMANDS["diff"], "--executor", "ray"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (alone["diff"].code, alone["diff"].out), done.stderr
+    done = run_alone(*COMMANDS["diff"], "--executor", "ray")
+    assert (done.code, done.out) == (alone["diff"].code, alone["diff"].out), done.err
 
 
 def test_by_an_executor_from_python():
