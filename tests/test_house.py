@@ -237,7 +237,7 @@ def test_nothing_unpickles_or_evaluates():
 def test_only_main_catches_our_errors():
     """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, of one target of an
     audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own. So does the
-    screen of `browse`, which stays open.
+    screen of `browse`, which stays open. A line that an error advises is tried, and its own error may advise another.
     """
     places = """
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
@@ -246,7 +246,7 @@ def test_only_main_catches_our_errors():
         workers/executors/futures values/compare values/compare_task values/element_checks values/histogram values/facts
         values/digest values/low_rank values/quantized_error values/merged_update
         values/change_rank values/evidence values/ratios
-        values/row_digests values/stats workers/pool
+        values/row_digests values/stats workers/pool live/working_line
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
     assert all(path.exists() for path in keeps)

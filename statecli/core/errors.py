@@ -49,7 +49,8 @@ class StateError(Exception):
         self.advice = advice
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, [self._format_with_choices(), self.advice]))
+        message = self._format_with_choices()
+        return (" " if message.endswith(("?", ":")) else "; ").join(filter(None, [message, self.advice]))
 
     def _format_with_choices(self) -> str:
         more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
@@ -172,7 +173,21 @@ class OutputError(StateError):
 
 
 class ModelError(StateError):
-    """A model class could not be found, imported, built or walked."""
+    """A model class could not be found, imported, built or walked.
+
+    `lines` are words to type instead: `live.build` tries them, and replaces the advice if another line works.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        choices: Sequence[str] = (),
+        advice: str | None = None,
+        lines: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, choices=choices, advice=advice)
+        self.lines = tuple(lines)
 
 
 class EngineError(StateError):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.live.suggested_arguments import get_annotation_text, write_values
+from statecli.live.working_line import Advice, advise_line
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 #: Python's message for a call of a constructor that lacks arguments.
@@ -43,6 +44,8 @@ _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
 _VALUES = " with a number, a string or a list in place of each `...`"
+#: Numbers that are tried for sizes, one for all arguments: channels must often divide another argument.
+_NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
@@ -62,41 +65,42 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
     except (TypeError, ValueError) as mismatch:
         return _explain_mismatch(spec, callee, mismatch)
     missing = _find_arguments_passed_on(spec, callee, error)
-    return ModelError(f"{_describe_need(spec, callee, missing)}; {_write_call(spec, missing)}") if missing else None
+    return _write_call(spec, callee, missing).build_error(_describe_need(spec, callee, missing)) if missing else None
 
 
-def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str:
-    """Return the line to type after an error that names an argument, or a folder without weights; "" if unknown."""
+def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Advice | None:
+    """Return the line to type after an error that names an argument, or a folder without weights; None if unknown."""
     folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
     if folder is not None and isinstance(error, OSError):
-        return f"; to build the class without weights, write {quote_for_shell(folder)}"
+        line = quote_for_shell(folder)
+        return Advice(f"to build the class without weights, write {line}", (line,))
     text = get_exception_text(error)
     quoted = _QUOTED.findall(text)
     for refusing in filter(None, (callee, _find_refusing_class(error, text))):
         renamed = _suggest_renamed(spec, refusing, quoted)
         if renamed:
-            return f"; {renamed}"
+            return renamed
     unquoted = spell(spec, _unquote_numbers)
     if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
-        return f"; write {unquoted}"
+        return advise_line(unquoted)
     try:
         signature = inspect.signature(callee)
         bound = signature.bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
-        return ""
+        return None
     if isinstance(error, TypeError) and _NOT_SEQUENCE.match(text):
         line = _write_lists(spec, signature)
-        return f"; write {line}" if line != spell(spec) else ""
+        return advise_line(line) if line != spell(spec) else None
     absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
     named = [one.name for one in absent if one.name in quoted]
     if named:
-        return f"; {_write_call(spec, named)}"
+        return _write_call(spec, callee, named)
     modules = [one.name for one in absent if not bound and "Module" in get_annotation_text(one)]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words, models = re.findall(r"\w+", text), [one.name for one in absent if not bound and _takes_pretrained(one)]
     modules = modules[:1] or [name for name in models if name in words]
     values = write_values(spec, callee, modules) if modules else None
-    return f"; {build_function.spell(f'{spec.base}({format_call((), values)})')}" if values else ""
+    return advise_line(quote_for_shell(f"{spec.base}({format_call((), values)})")) if values else None
 
 
 def _takes_pretrained(parameter: inspect.Parameter) -> bool:
@@ -193,44 +197,58 @@ def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
     return f"{spec.text}: the {what} needs {join_names(missing)}"
 
 
-def _write_call(spec: ModelSpec, missing: Iterable[str]) -> str:
-    kwargs = {**spec.kwargs, **{name: ObjectName("...") for name in missing}}
-    return f"write {quote_for_shell(f'{spec.base}({format_call(spec.args, kwargs)})')}{_VALUES}"
+def _write_call(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
+    line = _format_line(spec, dict.fromkeys(missing, ObjectName("...")))
+    return Advice(f"write {line}{_VALUES}", _list_lines(spec, callee, missing))
+
+
+def _format_line(spec: ModelSpec, values: Mapping[str, Any]) -> str:
+    return quote_for_shell(f"{spec.base}({format_call(spec.args, {**spec.kwargs, **values})})")
+
+
+def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[str, ...]:
+    """Return lines with numbers for arguments of an installed class, to be tried; () for a class of a file."""
+    if spec.is_file:
+        return ()
+    values = (write_values(spec, callee, missing, number) for number in _NUMBERS)
+    return tuple(dict.fromkeys(_format_line(spec, given) for given in values if given is not None))
 
 
 def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:
     needs = _describe_need(spec, callee, missing)
     if any(_takes_object(callee, name) for name in missing):
-        return ModelError(needs, advice=_advise_object(spec, callee, missing))
+        advice = _advise_object(spec, callee, missing)
+        return ModelError(needs, advice=advice, lines=_list_lines(spec, callee, missing))
     values = write_values(spec, callee, missing)
     if values is None or ObjectName("...") in values.values():
-        return ModelError(f"{needs}; {_write_call(spec, missing)}")
-    word = quote_for_shell(f"{spec.base}({format_call(spec.args, {**spec.kwargs, **values})})")
-    return ModelError(f"{needs}; write {word}")
+        return _write_call(spec, callee, missing).build_error(needs)
+    return advise_line(_format_line(spec, values)).build_error(needs)
 
 
 def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
     nested = _nest_fields(spec, callee)
     if nested:
-        return ModelError(nested)
+        return nested
     renamed = _rename_unknown(spec, callee, spec.kwargs)
     missing = find_missing_arguments(callee, renamed)
     if missing:
         return _explain_missing(renamed, callee, missing)
     problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
-    line = _suggest_renamed(spec, callee, spec.kwargs)
-    return ModelError(f"{problem}; {line or f'its signature is {spec.attribute}{_format_signature(callee)}'}")
+    renamed_line = _suggest_renamed(spec, callee, spec.kwargs)
+    if renamed_line is not None:
+        return renamed_line.build_error(problem)
+    return ModelError(f"{problem}; its signature is {spec.attribute}{_format_signature(callee)}")
 
 
-def _nest_fields(spec: ModelSpec, callee: Any) -> str:
-    """Return the line with unknown arguments as fields of a missing configuration that has the fields; "" without one.
+def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
+    """Return the line with unknown arguments as fields of a missing configuration that has them; None without one.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
     parameters = list_parameters(callee)
     names = {parameter.name for parameter in parameters}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return ""
+        return None
     fields = {name: value for name, value in spec.kwargs.items() if name not in names}
     known = replace(spec, kwargs={name: value for name, value in spec.kwargs.items() if name in names})
     missing = find_missing_arguments(callee, known)
@@ -240,18 +258,18 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> str:
         if not isinstance(found, type) or not fields.keys() <= {field.name for field in list_parameters(found)}:
             continue
         nested = {**(values or {}), name: ObjectCall(call.name, call.args, {**call.kwargs, **fields})}
-        text = f"{spec.base}({format_call(spec.args, {**known.kwargs, **nested})})"
+        line = _format_line(known, nested)
         are = "are fields" if len(fields) > 1 else "is a field"
-        rest = _VALUES if "=..." in text else ""
-        return f"{spec.text}: {join_names(tuple(fields))} {are} of {call.name}; write {quote_for_shell(text)}{rest}"
-    return ""
+        advice = Advice(f"write {line}{_VALUES}") if "=..." in line else advise_line(line)
+        return advice.build_error(f"{spec.text}: {join_names(tuple(fields))} {are} of {call.name}")
+    return None
 
 
-def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> str:
-    """Return the line with the nearest argument in place of each unknown one of the candidates; "" without one."""
+def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
+    """Return the line with the nearest argument in place of each unknown one of the candidates; None without one."""
     renamed = _rename_unknown(spec, callee, candidates)
     near = [name for name in renamed.kwargs if name not in spec.kwargs]
-    return f"did you mean {' and '.join(near)}? write {spell(renamed)}" if near else ""
+    return advise_line(spell(renamed), question=f"did you mean {' and '.join(near)}?") if near else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:

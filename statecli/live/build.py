@@ -16,13 +16,15 @@ from statecli.core.errors import MissingDependency, ModelError, UsageError
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
+from statecli.core.target_suggestions import find_example, suggest_models_of
+from statecli.live import configured_model, working_line
 from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.object_scope import Scope
-from statecli.live.spec import ModelSpec
+from statecli.live.spec import ModelSpec, parse_spec
 from statecli.live.user_code import protect_process
 
 if TYPE_CHECKING:
@@ -38,10 +40,27 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.
     """
     torch = import_torch()
+    _check_device(torch, init_device)
+    try:
+        return _build_model(spec, init_device, values)
+    except ModelError as error:
+        if spec.is_file or not error.lines:
+            raise
+        raise working_line.correct_advice(error, _build_line) from error.__cause__
+
+
+def _build_line(text: str) -> object:
+    """Build the model of a line to type, on meta and without values."""
+    spec = parse_spec(text)
+    if spec is None or spec.is_file:
+        raise ModelError(f"{text}: is not a class of a package")
+    return _build_model(configured_model.resolve_config(spec), "meta", values=False)
+
+
+def _build_model(spec: ModelSpec, init_device: str, values: bool) -> BuiltModel:
     from statecli.live import torch_settings
     from statecli.live.assignment_lines import Origins
 
-    _check_device(torch, init_device)
     origins = Origins(get_typed_paths(spec))
     report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
     loaded = load_with_module(spec)
@@ -89,8 +108,6 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         raise ModelError(
             f"{spec.text}: needs a configuration; write {word} with the path of a config.json, or of its folder"
         )
-    from statecli.core.target_suggestions import find_example, suggest_models_of
-
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
     example = None if spec.is_file else find_example(spec.module)
     end = (
@@ -156,7 +173,7 @@ def _call_spec(
     given = (*arguments.args, *arguments.kwargs.values())
     if model is None and given and isinstance(given[0], nn.Module):
         function = write_builder(spec, Scope.around(spec, loaded.module, obj).namespaces, in_place=True)
-        raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None; {function}")
+        raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None", advice=function)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module")
     if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:

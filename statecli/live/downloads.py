@@ -22,6 +22,7 @@ from statecli.core.lazy_pattern import compile_on_use
 
 #: Variable that allows downloads.
 ALLOWED_BY = "STATECLI_DOWNLOADS"
+ALLOW = f"set {ALLOWED_BY}=1 to allow the download"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Rooms of statecli that read files from servers.
 _READERS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("storage", "formats", "targets"))
@@ -149,10 +150,14 @@ class _Guard:
 
 
 class Refusal(NamedTuple):
-    """The source of a refused download, and the argument that makes it needless, with its value; None if unknown."""
+    """The source of a refused download, and the argument that makes it needless, with its value; None if unknown.
+
+    `owner` is the class whose constructor has the argument.
+    """
 
     source: str
-    argument: tuple[str, bool | None] | None
+    argument: tuple[str, bool | None] | None = None
+    owner: type | None = None
 
 
 def find_refusal(error: BaseException) -> Refusal | None:
@@ -160,7 +165,8 @@ def find_refusal(error: BaseException) -> Refusal | None:
     source = next(filter(None, map(_get_source, _iter_causes(error))), None)
     if source is None or _are_allowed():
         return None
-    return Refusal(source, next((found for cause in _iter_causes(error) if (found := _find_argument(cause))), None))
+    found = (_find_argument(source, cause) for cause in _iter_causes(error))
+    return next(filter(None, found), Refusal(source))
 
 
 def _get_source(error: BaseException) -> str | None:
@@ -177,10 +183,14 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _find_argument(error: BaseException) -> tuple[str, bool | None] | None:
+def _find_argument(source: str, error: BaseException) -> Refusal | None:
     """Return `pretrained` with False or `weights` with None, for the outermost call that asks for weights."""
-    found = (find_request(frame.f_locals) for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next(filter(None, found), None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        argument = find_request(frame.f_locals)
+        if argument is not None:
+            is_constructor = frame.f_code.co_name == "__init__"
+            return Refusal(source, argument, type(frame.f_locals.get("self")) if is_constructor else None)
+    return None
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:

@@ -26,10 +26,11 @@ from statecli.core.errors import ModelError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
-from statecli.live import argument_errors, model_registries, object_scope, suggested_arguments
+from statecli.live import model_registries, object_scope
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
+from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
 _SIMILARITY = 0.65
@@ -174,24 +175,26 @@ def _import_dotted(spec: ModelSpec) -> types.ModuleType:
         missing = error.name or ""
         if spec.module != missing and not spec.module.startswith(missing + "."):
             raise
-        raise ModelError(f"{spec.text}: no module is named {missing}{_suggest_modules(spec, missing)}") from error
+        problem = f"{spec.text}: no module is named {missing}"
+        raise _suggest_modules(spec, missing).build_error(problem) from error
 
 
-def _suggest_modules(spec: ModelSpec, missing: str) -> str:
+def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
     parent, _, name = missing.rpartition(".")
     path = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else None
     names = [module.name for module in pkgutil.iter_modules(path)]
     if os.path.isfile(f"{missing}.py"):
-        return f"; to import the file write {missing}.py:…"
+        return Advice(f"to import the file write {missing}.py:…")
     if missing in MODEL_LIBRARIES:
-        return f"; install the package: {install_module(missing)}"
+        return Advice(f"install the package: {install_module(missing)}")
     top = spec.attribute.partition(".")[0]
     with_class = [other for other in names if parent and hasattr(sys.modules.get(f"{parent}.{other}"), top)]
     near = difflib.get_close_matches(name, with_class, 1, _SIMILARITY_WITH_CLASS) or _find_near(name, names)
     if near:
         module = ".".join(filter(None, [parent, near[0]])) + spec.module[len(missing) :]
-        return f"; did you mean {' or '.join(near)}? write {object_scope.spell(replace(spec, module=module))}"
-    return f"; install the package of {missing}, or correct the name"
+        line = object_scope.spell(replace(spec, module=module))
+        return advise_line(line, question=f"did you mean {' or '.join(near)}?")
+    return Advice(f"install the package of {missing}, or correct the name")
 
 
 def _find_near(name: str, names: list[str]) -> list[str]:
@@ -227,13 +230,14 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
             where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
             hint = suggest(obj, name)
             line = _write_near(spec, names_done, obj, hint)
-            raise ModelError(f"{where} has no {name}{hint.text}{line}") from error
+            problem = f"{where} has no {name}{hint.text}"
+            raise (advise_line(line).build_error(problem) if line else ModelError(problem)) from error
         names_done.append(name)
     return obj
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:
-    """Return the line with the name of the hint, and with the arguments that it needs; "" if nothing builds a model."""
+    """Return the line with the name of the hint; "" if nothing builds a model."""
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
@@ -241,10 +245,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
     if not callable(value):
         return ""
     parts = [hint.near, *rest] if hint.module else [*owners, hint.near, *rest]
-    spec = replace(spec, module=hint.module or spec.module, attribute=".".join(parts))
-    missing = [] if spec.called or rest else argument_errors.find_missing_arguments(value, spec)
-    values = suggested_arguments.write_values(spec, value, missing) if missing else None
-    return f" write {object_scope.spell(replace(spec, kwargs=values, called=True) if values else spec)}"
+    return object_scope.spell(replace(spec, module=hint.module or spec.module, attribute=".".join(parts)))
 
 
 def _list_public(obj: Any) -> list[str]:
@@ -252,24 +253,27 @@ def _list_public(obj: Any) -> list[str]:
 
 
 def _find_inner_class(package: Any, name: str) -> _Hint | None:
-    """Return the model class of this name in an imported module of a package, the shortest; None without one."""
+    """Return the model class with the nearest name in the imported modules of a package; None without one."""
+    modules = _map_model_classes(package)
+    if name in modules:
+        return _Hint("", name, modules[name])
+    near = _find_near(name, list(modules))
+    return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
+
+
+def _map_model_classes(package: Any) -> dict[str, str]:
+    """Map the names of the model classes in the imported modules of a package to the shortest name of a module."""
     from torch import nn
 
     start = f"{getattr(package, '__name__', '')}."
-    modules = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
-    similar = None
-    for key in modules:
-        module = sys.modules[key]
-        named = [one for one in (vars(module) if isinstance(module, types.ModuleType) else ()) if _is_same(one, name)]
-        models = [one for one in named if isinstance(kind := vars(module)[one], type) and issubclass(kind, nn.Module)]
-        if name in models:
-            return _Hint(";", name, key)
-        similar = similar or (_Hint(f"; did you mean {models[0]}?", models[0], key) if models else None)
-    return similar
-
-
-def _is_same(name: str, typed: str) -> bool:
-    return name.lower() == typed.lower()
+    keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
+    modules: dict[str, str] = {}
+    for key in keys:
+        members = vars(sys.modules[key]) if isinstance(sys.modules[key], types.ModuleType) else {}
+        for name, value in members.items():
+            if isinstance(value, type) and issubclass(value, nn.Module) and not name.startswith("_"):
+                modules.setdefault(name, key)
+    return modules
 
 
 def _suggest_functions(obj: Any, name: str) -> _Hint:
@@ -289,16 +293,22 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     from torch import nn
 
     public = _list_public(obj)
-    near = _find_near_class(name, public)
+    named_modules = [other for other in public if isinstance(getattr(obj, other, None), types.ModuleType)]
+    near = _find_near_class(name, [other for other in public if other not in named_modules])
     defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in near]
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
-        return _Hint(";", name, inner_module)
+        return _Hint("", name, inner_module)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
     inner = None if models else _find_inner_class(obj, name)
-    if inner is not None or not models:
-        return inner or _Hint("; no model class is defined there")
+    if inner is not None:
+        return inner
+    near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
+    if near:
+        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
+    if not models:
+        return _Hint("; no model class is defined there")
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
     return _Hint(f"; {classes} {join_names(models, _MAX_NAMES)}")

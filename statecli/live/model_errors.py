@@ -39,7 +39,7 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
         mismatch = (
             argument_errors.explain_arguments(spec, callee, error, is_call=is_call) if callee is not None else None
         )
-        raise mismatch or ModelError(_describe_error(spec, doing, callee, error)) from error
+        raise mismatch or _explain_error(spec, doing, callee, error) from error
 
 
 def _wait_for_gpu() -> None:
@@ -51,7 +51,7 @@ def _wait_for_gpu() -> None:
                 torch.cuda.synchronize(device)
 
 
-def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> str:
+def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> ModelError:
     hint = "; try --init-device cpu" if doing.endswith("on meta") and spec.config is None else ""
     script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
@@ -63,11 +63,12 @@ def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExcepti
     refusal = downloads.find_refusal(error)
     if refusal is not None:
         own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
-        return f"{spec.text}: {doing}{own_place} {_explain_refusal(spec, callee, refusal)}"
-    if callee is not None:
-        hint += argument_errors.suggest_arguments(spec, callee, error)
-    hint += _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
-    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+        return _explain_refusal(spec, callee, refusal, f"{spec.text}: {doing}{own_place}")
+    problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+    advice = argument_errors.suggest_arguments(spec, callee, error) if callee is not None else None
+    if advice is not None:
+        return advice.build_error(problem)
+    return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")
 
 
 def _suggest_package(error: BaseException) -> str:
@@ -89,22 +90,25 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
     return f"; torch.hub does not trust this repository; to trust it, write {line}"
 
 
-def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal) -> str:
+def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal, what: str) -> ModelError:
     """Return what a refused download needs, and the line to type without it."""
-    problem = f"needs a download from {refusal.source}, but statecli does not download by default"
-    allow = f"set {downloads.ALLOWED_BY}=1 to allow the download"
+    problem = f"{what} needs a download from {refusal.source}, but statecli does not download by default:"
     # A function may take `pretrained=True` for `weights`, and refuses both.
     argument = downloads.find_request(spec.kwargs) or refusal.argument
     if argument is None:
-        return f"{problem}: {allow}"
+        return ModelError(problem, advice=downloads.ALLOW)
     name, value = argument
     kwargs = {**spec.kwargs, name: value}
     try:
         inspect.signature(callee).bind(*spec.args, **kwargs)
-        line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
     except (TypeError, ValueError):
-        line = f"{name}={value}"
-    return f"{problem}: write {line}, or {allow}"
+        if spec.is_file or refusal.owner is None:
+            return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
+        line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
+        advice = f"for its part {refusal.owner.__name__} alone, write {line}; or {downloads.ALLOW}"
+        return ModelError(problem, advice=advice, lines=(line,))
+    line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
+    return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))
 
 
 def _suggest_input(error: BaseException) -> str:

@@ -19,18 +19,25 @@ from statecli.live.spec_objects import ObjectCall, ObjectName
 _MAX_DEPTH = 3
 
 
-def write_values(spec: ModelSpec, callee: Any, names: Iterable[str]) -> dict[str, Any] | None:
-    """Return values to type for arguments of a class: `Config(size=...)`; None if an object is of no known class."""
+def write_values(
+    spec: ModelSpec, callee: Any, names: Iterable[str], number: int | None = None
+) -> dict[str, Any] | None:
+    """Return values to type for arguments of a class: `Config(size=...)`; None if an object is of no known class.
+
+    `number`: written in place of each `...`, in the form that the annotation asks for.
+    """
     module = None if spec.is_file else sys.modules.get(spec.module)
     defining = sys.modules.get(getattr(callee, "__module__", None) or "")
     start = module or defining
     scope = Scope(spec, ()) if start is None else Scope.around(spec, start, callee)
-    values = {name: _write_value(callee, name, scope) for name in names}
+    values = {name: _write_value(callee, name, scope, number) for name in names}
     return None if None in values.values() else values
 
 
-def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
+def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:
     parameters = inspect.signature(callee).parameters
+    if name not in parameters:  # of a constructor to which the callee passes `**kwargs`
+        return ObjectName("...") if number is None else number
     annotation = parameters[name].annotation
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)[0]
@@ -40,7 +47,7 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
         return ObjectName(example)
     found = find_class(callee, name, scope.namespaces)
     if found is None or depth > _MAX_DEPTH:
-        return None if takes_object(name, text) else ObjectName("...")
+        return None if takes_object(name, text) else _write_literal(text, number)
     is_named = any(getattr(space, found.__name__, None) is found for space in scope.namespaces)
     if not is_named or not (is_configuration(found) or _is_module_class(found)):
         return None
@@ -50,11 +57,26 @@ def _write_value(callee: Any, name: str, scope: Scope, depth: int = 0) -> Any:
     if words & TYPES:
         return ObjectName(found.__name__)
     needed = [one.name for one in list_parameters(found) if one.default is one.empty]
-    values = {inner: _write_value(found, inner, scope, depth + 1) for inner in needed}
+    values = {inner: _write_value(found, inner, scope, number, depth + 1) for inner in needed}
     if None in values.values():
         return None
     call = ObjectCall(found.__name__, (), values)
     return [call] if words & SEQUENCES else call
+
+
+def _write_literal(annotation: str, number: int | None) -> Any:
+    """Return a literal of the type in an annotation, made of a number; `...` without a number."""
+    words = set(re.findall(r"\w+", annotation))
+    if number is None:
+        return ObjectName("...")
+    outer = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
+    if words & SEQUENCES and not outer & {"int", "float"}:
+        return [number, number]
+    if not words or "int" in words:
+        return number
+    if "float" in words:
+        return 1 / number
+    return False if "bool" in words else "name" if "str" in words else number
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:

@@ -515,6 +515,81 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
     assert [2, 4] in [row["shape"] for row in result.rows().values()]
 
 
+# --- a line that would be refused again -------------------------------------------------------------------------------
+
+FETCHING = """
+import torch
+from torch import nn
+class Fetching(nn.Linear):
+    def __init__(self, pretrained: bool = True):
+        super().__init__(2, 2)
+        if pretrained: torch.hub.load_state_dict_from_url("https://example.invalid/net.pt", "nowhere")
+class Around(nn.Module):
+    def __init__(self, sizes: "tuple[int, ...]", rate: float, name: str):
+        super().__init__()
+        self.part = Fetching()
+class Named(nn.Module):
+    def __init__(self, sizes: "tuple[int, ...]", rate: float, name: str, flag: bool, heads=2):
+        super().__init__()
+        assert len(sizes) == 2 and 0 < rate < 1 and flag is False
+        self.layer = nn.MultiheadAttention(sizes[0], heads)
+class Halves(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        if size % 2: raise ValueError("size must be even")
+        self.layer = nn.Linear(size, size // 2)
+class Impossible(nn.Module):
+    def __init__(self, size): raise ValueError("never")
+"""
+
+
+@pytest.fixture
+def fetching(here):
+    """The module `graphs.fetching`, imported by its package."""
+    (here.parent / "installed/graphs/fetching.py").write_text(FETCHING)
+    (here.parent / "installed/graphs/__init__.py").write_text("import graphs.layers, graphs.fetching")
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torch:nn.Linear", "torch:nn.Linear(in_features=3, out_features=3)"),
+        ("torch.nn:Conv2d(3)", "torch.nn:Conv2d(3, out_channels=3, kernel_size=3)"),
+        ("graphs.fetching:Named", "graphs.fetching:Named(sizes=[2, 2], rate=0.5, name='name', flag=False)"),
+        ("graphs:Named", "graphs.fetching:Named(sizes=[2, 2], rate=0.5, name='name', flag=False)"),
+        ("graphs:Halves", "graphs.fetching:Halves(size=2)"),
+        ("graphs:Fetching", "graphs.fetching:Fetching(pretrained=False)"),
+        ("graphs:fetchin", "graphs.fetching:Fetching(pretrained=False)"),
+    ],
+)
+def test_the_first_line_is_not_refused_again(fetching, advise, typed, written):
+    """The line has arguments that the class takes, and none that starts a download."""
+    assert shlex.split(advise(typed)[1]) == [written]
+
+
+def test_the_part_that_downloads_has_a_line(fetching, statecli):
+    """No argument of the class itself prevents the download."""
+    error = statecli("inspect", "graphs.fetching:Around((2, 2), 0.5, 'a')").err
+    line = "graphs.fetching:Fetching(pretrained=False)"
+    assert f"for its part Fetching alone, write '{line}'; or set STATECLI_DOWNLOADS=1" in error
+    assert statecli("inspect", line).code == 0
+
+
+def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
+    """No number fits."""
+    error = statecli("inspect", "graphs.fetching:Impossible").err
+    end = "write 'graphs.fetching:Impossible(size=...)' with a number, a string or a list in place of each `...`\n"
+    assert error.endswith(end)
+
+
+def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here, statecli):
+    """Without arguments; the line with arguments would be refused."""
+    error = statecli("inspect", "adapters:change").err
+    (line,) = re.findall(r"the function needs model, config; add the line `(.*)` to build.py, and give ", error)
+    Path("build.py").write_text(line + "\n")
+    assert statecli("inspect", "build.py:make").code == 0
+
+
 # --- arguments that are classes of the same file ----------------------------------------------------------------------
 
 PARTS = """

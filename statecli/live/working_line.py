@@ -1,0 +1,82 @@
+"""Find the line to type that builds a model, for an error that advises a line which may be refused again.
+
+A line is tried by a build. The error of a line that is refused may advise another line, which is tried too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from statecli.core.errors import ModelError, StateError
+from statecli.live.downloads import ALLOW
+
+#: Builds after one error.
+_MAX_BUILDS = 10
+
+
+class Advice(NamedTuple):
+    """The end of an error, and the words to type of which the first that works replaces the end.
+
+    `question` comes before the end: `did you mean Linear?`.
+    """
+
+    text: str
+    lines: tuple[str, ...] = ()
+    question: str = ""
+
+    def build_error(self, problem: str) -> ModelError:
+        """Return the error of a problem with this advice."""
+        message = "; ".join(filter(None, [problem, self.question]))
+        return ModelError(message, advice=self.text, lines=self.lines)
+
+
+def advise_line(word: str, *, question: str = "") -> Advice:
+    """Return the advice to type a word, which is quoted for a shell."""
+    return Advice(f"write {word}", (word,), question)
+
+
+def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelError:
+    """Return the error with the advice that works; the same error if its line works, or if no line is known to work.
+
+    `build`: build the model of a line, without values. Raises StateError.
+    """
+    advice = _Trial(build).find_advice(error)
+    if advice is None or advice == error.advice:
+        return error
+    return ModelError(error.describe(), choices=error.choices, advice=advice)
+
+
+@dataclass
+class _Trial:
+    build: Callable[[str], object]
+    builds: int = 0
+
+    def find_advice(self, error: ModelError) -> str | None:
+        """Return the advice that works, or the advice of the error of a refused line; None without one."""
+        is_written = len(error.lines) == 1  # the advice has the line itself, and not a line with `...`
+        for line in error.lines:
+            if self.builds == _MAX_BUILDS:
+                break
+            refusal = self._try_line(line)
+            if refusal is None:
+                return error.advice if is_written and error.advice else f"write {line}"
+            advice = self.find_advice(refusal)
+            if advice is not None:
+                return advice
+            if is_written and refusal.advice is not None:
+                return f"{error.advice}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
+        return None
+
+    def _try_line(self, line: str) -> ModelError | None:
+        """Return the error of a line; None if the line builds a model."""
+        self.builds += 1
+        try:
+            self.build(" ".join(shlex.split(line)))
+        except ModelError as error:
+            return error
+        except StateError as error:
+            return ModelError(str(error))
+        return None
