@@ -269,9 +269,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         if in_library is not None:
             return in_library
         if call and not defined and _find_layer(name):
-            return Suggestion(
-                f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{name}{call}')}"
-            )
+            return _suggest_layer(name, call)
         what = f"the file or module of {name}{call and '(...)'} is missing; write"
         if defined:
             return Suggestion(what, tuple(map(quote_for_shell, defined)))
@@ -307,6 +305,11 @@ def _install(module: str) -> str:
 
 def _suggest_layer(name: str, call: str) -> Suggestion:
     return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{name}{call}')}")
+
+
+def is_layer(name: str) -> bool:
+    """Return True for the name of a class of torch.nn that no file of the current folder defines."""
+    return _find_layer(name) and not any(name in python_names.list_definitions(file) for file in _list_python_files(""))
 
 
 def _find_layer(name: str) -> bool:

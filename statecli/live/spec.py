@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 
 #: What stands for a class in place of its name: the class that config.json names.
@@ -71,6 +72,13 @@ def split_class_options(text: str) -> tuple[str, ClassOptions]:
     return match["model"], ClassOptions(match["config_json"], match["trust"] is not None)
 
 
+def correct_package(name: str) -> str:
+    """Return a name with the module of a package in place of its name on the index: torch_geometric.nn."""
+    top, dot, rest = name.partition(".")
+    module = top.replace("-", "_")
+    return f"{module}{dot}{rest}" if module in MODEL_LIBRARIES else name
+
+
 def parse_spec(text: str) -> ModelSpec | None:
     """Parse a spec; return None for any other text (a path, a URL, a Windows drive).
 
@@ -81,6 +89,7 @@ def parse_spec(text: str) -> ModelSpec | None:
     module, colon, attribute = head.strip().rpartition(":")
     attribute = attribute.strip()
     is_file = module.endswith(".py")
+    module = module if is_file else correct_package(module)
     if not colon or "://" in head or _DRIVE.fullmatch(module) or not _DOTTED.fullmatch(attribute):
         return None
     if not is_file and not _DOTTED.fullmatch(module):

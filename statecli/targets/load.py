@@ -15,7 +15,7 @@ from statecli.core.errors import MalformedError, UnreadableError, UsageError, op
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
-from statecli.live.spec import AUTO, ModelSpec, parse_spec, split_class_options
+from statecli.live.spec import AUTO, ModelSpec, correct_package, parse_spec, split_class_options
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 
@@ -38,7 +38,7 @@ def find_class_spec(text: str) -> ModelSpec | None:
         return configured_model.name_config(text, config, options)
     spec = parse_spec(text)
     if spec is None:
-        return _parse_dotted_call(text)
+        return _parse_hub_model(text) or _parse_dotted_name(text)
     package = spec.module.partition(".")[0]
     if spec.is_file or package not in (*_CONFIGURED_LIBRARIES, *_REGISTRIES):
         return spec
@@ -56,8 +56,12 @@ _CONFIGURED_LIBRARIES = ("transformers", "diffusers", "sentence_transformers")
 _REGISTRIES = ("timm", "torchvision")
 #: The end of the name of a file that may name a model class.
 _CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)
-#: `package.Class(…)`, `package.module.function(…)`.
-_DOTTED_CALL = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)+)(?P<call>\(.*\).*)\Z", re.DOTALL)
+#: `package.Class`, `package.Class(…)`, `package.module.function(…)`.
+_DOTTED_NAME = compile_on_use(r"(?P<path>[A-Za-z_][\w-]*(?:\.\w+)*\.(?P<name>\w+))(?P<call>\(.*\).*)?\Z", re.DOTALL)
+#: A name that can only be a class. Another may be the extension of a file.
+_CLASS_NAME = compile_on_use(r"[A-Z]\w*[a-z]\w*")
+#: `torchhub:pytorch/vision/resnet18`, `torch.hub:pytorch/vision:main/resnet18`.
+_HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[\w.-]+(?=[/:]))?)[/:](?P<model>\w+)\Z")
 
 
 def _find_configuration(path: str) -> str | None:
@@ -93,19 +97,34 @@ def name_class(text: str) -> str:
     return text if config is None else config + text[len(path) :]
 
 
-def _parse_dotted_call(text: str) -> ModelSpec | None:
-    """Return the spec of `timm.create_model('resnet18')`: a call of an installed package; None for any other text."""
-    match = _DOTTED_CALL.match(text)
-    if match is None:
-        return None
-    from statecli.core.target_suggestions import split_module_name
+def _parse_hub_model(text: str) -> ModelSpec | None:
+    """Return the spec of a model of torch.hub; None for any other text."""
+    match = _HUB_MODEL.match(text)
+    spec = match and parse_spec(f"torch.hub:load({match['repository']!r}, {match['model']!r})")
+    return spec and replace(spec, text=text)
+
+
+def _parse_dotted_name(text: str) -> ModelSpec | None:
+    """Return the spec of `Identity`, `torch.nn.Identity` and `timm.create_model('resnet18')`; None for any other text.
+
+    The name is of an installed package, and has a call or is the name of a class.
+    """
+    from statecli.core.target_suggestions import is_layer, split_module_name
     from statecli.live import search_path
 
+    layer = text.removeprefix("nn.")
+    if layer[:1].isupper() and layer.isidentifier() and is_layer(layer):
+        spec = parse_spec(f"torch.nn:{layer}")
+        return spec and replace(spec, text=text)
+    match = _DOTTED_NAME.match(text)
+    if match is None or not (match["call"] or _CLASS_NAME.fullmatch(match["name"])):
+        return None
+
     with search_path.use_installed_only():
-        split = split_module_name(match["path"])
+        split = split_module_name(correct_package(match["path"]))
     if split is None:
         return None
-    spec = find_class_spec(f"{split.module}:{split.attribute}{match['call']}")
+    spec = find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
     return spec and replace(spec, text=text, is_library=True)
 
 

@@ -571,7 +571,7 @@ def test_the_part_that_downloads_has_a_line(fetching, statecli):
     """No argument of the class itself prevents the download."""
     error = statecli("inspect", "graphs.fetching:Around((2, 2), 0.5, 'a')").err
     line = "graphs.fetching:Fetching(pretrained=False)"
-    assert f"for its part Fetching alone, write '{line}'; or set STATECLI_DOWNLOADS=1" in error
+    assert f"for its part Fetching alone, write '{line}', or set STATECLI_DOWNLOADS=1" in error
     assert statecli("inspect", line).code == 0
 
 
@@ -588,6 +588,30 @@ def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here,
     (line,) = re.findall(r"the function needs model, config; add the line `(.*)` to build.py, and give ", error)
     Path("build.py").write_text(line + "\n")
     assert statecli("inspect", "build.py:make").code == 0
+
+
+# --- names without a colon --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", ["torch.nn.Identity", "nn.Identity", "Identity", "torch.nn.modules.linear.Identity"])
+def test_the_name_of_a_class_in_code_is_the_class(here, statecli, typed):
+    """An installed package has the class, or torch.nn."""
+    assert statecli("inspect", typed).code == 0
+
+
+def test_a_class_of_a_file_comes_before_a_layer(here, statecli):
+    """The file is in the current folder."""
+    Path("net.py").write_text("from torch import nn\nclass Identity(nn.Linear): pass\n")
+    assert "net.py:Identity" in statecli("inspect", "Identity").err
+
+
+@pytest.mark.parametrize("typed", ["torch-geometric:Own", "torch-geometric.Own"])
+def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, monkeypatch, typed):
+    """With a hyphen in place of the underscore."""
+    (here.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
+    monkeypatch.delitem(sys.modules, "torch_geometric", raising=False)
+    assert statecli("inspect", typed).code == 0
+    monkeypatch.delitem(sys.modules, "torch_geometric")
 
 
 # --- arguments that are classes of the same file ----------------------------------------------------------------------
