@@ -162,10 +162,10 @@ class Refusal(NamedTuple):
 
 def find_refusal(error: BaseException) -> Refusal | None:
     """Return the refused download that is the cause of an error; None for another error."""
-    source = next(filter(None, map(_get_source, _iter_causes(error))), None)
+    source = next(filter(None, map(_get_source, iter_causes(error))), None)
     if source is None or _are_allowed():
         return None
-    found = (_find_argument(source, cause) for cause in _iter_causes(error))
+    found = (_find_argument(source, cause) for cause in iter_causes(error))
     return next(filter(None, found), Refusal(source))
 
 
@@ -175,7 +175,8 @@ def _get_source(error: BaseException) -> str | None:
     return _HUB if type(error).__name__ in _HUB_ERRORS else None
 
 
-def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+def iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
     for _ in range(_MAX_CAUSES):
         if error is None:
             return

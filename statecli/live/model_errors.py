@@ -16,7 +16,7 @@ from typing import Any
 from statecli.core.errors import ModelError, StateError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.quoting import quote_for_shell
-from statecli.live import argument_errors, downloads, torchscript_errors
+from statecli.live import argument_errors, downloads, torchscript_errors, without_download
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
@@ -60,10 +60,10 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
-    refusal = downloads.find_refusal(error)
+    own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
+    refusal = _explain_refusal(spec, callee, error, f"{spec.text}: {doing}{own_place}")
     if refusal is not None:
-        own_place = "" if place is None or is_installed_file(place[0]) else _format_place(spec, place)
-        return _explain_refusal(spec, callee, refusal, f"{spec.text}: {doing}{own_place}")
+        return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
     advice = argument_errors.suggest_arguments(spec, callee, error) if callee is not None else None
     if advice is not None:
@@ -90,13 +90,16 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
     return f"; torch.hub does not trust this repository; to trust it, write {line}"
 
 
-def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal, what: str) -> ModelError:
-    """Return what a refused download needs, and the line to type without it."""
+def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, what: str) -> ModelError | None:
+    """Return what a refused download needs, and the line to type without it; None for another error."""
+    refusal = downloads.find_refusal(error)
+    if refusal is None:
+        return None
     problem = f"{what} needs a download from {refusal.source}, but statecli does not download by default:"
     # A function may take `pretrained=True` for `weights`, and refuses both.
     argument = downloads.find_request(spec.kwargs) or refusal.argument
     if argument is None:
-        return ModelError(problem, advice=downloads.ALLOW)
+        return without_download.advise_line(spec, callee, error).build_error(problem)
     name, value = argument
     kwargs = {**spec.kwargs, name: value}
     try:
@@ -105,7 +108,7 @@ def _explain_refusal(spec: ModelSpec, callee: Any, refusal: downloads.Refusal, w
         if spec.is_file or refusal.owner is None:
             return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
         line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
-        advice = f"for its part {refusal.owner.__name__} alone, write {line}; or {downloads.ALLOW}"
+        advice = f"for its part {refusal.owner.__name__} alone, write {line}, or {downloads.ALLOW}"
         return ModelError(problem, advice=advice, lines=(line,))
     line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
     return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from statecli.core.errors import ModelError
+from statecli.live import search_path
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.spec import ModelSpec
 
 #: Least similarity of a suggested name, from 0 to 1.
@@ -58,6 +60,19 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
         return None
     _check_name(spec, spec.attribute, registry, module)
     return functools.partial(getattr(module, registry.build), spec.attribute)
+
+
+def find_target(name: str) -> str | None:
+    """Return the target for a name in the registry of an installed package; None without one."""
+    for package, registry in _REGISTRIES.items():
+        try:
+            with hide_library_lines(), search_path.use_installed_only():
+                module = importlib.import_module(registry.module)
+        except ImportError:
+            continue
+        if name in getattr(module, registry.names)():
+            return f"{package}:{name}"
+    return None
 
 
 def format_builder(spec: ModelSpec) -> tuple[str, str]:

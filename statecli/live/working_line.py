@@ -62,12 +62,12 @@ class _Trial:
                 break
             refusal = self._try_line(line)
             if refusal is None:
-                return error.advice if is_written and error.advice else f"write {line}"
+                return error.advice if is_written else f"write {line}"
             advice = self.find_advice(refusal)
+            if advice is None and is_written and refusal.advice is not None:
+                advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
             if advice is not None:
-                return advice
-            if is_written and refusal.advice is not None:
-                return f"{error.advice}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
+                return (error.advice or "").replace(f"write {line}", advice) if is_written else advice
         return None
 
     def _try_line(self, line: str) -> ModelError | None:

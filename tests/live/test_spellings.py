@@ -590,6 +590,60 @@ def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here,
     assert statecli("inspect", "build.py:make").code == 0
 
 
+# --- a model without its download ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("BertModel.from_pretrained('no/such')", "BertModel(config=BertConfig())"),
+        ("AutoModel.from_pretrained('bert-base-uncased')", "BertModel(config=BertConfig())"),
+        ("AutoModelForCausalLM.from_pretrained('no/tiny-gpt2_x')", "GPT2LMHeadModel(config=GPT2Config())"),
+        ("AutoModel.from_pretrained('no/distilbert-base')", "DistilBertModel(config=DistilBertConfig())"),
+    ],
+)
+def test_a_pretrained_model_has_the_line_with_random_values(here, statecli, monkeypatch, typed, written):
+    """Its class is known from the call, or from the name of the repository."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HOME", str(here / "empty"))
+    line = f"transformers:{written}"
+    error = statecli("inspect", f"transformers:{typed}").err
+    assert f"for random values, write '{line}', or set STATECLI_DOWNLOADS=1 to allow the download" in error
+    assert statecli("inspect", line, "--init-device", "meta").code == 0
+
+
+def test_a_repository_of_an_unknown_model_is_read_in_place(here, statecli):
+    """No type of model has the name."""
+    pytest.importorskip("transformers")
+    error = statecli("inspect", "transformers:AutoModel.from_pretrained('no/zzz')").err
+    assert "to list the tensors of the repository, write hf://no/zzz, or set STATECLI_DOWNLOADS=1" in error
+
+
+@pytest.mark.parametrize(
+    "typed", ["torch.hub:load('own/repo', 'tiny')", "torchhub:own/repo/tiny", "torch.hub:own/repo:tiny"]
+)
+def test_a_model_of_torch_hub_has_the_line_for_a_copy(here, statecli, monkeypatch, typed):
+    """The line builds the model of a folder."""
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    error = statecli("inspect", typed).err
+    assert "needs a download from https://github.com/own/repo" in error
+    (line,) = re.findall(r'with a copy of the repository in FOLDER, write "(.*)", or set STATECLI_DOWNLOADS=1', error)
+    Path("FOLDER").mkdir()
+    Path("FOLDER/hubconf.py").write_text("import torch\ndef tiny(): return torch.nn.Linear(2, 3)\n")
+    assert statecli("inspect", line).code == 0
+
+
+def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatch):
+    """A library that is installed builds a model of this name."""
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    (here.parent / "installed/timm.py").write_text(
+        "import torch\ndef list_models(): return ['tiny']\ndef create_model(name): return torch.nn.Linear(2, 3)\n"
+    )
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    assert "for random values, write timm:tiny, or set" in advise("torchhub:own/repo/tiny")[0]
+    monkeypatch.delitem(sys.modules, "timm")
+
+
 # --- names without a colon --------------------------------------------------------------------------------------------
 
 

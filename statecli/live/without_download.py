@@ -1,0 +1,96 @@
+"""Find the line for a model whose weights would be downloaded: the class with random values, or a copy on this disk."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.quoting import quote_for_shell
+from statecli.live import model_registries
+from statecli.live.downloads import ALLOW, iter_causes
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_objects import format_call
+from statecli.live.working_line import Advice
+
+#: Argument of the functions of transformers that take the name of a repository.
+_REPOSITORY_ARGUMENT = "pretrained_model_name_or_path"
+#: `organization/name`.
+_REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")
+
+
+def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
+    """Return the advice for a call that started a download: a line without the download, and how to allow it."""
+    repository = _find_repository(error)
+    line = _write_loaded_class(spec, callee) or (repository and _write_class_of_repository(callee, repository))
+    line = line or _write_model_of_registry(spec)
+    if line is not None:
+        word = quote_for_shell(line)
+        return Advice(f"for random values, write {word}, or {ALLOW}", (word,))
+    if spec.module == "torch.hub" and spec.attribute == "load" and spec.args and "source" not in spec.kwargs:
+        arguments = format_call(("FOLDER", *spec.args[1:]), {**spec.kwargs, "source": "local"})
+        copy = quote_for_shell(f"{spec.base}({arguments})")
+        return Advice(f"with a copy of the repository in FOLDER, write {copy}, or {ALLOW}")
+    if repository is not None and _REPOSITORY.fullmatch(repository):
+        return Advice(f"to list the tensors of the repository, write hf://{repository}, or {ALLOW}")
+    return Advice(ALLOW)
+
+
+def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
+    """Return `diffusers:UNet2DModel` for its method `from_pretrained`; None for another callee."""
+    from torch import nn
+
+    owner, _, _ = spec.attribute.rpartition(".")
+    loaded = getattr(callee, "__self__", None)
+    return f"{spec.module}:{owner}" if owner and isinstance(loaded, type) and issubclass(loaded, nn.Module) else None
+
+
+def _write_class_of_repository(callee: Any, repository: str) -> str | None:
+    """Return the class of transformers for a repository, by the repository's name; None if unknown."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None:
+        return None
+    kind = _find_model_type(repository, transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+    if kind is None:
+        return None
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
+    mapping = getattr(getattr(callee, "__self__", None), "_model_mapping", None)
+    for classes in filter(None, (mapping, transformers.AutoModel._model_mapping)):
+        if config_class in classes:
+            chosen = classes[config_class]
+            model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
+            return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
+    return None
+
+
+def _find_repository(error: BaseException) -> str | None:
+    """Return the name of a repository in the calls that raised an error; None without one."""
+    for cause in iter_causes(error):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            name = frame.f_locals.get(_REPOSITORY_ARGUMENT)
+            if isinstance(name, str):
+                return name
+    return None
+
+
+def _find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
+    """Return the model type with which a word in the name of a repository begins: `bert` of `bert-base-uncased`.
+
+    The first such word counts, and the longest type: `distilbert-base` is not a BERT.
+    """
+    name = repository.rpartition("/")[2].lower().replace("_", "-")
+    starts = [match.start() for match in re.finditer(r"(?<![a-z0-9])[a-z]", name)]
+    for start in starts:
+        fitting = [kind for kind in kinds if name.startswith(kind.replace("_", "-"), start)]
+        if fitting:
+            return max(fitting, key=len)
+    return None
+
+
+def _write_model_of_registry(spec: ModelSpec) -> str | None:
+    """Return `timm:resnet18` for a call with this name, if an installed library builds models by name."""
+    names = [value for value in (*spec.args, *spec.kwargs.values()) if type(value) is str and value.isidentifier()]
+    return next(filter(None, map(model_registries.find_target, names)), None)
