@@ -81,7 +81,8 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The target was listed, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches the severity of --fail-on, such as a tensor that did not move with --to.",
+            1: "A finding reaches the severity of --fail-on, such as a tensor that did not move with --to, or a pickle "
+            "that calls os.system.",
             2: "The target or its values could not be read, the model could not be built, no tensor matched, "
             + _WRONG_LINE,
         },

@@ -557,6 +557,8 @@ _HARMS = {
 }
 #: Parts of the longest of these names.
 _MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
+#: Parts of the longest name that is looked up; a pickle may have names of any length.
+_MAX_NAME_PARTS = 32
 #: Packages of which nothing is clean that no list says is.
 _HARMFUL_PACKAGES = frozenset(
     [
@@ -683,6 +685,15 @@ def find_harm(mention: Mention) -> str | None:
         for module, name in (rename_python2(mention.module, mention.name), (mention.module, mention.name)):
             harm = harm or describe_harm(module, name, called=mention.called)
     return harm or mention.misuse
+
+
+def may_be_harmful(qualified: str) -> bool:
+    """Return True if a pickle that names `module.name` may do harm, wherever the module ends and the name begins."""
+    parts = qualified.split(".")
+    if len(parts) > _MAX_NAME_PARTS:
+        return True
+    divided = ((".".join(parts[:i]), ".".join(parts[i:])) for i in range(1, len(parts)))
+    return any(find_harm(Mention(module, name, 0, called=True)) for module, name in divided)
 
 
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:

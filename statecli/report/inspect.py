@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from statecli.commands.inspect.quantized_rows import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
-from statecli.core import sizes
+from statecli.core import quoting, sizes
 from statecli.core.escaping import escape
-from statecli.core.finding import Severity
+from statecli.core.finding import Finding, Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
@@ -60,6 +60,7 @@ from statecli.report import (
 )
 from statecli.report.layer_roles import build_curves, list_roles
 from statecli.report.problems import (
+    UNSAFE_GLOBAL,
     build_accepted_notes,
     format_severities,
     group_accepted,
@@ -181,9 +182,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
 
 def _format_command(state: ModelState) -> str:
     """Return the command that reads the values of a checkpoint."""
-    import shlex
-
-    return f"statecli report {escape(shlex.quote(state.target))} --stats -o report.html"
+    return f"statecli report {escape(quoting.quote_for_shell(state.target))} --stats -o report.html"
 
 
 def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]]:
@@ -255,9 +254,19 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
         are_registered = state.traits.is_class and count and not unregistered
         but = f", except {len(names):,} of quantized weights" if names else ""
         return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
+    if calls := _list_unsafe_calls(inspection.findings):
+        more = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
+        command = f"statecli audit {escape(quoting.quote_for_shell(state.target))}"
+        what = f"loading the file imports or calls {quoting.name(calls[0])}{more}"
+        return f"{format_severities(problems)}: {what}; to check the file, run {command}"
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
     return f"{format_severities(problems)}{why}"
+
+
+def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
+    """Return the harmful functions that loading the file imports or calls."""
+    return list(dict.fromkeys(finding.about for finding in findings if finding.rule == UNSAFE_GLOBAL and finding.about))
 
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
@@ -305,7 +314,12 @@ def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepte
     """Return the oddities without a finding."""
     findings = (*inspection.findings, *(entry.finding for entry in accepted))
     reported = {(finding.rule, finding.fqn) for finding in findings}
-    return [oddity for oddity in inspection.state.oddities if (oddity.name, oddity.fqn) not in reported]
+    hidden = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
+    return [
+        oddity
+        for oddity in inspection.state.oddities
+        if (oddity.name, oddity.fqn) not in reported and oddity.kind not in hidden
+    ]
 
 
 # The flat table: every fact in a column of its own, none where the source does not say.

@@ -54,7 +54,8 @@ _TIE_RULES = BROKEN_TIES | {
     SHARED_IN_SAFETENSORS.name,
 }
 #: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
-_IMPORT_RULES = frozenset(("unsafe-global", "unknown-global"))
+UNSAFE_GLOBAL = "unsafe-global"
+_IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 #: Rules whose findings have one cause whatever their source lines, with a heading for several findings.
 ONE_CAUSE = {

@@ -12,6 +12,7 @@ from statecli.requests.accepted_findings import check_options, drop_accepted, li
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.row_options import build_row_view, check_rows, refuse_contradictions
+from statecli.requests.unsafe_calls import add_unsafe_calls
 from statecli.targets.load import find_class_spec
 
 
@@ -64,7 +65,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
 def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) -> Inspection:
     if extra.model is not None:
         return inspect_live_model(extra.model, request, extra.inputs)
-    return inspect(request, progress, extra.inputs)
+    return add_unsafe_calls(inspect(request, progress, extra.inputs))
 
 
 def prepare(options: InspectOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature

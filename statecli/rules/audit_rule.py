@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
-from statecli.core.finding import Severity
+from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Origin, Place
 from statecli.core.rule import Rule
@@ -57,15 +58,32 @@ class AuditRule(Rule, frozen=True):
         """Return why the rule cannot judge this subject; None if it can."""
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
+    def build_finding(self, issue: Issue, target: str, configured: Severity | None = None) -> Finding:
+        """Return the finding for a result of the rule. `configured` is the severity in the user's configuration."""
+        return self.finding(
+            issue.message,
+            target=target,
+            fqn=issue.fqn,
+            section=issue.section,
+            help=issue.help,
+            severity=issue.severity,
+            configured=configured,
+            origin=issue.origin or UNSET,
+            place=issue.place or UNSET,
+            about=issue.about or UNSET,
+            content=UNSET if issue.content is None else issue.content,
+        )
+
 
 _EXPLANATION = compile_on_use(r"(.+?)\n\nWhy: (.+?)\n\nExample: (.+?)\n\nFix: (.+)", re.DOTALL)
 
 
-def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
+def rule(severity: Severity, *needs: Need, commands: tuple[str, ...] = ("audit",)) -> Callable[[Find], AuditRule]:
     """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
 
     The docstring has a summary and three paragraphs that begin with `Why: `, `Example: ` and `Fix: `, in this order.
     Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
+    `commands` report the rule.
     """
 
     def build(find: Find) -> AuditRule:
@@ -75,7 +93,7 @@ def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
             form = "a summary, and then paragraphs that begin with 'Why: ', 'Example: ' and 'Fix: '"
             raise ValueError(f"the docstring of {find.__name__} must have {form}")
         summary, why, example, fix = explanation.groups()
-        return AuditRule(name, group, ("audit",), severity, summary, why, example, fix, find, needs)
+        return AuditRule(name, group, commands, severity, summary, why, example, fix, find, needs)
 
     return build
 

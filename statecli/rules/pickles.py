@@ -130,7 +130,7 @@ def _hash_contents(contents: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(sorted(contents)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@rule(Severity.ERROR, needs_file, needs_pickles)
+@rule(Severity.ERROR, needs_file, needs_pickles, commands=("inspect", "audit"))
 def unsafe_global(subject: Subject) -> Iterator[Issue]:
     """Loading the file imports or calls a function that attacks use, such as `os.system`.
 

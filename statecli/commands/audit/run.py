@@ -195,7 +195,7 @@ class _Run:
                 files.make_absolute(model.path) in audited_paths for model in self.model_folders.iter_containing(text)
             ):
                 continue
-            finding = _build_finding(rule, issue, text, self.request.severity.get(rule.name))
+            finding = rule.build_finding(issue, text, self.request.severity.get(rule.name))
             reason = duplicates.get(text, "is in the lock but was not found")
             yield _accept_ignored(
                 TargetResult(text, Status.SKIPPED, reason, findings=(finding,), ran=(rule.name,)), self.request
@@ -275,7 +275,7 @@ class _Run:
         severity = self.request.severity
         violated_rules = [rule for rule in self.rules if rule.name == error.rule]
         findings = [
-            _build_finding(rule, Issue(str(error), help=error.help), text, severity.get(rule.name))
+            rule.build_finding(Issue(str(error), help=error.help), text, severity.get(rule.name))
             for rule in violated_rules
         ]
         ran = [rule.name for rule in violated_rules]
@@ -537,7 +537,7 @@ def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> I
     """Yield the findings of a rule; a bug in the rule is a finding too, and the run goes on."""
     try:
         for issue in rule.find(subject):
-            yield _build_finding(rule, issue, subject.target, severity)
+            yield rule.build_finding(issue, subject.target, severity)
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001  # no error lets an audit pass
@@ -550,19 +550,3 @@ def _build_internal_error(rule: AuditRule, error: Exception, subject: Subject) -
         report = f"please report this bug to the author of the plugin {rule.plugin}"
     message = f"rule {rule.name} failed: {type(error).__name__}: {error} ({report})"
     return audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
-
-
-def _build_finding(rule: AuditRule, issue: Issue, target: str, configured: Severity | None) -> Finding:
-    return rule.finding(
-        issue.message,
-        target=target,
-        fqn=issue.fqn,
-        section=issue.section,
-        help=issue.help,
-        severity=issue.severity,
-        configured=configured,
-        origin=issue.origin or UNSET,
-        place=issue.place or UNSET,
-        about=issue.about or UNSET,
-        content=UNSET if issue.content is None else issue.content,
-    )
