@@ -360,6 +360,16 @@ def _format_others(audit: Audit) -> list[str]:
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 
+def _format_lock_count(audit: Audit) -> list[str]:
+    """Format `all 10 tensors match the lock m.lock.json`; nothing if no tensor was compared with a lock."""
+    count = audit.lock_count
+    if not count.compared or audit.lock_file is None:
+        return []
+    some = f"{count.matching:,} of " if count.matching < count.compared else "all " if count.compared > 1 else ""
+    verb = "matches" if count.compared == 1 else "match"
+    return [f"{some}{plural(count.compared, 'tensor')} {verb} the lock {audit.lock_file}"]
+
+
 def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     """Summarize the run in a line.
 
@@ -373,7 +383,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]
     if targets_with_findings and len(audit.targets) > 1:
         parts[0] += f" in {plural(targets_with_findings, 'target')}"
-    parts += _format_others(audit)
+    parts += [*_format_lock_count(audit), *_format_others(audit)]
     not_run = len({skipped.rule for skipped in audit.skipped_rules} - set(audit.ran))
     disabled = f", {audit.disabled_rules:,} disabled" if audit.disabled_rules else ""
     parts.append(f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped" if not_run else "") + disabled)

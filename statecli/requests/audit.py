@@ -17,7 +17,6 @@ from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
-from statecli.storage import files
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import Status
 
@@ -90,7 +89,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         init_device=options.init_device,
         selection=options.selection,
         lock=_read_lock(lock, options),
-        lock_folder=files.get_folder(lock or "") or ".",
+        lock_file=lock,
         frozen_only=options.frozen_only,
         weights_only=options.tensors_only,
         baseline=_read_baseline(options, loaded),

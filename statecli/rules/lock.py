@@ -22,10 +22,10 @@ _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is
 
 @rule(Severity.ERROR, needs_lock)
 def lock_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A tensor is new, missing, or differs from the lock file (values, dtype, shape, kind or requires_grad).
+    """A tensor is not in the lock file, is missing from the checkpoint, or differs from the lock file.
 
-    Why: a lock records the weights that were reviewed. A checkpoint still loads if it was trained further, lost
-    precision in a conversion, comes from another run, or was tampered with.
+    Why: a lock records the values, dtype, shape, kind and requires_grad of the weights that were reviewed. A checkpoint
+    still loads if it was trained further, lost precision in a conversion, comes from another run, or was tampered with.
 
     Example: `encoder.weight` is frozen, but one step of fine-tuning changed it: its digest differs.
 
@@ -34,8 +34,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """
     for pair in subject.lock or ():
         shown = pair.tensor or pair.locked
-        agrees = pair.differ == () and pair.tensor is not None and pair.locked is not None
-        if shown is None or agrees or pair.differ == OTHER_SECTION:
+        if shown is None or pair.agrees or pair.differ == OTHER_SECTION:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = _RESTORE_FILE
@@ -50,7 +49,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_lock, needs_locked_companions)
 def settings_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A setting, or a file that belongs to the model (config, tokenizer), differs from the lock.
+    """A setting, or a file of the model such as its configuration or tokenizer, differs from the lock.
 
     Why: the same weights give other results with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock of the
     tensors alone does not detect such a change.
@@ -87,7 +86,7 @@ def _describe_file(change: FileChange) -> str:
         return "not in the lock"
     if change.found is None:
         return "in the lock but missing"
-    return f"content differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
+    return f"content differs from the lock: digest {change.found[:12]}…, locked {change.locked[:12]}…"
 
 
 def _compute_content(pair: LockMatch) -> str | None:
@@ -121,7 +120,7 @@ def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: 
     if field == "values" and digest is None:
         return f"values cannot be read: {tensor.damage or 'they are not in the file'}"
     if field == "values":
-        return f"values differ from the lock (digest {str(digest)[:12]}…, expected {str(line.digest)[:12]}…)"
+        return f"values differ from the lock: digest {str(digest)[:12]}…, locked {str(line.digest)[:12]}…"
     if field == "shape":
         return f"shape is {_format_shape(tensor)}, locked as {_format_shape(line)}"
     if field == "kind":

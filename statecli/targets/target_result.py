@@ -34,11 +34,19 @@ class Accepted(msgspec.Struct, frozen=True):
     reason: str
 
 
+class LockCount(msgspec.Struct, frozen=True):
+    """Number of tensors compared with a lock, and number of these that match the lock."""
+
+    compared: int
+    matching: int
+
+
 class TargetResult(msgspec.Struct, frozen=True):
     """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited targets.
 
     `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
-    with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors.
+    with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors. `lock_count` is
+    None if the tensors were not compared with a lock.
     """
 
     target: str
@@ -54,6 +62,7 @@ class TargetResult(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     unregistered: tuple[TensorInfo, ...] = ()
+    lock_count: LockCount | None = None
 
     @property
     def own_reason(self) -> str | None:

@@ -167,3 +167,18 @@ def test_a_name_is_escaped_alike_on_both_streams(statecli):
     result = statecli("audit", "a\nb.pt", "-f", "plain")
     assert result.err.startswith("statecli: a\\nb.pt: ")
     assert "a\\nb.pt" in result.out
+
+
+def test_the_verdict_says_how_many_tensors_match_the_lock(statecli):
+    """Of all targets together; otherwise a passed check looks like an audit without a lock."""
+    assert "; all 4 tensors match the lock l.json; " in statecli("audit", "ck", "--lock", "l.json").out
+    assert "; 1 tensor matches the lock l.json; " in statecli("audit", "ck/a.pt", "--lock", "l.json").out
+    torch.save({"w": torch.zeros(2)}, "ck/a.pt")
+    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    assert "; 3 of 4 tensors match the lock l.json; " in result.json["verdict"]
+
+
+def test_the_verdict_names_no_lock_without_a_comparison(statecli):
+    """Of values that the lock does not have, and with the rules about the lock left out."""
+    assert "match" not in statecli("audit", "ck", "--lock", "l.json", "--ignore", "lock").out
+    assert "match" not in statecli("audit", "ck").out

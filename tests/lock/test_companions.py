@@ -109,7 +109,7 @@ def lock(*targets, **options):
 def held(target, locked, path, **options):
     """The audit of `target` against this lock."""
     path.write_bytes(locked)
-    return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_folder=str(path.parent), **options))
+    return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_file=str(path), **options))
 
 
 def mismatches(found):
@@ -195,7 +195,7 @@ def test_a_changed_file_of_the_model_is_named(folder, tmp_path, name):
     locked = lock(folder)
     (folder / name).write_text(CHANGED.get(name, FILES[name] + " "))
     (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
-    assert message.startswith(f"{name}: content differs from the lock (digest ")
+    assert message.startswith(f"{name}: content differs from the lock: digest ")
 
 
 def test_a_new_and_a_missing_file_are_named(folder, tmp_path):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from statecli.commands.audit import references
 from statecli.commands.lock import compare_lock
 from statecli.commands.lock.companion_files import compare_companions, compare_files, find_pipeline_folders
+from statecli.commands.lock.compare_lock import LockMatch
 from statecli.core.model_state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
@@ -20,6 +21,7 @@ from statecli.targets import load
 from statecli.targets.expand import is_reached
 from statecli.targets.location import make_relative_name, resolve_name
 from statecli.targets.section_of_target import split_section
+from statecli.targets.target_result import LockCount
 
 if TYPE_CHECKING:
     from statecli.commands.audit.request import Request
@@ -65,6 +67,12 @@ def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request
         request.lock_folder,
         by_name,
     )
+
+
+def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
+    """Count the tensors compared with the lock; a tensor on one side only does not match."""
+    compared = [pair for pair in pairs if pair.differ != compare_lock.OTHER_SECTION]
+    return LockCount(len(compared), sum(pair.agrees for pair in compared))
 
 
 def find_missing(request: Request, audited: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:

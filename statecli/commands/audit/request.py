@@ -15,6 +15,7 @@ from statecli.core.run_scope import Configuration
 from statecli.core.selection import Selection
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
+from statecli.storage import files
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
     values: bool | None = None
     jobs: int = 0
     lock: Lock | None = None
-    lock_folder: str = "."
+    lock_file: str | None = None
     frozen_only: bool = False
     weights_only: bool = False
     baseline: Baseline | None = None
@@ -61,6 +62,11 @@ class Request(msgspec.Struct, frozen=True):
         """The selected rules."""
         chosen = (rule for rule in self.known_rules if not self.select or rule.name in self.select)
         return tuple(rule for rule in chosen if rule.name not in self.ignore)
+
+    @property
+    def lock_folder(self) -> str:
+        """The folder of the lock file."""
+        return files.get_folder(self.lock_file or "") or "."
 
     @property
     def checks_lock(self) -> bool:

@@ -10,7 +10,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.result_views import ResultViews
 from statecli.core.rule import PluginRule
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
-from statecli.targets.target_result import Skipped, Status, TargetResult
+from statecli.targets.target_result import LockCount, Skipped, Status, TargetResult
 
 
 class Audit(ResultViews, msgspec.Struct, frozen=True):
@@ -27,6 +27,8 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     disabled_rules: int = 0
     #: The rules of the plugins.
     plugin_rules: tuple[PluginRule, ...] = ()
+    #: Path of the lock file.
+    lock_file: str | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -37,6 +39,12 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     def failing(self) -> tuple[Finding, ...]:
         """The findings that set exit status 1."""
         return tuple(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
+
+    @property
+    def lock_count(self) -> LockCount:
+        """The tensors of all targets that were compared with the lock."""
+        counts = [target.lock_count for target in self.targets if target.lock_count is not None]
+        return LockCount(sum(count.compared for count in counts), sum(count.matching for count in counts))
 
     def count(self, status: Status) -> int:
         """Return the number of targets with this status."""

@@ -70,6 +70,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
         request.configuration,
         disabled,
         list_entries(request.plugins),
+        request.lock_file,
     )
     return (
         result
@@ -491,6 +492,7 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
     )
     skipped += [Skipped(rule.name, unreadable_values.NOT_ALL_READ, subject.target) for rule in inconclusive]
     state = subject.state
+    ran_lock_rule = any(rule.name == lock_check.LOCK_RULE for rule in findings_by_rule)
     return TargetResult(
         subject.target,
         Status.FAILED if unreadable else Status.AUDITED,
@@ -510,6 +512,7 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
         unregistered=tuple(
             row for row in (subject.module.tensors if subject.module else ()) if row.kind is Kind.UNREGISTERED
         ),
+        lock_count=lock_check.count_matches(subject.lock or ()) if ran_lock_rule else None,
     )
 
 

@@ -49,6 +49,11 @@ class LockMatch(msgspec.Struct, frozen=True, gc=False):
     differ: tuple[str, ...] = ()
     digest: str | None = None
 
+    @property
+    def agrees(self) -> bool:
+        """True if the lock and the checkpoint have the tensor, and no field of the line differs."""
+        return self.locked is not None and self.tensor is not None and not self.differ
+
 
 class Request(msgspec.Struct, frozen=True):
     """A request to compare a target with a lock.
