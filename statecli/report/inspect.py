@@ -560,7 +560,18 @@ def _build_quantized_group(
     in_tensors = f" in {plural(count, 'tensor')}" if count > len(rows) else ""
     summary = f"{plural(len(rows), 'weight')}{in_tensors}, {_format_elements(elements)}, {format_size(size)}"
     lines = [line for row in rows for line in _build_weight_lines(row, weights[row.section, row.fqn], columns, view)]
-    return Group(heading, summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
+    return Group(heading, summary, tuple(lines if view.unfold else _count_sizes(fold.fold_rows(lines), columns)))
+
+
+def _count_sizes(folded: Iterable[tuple[Line, list[int]]], columns: Sequence[Column]) -> Iterator[Line]:
+    """Yield the folded lines; the size of a line for several tensors has their number: `3 × 4.1 kB`."""
+    place = next((i for i, column in enumerate(columns) if column.name == "size"), None)
+    for line, positions in folded:
+        if place is None or len(positions) == 1:
+            yield line
+            continue
+        size = f"{len(positions):,} × {line.cells[place]}"
+        yield replace(line, cells=(*line.cells[:place], size, *line.cells[place + 1 :]))
 
 
 def _build_weight_lines(
@@ -612,7 +623,7 @@ def _build_group(
     ]
     names = [row.fqn or format_fqn("") for row in rows]
     if not view.unfold:
-        return Group(heading, summary, tuple(line for line, _ in fold.fold_named_rows(names, numbers, lines)))
+        return Group(heading, summary, tuple(_count_sizes(fold.fold_named_rows(names, numbers, lines), columns)))
     tails = [(line.cells[1:], line.remark, line.mood) for line in lines]
     unfolded = (
         Line((name, *cells), remark, mood)

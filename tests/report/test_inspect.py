@@ -67,6 +67,14 @@ def test_a_remark_of_all_rows_is_in_the_heading(statecli, tmp_path):
     assert "↳" not in text
 
 
+def test_the_size_of_a_folded_row_is_of_each_tensor(statecli, tmp_path):
+    """The row has the number of tensors before the size; a row of one tensor has only the size."""
+    torch.save({f"blocks.{i}.w": torch.zeros(250) for i in range(3)} | {"head.w": torch.zeros(250)}, tmp_path / "a.pt")
+    rows = statecli("inspect", tmp_path / "a.pt", "-f", "table").out.splitlines()
+    assert [row.split()[-5:-1] for row in rows if "blocks" in row] == [["3", "×", "1", "kB"]]
+    assert [row.split()[-4:-1] for row in rows if "head" in row] == [["[250]", "1", "kB"]]
+
+
 def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, monkeypatch):
     """A 0-dim tensor does no harm; -v shows how to register it."""
     monkeypatch.chdir(tmp_path)
