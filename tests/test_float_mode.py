@@ -13,7 +13,7 @@ from statecli.commands.audit.run import Request as AuditRequest
 from statecli.commands.audit.run import audit
 from statecli.core.errors import StateError
 from statecli.core.float_mode import flushes_denormals, keep_denormals
-from statecli.values import facts, facts_kernel, kernels
+from statecli.values import compiled_kernel, facts, facts_kernel
 from statecli.values.stats import compute_live_stats
 from statecli.workers.executors import use_executor
 
@@ -33,9 +33,9 @@ def flushing():
 def kernel(request, monkeypatch):
     """Both ways of adding up."""
     if request.param == "numpy":
-        monkeypatch.setattr(kernels, "_native", None)
+        monkeypatch.setattr(compiled_kernel, "native", None)
         monkeypatch.setattr(facts_kernel, "_native", None)
-    elif kernels._native is None:
+    elif compiled_kernel.native is None:
         pytest.skip("no compiled kernel")
 
 

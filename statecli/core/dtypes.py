@@ -115,3 +115,12 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def unravel_index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of an element by its number in C order."""
+    index = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))

@@ -419,6 +419,66 @@ static int are_comparable(int type, int other) {
     return (exact || type == other) && (type >= COMPLEX64) == (other >= COMPLEX64);
 }
 
+/* Sums of squares below these may lack terms that vanished, in float32 and in float64. */
+#define LEAST_NARROW 0x1p-80
+#define LEAST_WIDE 0x1p-900
+
+/* The bits of eight bytes of elements that are not the sign of a zero. */
+static uint64_t magnitude(int type) {
+    if (type >= E4M3FN && type <= E5M2FNUZ)
+        return 0x7f7f7f7f7f7f7f7fu;
+    if (type == FLOAT16 || type == BFLOAT16)
+        return 0x7fff7fff7fff7fffu;
+    if (type == FLOAT32 || type == COMPLEX64)
+        return 0x7fffffff7fffffffu;
+    return type == FLOAT64 || type == COMPLEX128 ? 0x7fffffffffffffffu : UINT64_MAX;
+}
+
+static int is_zero(const Block *block, Py_ssize_t count) {
+    Py_ssize_t length = count * SIZES[block->type];
+    for (Py_ssize_t at = 0; at < length; at += ROW) {
+        uint64_t words[ROW / 8] = {0}, found = 0;
+        memcpy(words, block->raw + at, length - at < ROW ? length - at : ROW);
+        for (int n = 0; n < ROW / 8; n++)
+            found |= words[n];
+        if (found & magnitude(block->type))
+            return 0;
+    }
+    return 1;
+}
+
+static double largest_gap(const Sums *sums) {
+    double largest = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        double widest = sums->widest[lane], narrow = value(sums->largest[lane]);
+        widest = narrow > widest ? narrow : widest;
+        largest = widest > largest ? widest : largest;
+    }
+    return largest;
+}
+
+/* Whether each term is finite and each square of a number is in its sum: `least` is that of the sums' type. */
+static int are_complete(const Sums *sums, double least, const Block *one, const Block *two, Py_ssize_t count) {
+    double squares = total(sums->squares), before = total(sums->before), after = total(sums->after);
+    return isfinite(total(sums->gaps) + squares + before + after) && (squares >= least || !largest_gap(sums)) &&
+           (before >= least || is_zero(one, count)) && (after >= least || is_zero(two, count));
+}
+
+/* False where a number is not finite, or sums would not be complete in float64. */
+static int add_all(const Block *one, const Block *two, Change change, Py_ssize_t count, Sums *sums) {
+    if (one->type <= FLOAT32 && two->type <= FLOAT32) {
+        loops->add(one, two, change, count, sums);
+        if (sums->special || are_complete(sums, LEAST_NARROW, one, two, count))
+            return !sums->special;
+        Py_ssize_t changed = sums->changed, first = sums->first;
+        memset(sums, 0, sizeof *sums);
+        loops->add_wide(one, two, change, count, sums);
+        sums->changed = changed, sums->first = first;  /* `add_wide` compares no bits */
+    } else
+        loops->add_wide(one, two, change, count, sums);
+    return !sums->special && are_complete(sums, LEAST_WIDE, one, two, count);
+}
+
 static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer one, two;
     const char *name, *other_name;
@@ -442,21 +502,14 @@ static PyObject *tally(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     change.mode = bits ? BY_BITS : change.atol || change.rtol ? BY_TOLERANCE : BY_VALUE;
     Sums sums = {.first = -1};
+    int complete;
     Py_BEGIN_ALLOW_THREADS;
-    (before.type > FLOAT32 || after.type > FLOAT32 ? loops->add_wide : loops->add)
-        (&before, &after, change, count, &sums);
+    complete = add_all(&before, &after, change, count, &sums);
     Py_END_ALLOW_THREADS;
-    double largest = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        double widest = sums.widest[lane], narrow = value(sums.largest[lane]);
-        widest = narrow > widest ? narrow : widest;
-        largest = widest > largest ? widest : largest;
-    }
-    if (sums.special)
-        found = Py_BuildValue("");
-    else
-        found = Py_BuildValue("nndddddd", sums.changed, sums.first, largest, total(sums.gaps), total(sums.squares),
-                              total(sums.before), total(sums.after), total(sums.product));
+    found = !complete ? Py_BuildValue("")
+                      : Py_BuildValue("nnndddddd", count, sums.changed, sums.first, largest_gap(&sums),
+                                      total(sums.gaps), total(sums.squares), total(sums.before), total(sums.after),
+                                      total(sums.product));
 end:
     PyBuffer_Release(&one);
     PyBuffer_Release(&two);
@@ -691,7 +744,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         lanes[n] = mixed((n + WORDS + 1) * GOLDEN) | 1;
     choose(NULL);
     PyObject *module = PyModule_Create(&MODULE);
-    if (module && PyModule_AddIntConstant(module, "VERSION", 3)) {
+    if (module && PyModule_AddIntConstant(module, "VERSION", 4)) {
         Py_DECREF(module);
         return NULL;
     }

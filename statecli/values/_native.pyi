@@ -7,15 +7,15 @@ VERSION: int
 
 def tally(
     before: Any, after: Any, before_type: str, after_type: str, bits: bool, atol: float, rtol: float, /
-) -> tuple[int, int, float, float, float, float, float, float] | None:
+) -> tuple[int, int, int, float, float, float, float, float, float] | None:
     """Two blocks of bytes as stored, of equally many elements: bool, integers, floats of 8 to 64 bits, or complex.
 
     64-bit integers are compared with the same type only, and complex numbers with complex numbers.
 
-    How many changed (differ by more than atol + rtol * |before|; with `bits`, in a bit of a float of at most 32 bits),
-    the first of them or -1, the largest |Δ|, the sums of |Δ|, Δ², before², after² and before · after; None where there
-    is an infinity or a NaN in a float16 or float8, and sums that are not finite for others. A sum may have overflowed
-    to infinity, or a square vanished. Raises `ValueError` for other types and for blocks of unequal length.
+    How many elements, how many of them changed (differ by more than atol + rtol * |before|; with `bits`, in a bit of a
+    float of at most 32 bits), the first of these or -1, the largest |Δ|, the sums of |Δ|, Δ², before², after² and
+    before · after: in float32 where that holds them, else in float64. None where a number is not finite, or its square
+    is beyond float64. Raises `ValueError` for other types and for blocks of unequal length.
     """
 
 def floats(block: Any, size: int, infinity: int, normal: int, /) -> tuple[int, int, int, int, int, int, int]:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
-import numpy as np
 
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
@@ -25,7 +23,7 @@ from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
-from statecli.values import kernels, sparse
+from statecli.values import sparse
 from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, Comparison, run_batch
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.elements import find_element
@@ -116,19 +114,10 @@ def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Pro
     """Return the tallies of small adjacent pairs, by the number of the pair. These pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
-    tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], partial(_tally_small, options))
+    tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
     if tallies and progress:
         progress(pairs[max(tallies)].after.fqn, sum(pairs[n].before.nbytes for n in tallies))
     return tallies
-
-
-def _tally_small(options: CompareOptions, before: bytes, after: bytes, dtype: str) -> Tally | None:
-    """Return the tally of a task of one block; None if the compiled kernel cannot compute this tally."""
-    element = find_element(dtype)
-    if element is None:
-        return None
-    before_items, after_items = np.frombuffer(before, element.stored), np.frombuffer(after, element.stored)
-    return kernels.tally_stored(before_items, after_items, (dtype, dtype), options)
 
 
 def _to_delta(total: Tally, pair: Pair) -> Delta:

@@ -16,6 +16,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.storage import files
 from statecli.values import kernels
+from statecli.values.compiled_kernel import tally_stored
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Arena, Array, Decoder, Element, find_element, require_element
 from statecli.values.open_files import OpenFiles, keep_files_open
@@ -29,11 +30,9 @@ from statecli.values.read import (
     read_items,
     to_values,
 )
-from statecli.values.tally import EQUAL, Tally
+from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
 from statecli.workers.task import Piece
 
-#: Elements compared at a time: with both sides decoded they fit a core's second-level cache.
-BLOCK_ELEMENTS = 64 * 1024
 #: Elements in a task.
 TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 
@@ -150,12 +149,12 @@ class Worker:
         total = Tally()
         for start, count in self._split_into_blocks(task):
             raw = self._read_block(0, before, element, start, count, task).view(element.stored)
-            tally = kernels.tally_stored(raw, raw, (before.dtype, before.dtype))
+            tally = tally_stored(raw, raw, (before.dtype, before.dtype))
             total = total.merge(tally or kernels.tally_equal(self.before_decoder(raw, element), self.scratch))
         return total
 
     def _tally_block(self, before: Array, before_type: str, after: Array, after_type: str, start: int) -> Tally:
-        tally = kernels.tally_stored(before, after, (before_type, after_type), self.options)
+        tally = tally_stored(before, after, (before_type, after_type), self.options)
         if tally is not None:
             return tally.shift(start)
         before_element, after_element = require_element(before_type), require_element(after_type)

@@ -1,11 +1,20 @@
-"""The compiled kernel (`_native.c`); `native` is None if there was no compiler when statecli was installed."""
+"""The compiled kernel (`_native.c`), which needs no numpy.
+
+`native` is None if there was no compiler when statecli was installed.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from statecli.values.delta import CompareOptions
+from statecli.values.tally import Tally, Wide
+
+if TYPE_CHECKING:
+    from statecli.values.elements import Array
 
 #: The interface that the callers use. An older build is not used: `pip install -e .` builds the kernel again.
-VERSION = 3
+VERSION = 4
 
 native: Any
 try:
@@ -14,3 +23,54 @@ except ImportError:
     native = None
 else:
     native = native if getattr(native, "VERSION", None) == VERSION else None
+
+#: Types whose blocks the kernel compares; 64-bit integers, and complex numbers, only with their own kind.
+_INTEGERS_64 = frozenset(["int64", "uint64"])
+_COMPLEX = frozenset(["complex64", "complex128"])
+_TYPES = frozenset(
+    [
+        *("float64", "float32", "bfloat16", "float16", "bool", *_INTEGERS_64, *_COMPLEX),
+        *("int8", "uint8", "int16", "uint16", "int32", "uint32"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    ]
+)
+#: Types with several codes for a value, which the kernel does not tell apart.
+_COMPARED_BY_VALUE = frozenset(["bool", "float64", *_COMPLEX])
+_EXACT = CompareOptions()
+
+
+def tally_stored(
+    before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT
+) -> Tally | None:
+    """Tally two flat blocks of equally many stored elements of the given types.
+
+    None if `kernels.tally_values` must tally: for other types, for values that are not finite or whose squares are
+    beyond float64, and without the kernel.
+    """
+    if native is None or not _are_comparable(*types):
+        return None
+    bits = options.bitwise and types[0] == types[1]
+    if bits and types[0] in _COMPARED_BY_VALUE:
+        return None
+    sums = native.tally(before, after, *types, bits, options.atol, options.rtol)
+    if sums is None:
+        return None
+    elements, changed, first, largest, gaps, squares, norm_before, norm_after, product = sums
+    return Tally(
+        changed=changed,
+        first=first if changed else None,
+        finite=elements,
+        max_abs=largest,
+        sum_abs=Wide(gaps),
+        squares=Wide(squares),
+        before=Wide(norm_before),
+        after=Wide(norm_after),
+        product=Wide(product + 0.0),  # 0.0 for -0.0, as in a sum with other tallies
+    )
+
+
+def _are_comparable(before: str, after: str) -> bool:
+    types = {before, after}
+    if not types <= _TYPES:
+        return False
+    return before == after or (types.isdisjoint(_INTEGERS_64) and (types <= _COMPLEX or types.isdisjoint(_COMPLEX)))

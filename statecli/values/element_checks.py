@@ -15,10 +15,11 @@ import numpy as np
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.compare_task import BLOCK_ELEMENTS, rechunk
+from statecli.values.compare_task import rechunk
 from statecli.values.elements import SMALL_FLOATS, Array, build_small_float_table, require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.values.read import Strided, open_view, read_items, read_values
+from statecli.values.tally import BLOCK_ELEMENTS
 from statecli.workers import pool
 
 #: Float types that are cast to a narrower one, by the width of exponent and mantissa together.

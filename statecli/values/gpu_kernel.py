@@ -14,10 +14,10 @@ import numpy as np
 from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.float_mode import with_denormals
 from statecli.core.installed_package import install_extra
-from statecli.values.compare_task import BLOCK_ELEMENTS, CompareTask, Comparison, Worker
+from statecli.values.compare_task import CompareTask, Comparison, Worker
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Array
-from statecli.values.tally import MAX_UNSCALED, Tally, Wide
+from statecli.values.tally import BLOCK_ELEMENTS, MAX_UNSCALED, Tally, Wide
 
 #: Types that torch widens to float64 exactly.
 _WIDENED_TYPES = frozenset(

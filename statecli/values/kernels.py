@@ -1,7 +1,7 @@
 """Tally two blocks of values: which elements differ, by how much, and which are not finite.
 
-Blocks that float32 can represent are done in one pass by `_native.c`, if compiled, else by numpy in reused buffers that
-fit a core's second-level cache.
+Blocks are done in one pass by `compiled_kernel`, or without it, if float32 can represent the sums, by numpy in reused
+buffers that fit a core's second-level cache. What neither can sum is widened to float64.
 
 numpy's sums use ufuncs only: IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`) and
 `einsum` may be faster, but add in as many lanes as the processor or their release chooses.
@@ -13,25 +13,11 @@ import math
 
 import numpy as np
 
-from statecli.values.compiled_kernel import native as _native
+from statecli.values import compiled_kernel
+from statecli.values.compiled_kernel import tally_stored
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Array, Decoder
-from statecli.values.tally import MAX_UNSCALED, MIN_SQUARES, MIN_WIDE_SQUARES, TERMS_PER_SUM, Tally, Wide
-
-#: Types whose blocks the compiled kernel reads as they are stored, and sums in float32.
-_NARROW_TYPES = frozenset(
-    [
-        *("float32", "bfloat16", "float16", "bool", "int8", "uint8", "int16", "uint16"),
-        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-    ]
-)
-#: Those that it sums in float64; of 64-bit integers, and of complex numbers, both sides have the type.
-_INTEGERS_64 = frozenset(["int64", "uint64"])
-_COMPLEX = frozenset(["complex64", "complex128"])
-_WIDE_TYPES = frozenset(["float64", "int32", "uint32", *_INTEGERS_64, *_COMPLEX])
-#: Types with several codes for a value, which the compiled kernel does not tell apart.
-_COMPARED_BY_VALUE = frozenset(["bool", "float64", *_COMPLEX])
-_EXACT = CompareOptions()
+from statecli.values.tally import MAX_UNSCALED, MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
 
 
 def kernel_name() -> str:
@@ -39,7 +25,7 @@ def kernel_name() -> str:
 
     Their sums differ in the last bits, but do not depend on the processor or on a release.
     """
-    return "numpy" if _native is None else "C"
+    return "numpy" if compiled_kernel.native is None else "C"
 
 
 def tally_values(
@@ -84,54 +70,12 @@ def tally_opaque(changed: Array) -> Tally:
     return Tally(changed=count, first=int(changed.argmax()) if count else None, left_out=changed.size)
 
 
-def tally_stored(before: Array, after: Array, types: tuple[str, str], options: CompareOptions = _EXACT) -> Tally | None:
-    """Tally two flat blocks of equally many stored elements of the given types.
-
-    None if `tally_values` must tally: for other types, for values that are not finite or beyond the sums of the
-    compiled kernel, and without this kernel.
-    """
-    is_narrow = _NARROW_TYPES.issuperset(types)
-    if _native is None or not (is_narrow or _is_wide(*types)):
-        return None
-    bits = options.bitwise and types[0] == types[1]
-    if bits and types[0] in _COMPARED_BY_VALUE:
-        return None
-    sums = _native.tally(before, after, *types, bits, options.atol, options.rtol)
-    if sums is None:
-        return None
-    changed, first, largest, gaps, squares, norm_a, norm_b, product = sums
-    least = MIN_SQUARES if is_narrow else MIN_WIDE_SQUARES
-    if not math.isfinite(gaps + norm_a + norm_b + squares) or (squares < least and largest):
-        return None
-    if _may_have_vanished(norm_a, before, least) or _may_have_vanished(norm_b, after, least):
-        return None
-    return Tally(
-        changed=changed,
-        first=first if changed else None,
-        finite=before.size,
-        max_abs=largest,
-        sum_abs=Wide(gaps),
-        squares=Wide(squares),
-        before=Wide(norm_a),
-        after=Wide(norm_b),
-        product=Wide(product + 0.0),  # 0.0 for -0.0, as in a sum with other tallies
-    )
-
-
-def _is_wide(before: str, after: str) -> bool:
-    """Return whether the compiled kernel compares these types in float64."""
-    types = {before, after}
-    if not types <= _NARROW_TYPES | _WIDE_TYPES:
-        return False
-    return before == after or (types.isdisjoint(_INTEGERS_64) and (types <= _COMPLEX or types.isdisjoint(_COMPLEX)))
-
-
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
     """Tally a block that is equal on both sides: its norm, and how many elements are not finite."""
     if not block.size:
         return Tally()
     with np.errstate(all="ignore"):
-        if block.dtype == np.float32 and _native is not None:
+        if block.dtype == np.float32 and compiled_kernel.native is not None:
             tally = tally_stored(block, block, ("float32", "float32"))
             if tally is not None:
                 return tally
@@ -165,7 +109,7 @@ def tally_equal(block: Array, decoder: Decoder) -> Tally:
 
 def _tally_float32(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
     """Tally two float32 blocks; None if float32 cannot represent the sums."""
-    if _native is None:
+    if compiled_kernel.native is None:
         return _tally_in_passes(before, after, decoder, changed)
     tally = tally_stored(before, after, ("float32", "float32"))
     if tally is None or changed is None:
@@ -183,7 +127,7 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed: Arr
     sum_abs = _sum_rows(np.abs(gap, out=gap))
     # A norm is not finite if its side has an infinity or a NaN, or if it overflowed.
     if not math.isfinite(norm_a + norm_b + squares) or any(
-        _may_have_vanished(*sums, MIN_SQUARES) for sums in ((norm_a, before), (norm_b, after), (squares, gap))
+        _may_have_vanished(*sums) for sums in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
     # |b - a|² = |a|² + |b|² - 2 a·b spares a pass. Digits are lost only if the two point apart: then products cancel.
@@ -224,8 +168,8 @@ def _sum_rows(block: Array) -> float:
     return float(np.add.reduce(np.add.reduce(block.reshape(TERMS_PER_SUM, -1), axis=0).astype(np.float64)))
 
 
-def _may_have_vanished(squares: float, block: Array, least: float) -> bool:
-    return squares < least and (squares != 0 or bool(block.any()))
+def _may_have_vanished(squares: float, block: Array) -> bool:
+    return squares < MIN_SQUARES and (squares != 0 or bool(block.any()))
 
 
 # --- float64, for blocks that float32 cannot represent ----------------------------------------------------------------

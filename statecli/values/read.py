@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.core.dtypes import contiguous_strides
+from statecli.core.dtypes import contiguous_strides, unravel_index
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import Quantizer, TensorData
@@ -183,17 +183,9 @@ def _iter_block_indices(shape: tuple[int, ...], limit: int) -> Iterator[tuple[in
     pieces = -(-shape[axis] // max(limit // inner, 1))
     step = -(-shape[axis] // pieces)
     for flat in range(prod(shape[:axis])):
-        outer = _unravel(flat, shape[:axis])
+        outer = unravel_index(flat, shape[:axis])
         for start in range(0, shape[axis], step):
             yield (*outer, slice(start, start + step))
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
-    index = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return index[::-1]
 
 
 # --- stored items --------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ errors, damage and tolerances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import TensorInfo
 from statecli.storage import files
+from statecli.values.compiled_kernel import tally_stored
+from statecli.values.delta import CompareOptions
 from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, read_run
 from statecli.values.open_files import keep_files_open
 from statecli.values.read import find_piece
@@ -32,20 +34,14 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
     dtype: str | None
 
 
-def compare_small_pairs(
-    pairs: Sequence[tuple[TensorInfo, TensorInfo]],
-    tally_of: Callable[[bytes, bytes, str], Tally | None],
-) -> dict[int, Tally]:
-    """Return the tallies of the compared pairs, by the number of the pair.
-
-    `tally_of` compares elements of one dtype with different bytes; None if a task must.
-    """
+def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options: CompareOptions) -> dict[int, Tally]:
+    """Return the tallies of the compared pairs, by the number of the pair: a task must compare the others."""
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():
         for run in _group_into_runs(sorted(candidates)):
             if len(run) > 1:
-                tallies.update(_compare_run(run, tally_of))
+                tallies.update(_compare_run(run, options))
     return tallies
 
 
@@ -86,9 +82,7 @@ def _is_in_run(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bo
     )
 
 
-def _compare_run(
-    run: Sequence[_Candidate], tally_of: Callable[[bytes, bytes, str], Tally | None]
-) -> Iterator[tuple[int, Tally]]:
+def _compare_run(run: Sequence[_Candidate], options: CompareOptions) -> Iterator[tuple[int, Tally]]:
     first = run[0]
     try:
         before = read_run(
@@ -102,5 +96,7 @@ def _compare_run(
         old, new = before[old_start : old_start + pair.length], after[new_start : new_start + pair.length]
         if old == new:
             yield pair.number, EQUAL
-        elif pair.dtype is not None and (tally := tally_of(old, new, pair.dtype)) is not None:
-            yield pair.number, tally
+        elif pair.dtype is not None:
+            tally = tally_stored(old, new, (pair.dtype, pair.dtype), options)
+            if tally is not None:
+                yield pair.number, tally

@@ -12,16 +12,15 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
+from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
 
+#: Elements compared at a time: with both sides decoded they fit a core's second-level cache.
+BLOCK_ELEMENTS = 64 * 1024
 #: Products summed in float32 before float64 takes over.
 TERMS_PER_SUM = 16
 #: A sum of squares in float32 below this may lack terms that vanished.
 MIN_SQUARES = 2.0**-80
-#: The same of a sum in float64.
-MIN_WIDE_SQUARES = 2.0**-900
 #: Values of this size and above, or below its inverse, are scaled before they are squared in float64.
 MAX_UNSCALED = 2.0**500
 
@@ -195,7 +194,5 @@ class Tally(NamedTuple):
 EQUAL = Tally()
 
 
-@lru_cache(maxsize=256)
-def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of a flat element, cached: the layers of a model often change first at the same element."""
-    return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()
+#: Cached, because the layers of a model often change first at the same element.
+_unravel = lru_cache(maxsize=256)(unravel_index)

@@ -249,7 +249,7 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
 # --- workers that refuse ---------------------------------------------------------------------------------------------
 
 OLDER = "import statecli.core.version; statecli.core.version.__version__ = '0.0.9'"
-NUMPY = "from statecli.values import kernels; kernels._native = None"
+NUMPY = "from statecli.values import compiled_kernel; compiled_kernel.native = None"
 NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {str(ROOT)!r})]"
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import statecli as api
 from statecli.core.errors import UnreadableError, UsageError
-from statecli.values import compare, compare_task, facts
+from statecli.values import compare, facts, tally
 
 pytest.importorskip("torch.distributed.checkpoint")
 import torch.distributed.checkpoint as dcp
@@ -61,14 +61,14 @@ def everything(seed: int) -> dict[str, torch.Tensor]:
         "empty": torch.zeros(0, 3),
         f"moved{seed}": torch.arange(5000.0),
         f"gone{seed}": torch.full((33,), float(seed)),
-        "big": torch.arange(3 * compare_task.BLOCK_ELEMENTS, dtype=torch.float32) * (1 + 0.001 * seed),
+        "big": torch.arange(3 * tally.BLOCK_ELEMENTS, dtype=torch.float32) * (1 + 0.001 * seed),
     }
 
 
 @pytest.fixture
 def small_tasks(monkeypatch):
     """Tensors of some kilobytes are in several tasks, as those of gigabytes are."""
-    monkeypatch.setattr(compare, "TASK_ELEMENTS", compare_task.BLOCK_ELEMENTS)
+    monkeypatch.setattr(compare, "TASK_ELEMENTS", tally.BLOCK_ELEMENTS)
     monkeypatch.setattr(facts, "TASK_BYTES", 1 << 18)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statecli.values import kernels
+from statecli.values import compiled_kernel, kernels
 from statecli.values.compiled_kernel import native
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Decoder, require_element
@@ -37,7 +37,7 @@ def tally_by_numpy(before, after, types, options):
 
 def assert_same(before, after, types, options):
     """The kernel counts what numpy counts, and its sums are as near as it promises; or it leaves the block to numpy."""
-    found = kernels.tally_stored(before, after, types, options)
+    found = compiled_kernel.tally_stored(before, after, types, options)
     if found is None:
         return False
     wanted = tally_by_numpy(before, after, types, options)
@@ -98,7 +98,7 @@ def test_each_type_by_each_tolerance(dtype, count):
     few[-1:] = after[-1:]
     for options, other in itertools.product(OPTIONS, (after, few, before)):
         done = assert_same(before, other, (dtype, dtype), options)
-        assert done or (options.bitwise and dtype in kernels._COMPARED_BY_VALUE), options
+        assert done or (options.bitwise and dtype in compiled_kernel._COMPARED_BY_VALUE), options
 
 
 @pytest.mark.parametrize("before_type", TYPES)
@@ -128,14 +128,28 @@ def test_any_bits(dtype, seed, options, count):
     assert_same(before, after, (dtype, dtype), options)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("size", [1e-44, 2e-39, 3e-38, 1e25, 3e38])
+def test_squares_beyond_float32_are_summed_in_float64(dtype, options, size):
+    """They overflow or vanish in float32, and so do some of many; zeros of either sign need no second pass."""
+    bits = np.random.default_rng(1).standard_normal(300).clip(-1, 1).astype(np.float32)
+    for numbers in (bits * np.float32(size), np.where(np.arange(300) == 7, np.float32(size), np.float32(-0.0))):
+        before = numbers if dtype == "float32" else (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        after = before.copy()
+        after[::3] = 0
+        for sides in ((before, after), (after, before), (before, before)):
+            assert assert_same(*sides, (dtype, dtype), options)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_block_at_any_address(dtype):
     """Elements of a mapped file may lie at an odd byte."""
     rng = np.random.default_rng(7)
     before, after = draw_block(dtype, rng, 500), draw_block(dtype, rng, 500)
-    wanted = kernels.tally_stored(before, after, (dtype, dtype))
+    wanted = compiled_kernel.tally_stored(before, after, (dtype, dtype))
     shifted = [np.frombuffer(b"x" + block.tobytes(), np.uint8)[1:].view(block.dtype) for block in (before, after)]
-    assert kernels.tally_stored(*shifted, (dtype, dtype)) == wanted
+    assert compiled_kernel.tally_stored(*shifted, (dtype, dtype)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -152,10 +166,10 @@ def test_a_block_at_any_address(dtype):
 def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, gap):
     """Their values have no float64 each, but neighbours differ by 1."""
     one, two = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
-    found = kernels.tally_stored(one, two, (dtype, dtype))
+    found = compiled_kernel.tally_stored(one, two, (dtype, dtype))
     assert (found.max_abs, found.changed) == (gap, 3)
-    assert kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
-    assert kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
+    assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
+    assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int16", "float64", "complex64"])
@@ -164,7 +178,7 @@ def test_an_element_at_the_tolerance_is_compared_in_float64(dtype):
     kind = require_element(dtype).stored
     values = {"bfloat16": (0x3F80, 0x3F90), "float16": (0x3C00, 0x3C10)}.get(dtype, (1, 3))
     one, two = (np.full(200, value, kind) for value in values)
-    gap = kernels.tally_stored(one, two, (dtype, dtype)).max_abs
+    gap = compiled_kernel.tally_stored(one, two, (dtype, dtype)).max_abs
     for atol, changed in ((gap, 0), (math.nextafter(gap, 0), 200), (math.nextafter(gap, 9), 0)):
-        found = kernels.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
+        found = compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
         assert found.changed == changed, atol

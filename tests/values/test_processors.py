@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.values import kernels
+from statecli.values import compiled_kernel
 
 #: Each command in a fork of a process that has imported what it needs, its output in a file; without the kernel in C
 #: where the first word says so.
@@ -86,10 +86,10 @@ def test_one_result_on_all_processors(name, documents):
     assert document.startswith("{")
 
 
-@pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
+@pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 def test_one_result_of_all_instruction_sets(files):
     """The compiled kernel finds the same bits in narrow vectors and in wide ones."""
-    native = kernels._native
+    native = compiled_kernel.native
     widest = native.instruction_set()
     before, after = (torch.load(files / name) for name in ("before.pt", "after.pt"))
     found = {}

@@ -12,7 +12,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, StateError  # noqa: E402
-from statecli.values import compare, kernels  # noqa: E402
+from statecli.values import compare, compiled_kernel  # noqa: E402
 from statecli.values.compare import Pair, compare_pairs  # noqa: E402
 from statecli.values.delta import CompareOptions  # noqa: E402
 from statecli.values.small_pairs import MAX_GAP_BYTES, MAX_TENSOR_BYTES, compare_small_pairs  # noqa: E402
@@ -33,7 +33,7 @@ def paired(tmp_path, before, after, suffix="safetensors"):
 
 def settled(pairs):
     both = [(pair.before, pair.after) for pair in pairs]
-    return compare_small_pairs(both, lambda *_: None)
+    return compare_small_pairs(both, CompareOptions())
 
 
 def some_tensor(rng):
@@ -85,7 +85,7 @@ def neighbours(tmp_path, dtype):
     return paired(tmp_path, tensors, other)
 
 
-@pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
+@pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     """Neither those that are equal nor those that differ."""

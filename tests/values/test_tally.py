@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecli.values import kernels
+from statecli.values import compiled_kernel, kernels
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import Decoder, find_element
 from statecli.values.tally import TERMS_PER_SUM, Tally, Wide
 
 torch = pytest.importorskip("torch")
 
-needs_kernel = pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
+needs_kernel = pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 
 
 @pytest.fixture(params=["compiled", "numpy"])
 def way(request, monkeypatch):
     """Both ways to the same sums: the kernel in C, and numpy where it was not compiled."""
     if request.param == "numpy":
-        monkeypatch.setattr(kernels, "_native", None)
-    elif kernels._native is None:
+        monkeypatch.setattr(compiled_kernel, "native", None)
+    elif compiled_kernel.native is None:
         pytest.skip("no compiled kernel")
     return request.param
 
@@ -114,7 +114,7 @@ def test_stored_blocks_are_summed_as_float64_would(one, other, n):
     before = torch.randn(n, generator=numbers).to(STORED[one])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
     after = after.to(STORED[other])
-    found = kernels.tally_stored(stored(before), stored(after), (one, other))
+    found = compiled_kernel.tally_stored(stored(before), stored(after), (one, other))
     sums, product, largest = in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
     assert (found.changed, found.finite) == (int(differ.sum()), n)
@@ -132,7 +132,7 @@ def test_every_value_of_sixteen_bits(name):
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
         zeros = torch.zeros_like(part)
-        found = kernels.tally_stored(stored(zeros), stored(part), (name, name))
+        found = compiled_kernel.tally_stored(stored(zeros), stored(part), (name, name))
         wide = part.to(torch.float64)
         vanishing = wide.abs().max() < 2.0**-40
         if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
@@ -152,7 +152,7 @@ def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
     after = before.clone()
     after[at] = bad
     for one, other in ((before, after), (after, before), (after, after)):
-        assert kernels.tally_stored(stored(one), stored(other), (name, name)) is None
+        assert compiled_kernel.tally_stored(stored(one), stored(other), (name, name)) is None
 
 
 @needs_kernel
@@ -163,8 +163,8 @@ def test_bits_tell_zeros_apart():
     after[299] = -0.0
     for name, dtype in STORED.items():
         one, two = stored(before.to(dtype)), stored(after.to(dtype))
-        assert kernels.tally_stored(one, two, (name, name)).changed == 0
-        by_bits = kernels.tally_stored(one, two, (name, name), CompareOptions(bitwise=True))
+        assert compiled_kernel.tally_stored(one, two, (name, name)).changed == 0
+        by_bits = compiled_kernel.tally_stored(one, two, (name, name), CompareOptions(bitwise=True))
         assert (by_bits.changed, by_bits.first) == (1, 299)
 
 
@@ -174,9 +174,9 @@ def test_blocks_of_unequal_length_are_refused():
     block = np.zeros(64, np.uint8)
     for one, other in ((block, block[:60]), (block[:63], block), (block, block[:0])):
         with pytest.raises(ValueError, match="equally many"):
-            kernels._native.tally(one, other, "float32", "float32", False, 0.0, 0.0)
+            compiled_kernel.native.tally(one, other, "float32", "float32", False, 0.0, 0.0)
     with pytest.raises(ValueError, match="not a type"):
-        kernels._native.tally(block, block, "float4", "float4", False, 0.0, 0.0)
+        compiled_kernel.native.tally(block, block, "float4", "float4", False, 0.0, 0.0)
 
 
 def told(before, after):
