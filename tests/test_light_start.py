@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.values import compiled_kernel
+
 HEAVY = ("torch", "numpy", "rich", "safetensors", "transformers", "pickle", "jinja2")
 
 CHILD = """
@@ -83,6 +85,21 @@ def test_small_files_are_locked_and_found_equal_without_numpy(files):
     path = files / "a.safetensors"
     for words in (("lock", path, "-o", files / "a.lock"), ("diff", path, path)):
         assert imported(*words, heavy=("torch", "numpy")) == (0, [])
+
+
+@pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_two_epochs_of_a_small_model_are_compared_without_numpy(tmp_path, suffix):
+    """Nor are transformations searched for: the differences show that there are none."""
+    torch.manual_seed(0)
+    before = {"fc.weight": torch.randn(100, 700), "fc.bias": torch.zeros(100), "steps": torch.tensor(5)}
+    after = {name: tensor + 1 for name, tensor in before.items()}
+    after["fc.weight"] = before["fc.weight"] + 0.01 * torch.randn(100, 700)
+    for name, state in (("a", before), ("b", after)):
+        (torch.save if suffix == "pt" else save_file)(state, tmp_path / f"{name}.{suffix}")
+    words = ("diff", *(tmp_path / f"{name}.{suffix}" for name in "ab"), "-f", "json")
+    heavy = ("torch", "numpy", "statecli.commands.diff.transformations.find")
+    assert imported(*words, heavy=heavy) == (1, [])
 
 
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):

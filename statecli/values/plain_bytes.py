@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from statecli.core.dtypes import ELEMENT_BITS, contiguous_strides
 from statecli.core.errors import UnreadableError
@@ -32,19 +34,21 @@ _TYPES = frozenset(
 def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     """Return the bytes of the elements of each tensor.
 
-    None if one of them needs more than a read (strides, a scale, a checksum, another store), together they are too
-    large, or a read fails: the reader of all tensors then finds the tensor to name.
+    None if one of them needs more than a read (strides, a scale, another store), together they are too large, a read
+    fails, or a checksum is wrong: the reader of all tensors then finds the tensor to name.
     """
-    size = sum([tensor.nbytes for tensor in tensors])
-    if size > MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES):
+    most = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
+    if sum([tensor.nbytes for tensor in tensors]) > most:
         return None
-    places = []
+    places: list[_Place] = []
     for tensor in tensors:
         place = _locate(tensor)
         if place is None:
             return None
         places.append(place)
-    if any(map(files.reads_are_requests, {path for path, _, _ in places})):
+    if sum([place.length for place in places]) > most:
+        return None
+    if any(map(files.reads_are_requests, {place.path for place in places})):
         return None
     try:
         return list(_read(places))
@@ -52,35 +56,55 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
         return None
 
 
-def _read(places: Sequence[tuple[str, int, int]]) -> Iterator[bytes]:
-    """Yield the bytes of each place; a read goes on past a small tensor, because its neighbour often follows."""
+class _Place(NamedTuple):
+    """Bytes of a file. With a checksum, they are a whole storage, of which a tensor is a part."""
+
+    path: str
+    offset: int
+    length: int
+    part: slice = slice(None)
+    crc32: int | None = None
+
+
+def _read(places: Sequence[_Place]) -> Iterator[bytes]:
+    """Yield the bytes of each tensor; a read goes on past a small place, because its neighbour often follows.
+
+    Raises EOFError if a file ends early, or if its bytes have another checksum.
+    """
     for path, group in groupby(places, key=itemgetter(0)):
         with closing(files.open_file(path)) as file:
             start, data = 0, b""
-            for _, offset, length in group:
-                at = offset - start
-                if at < 0 or at + length > len(data):
-                    ahead = min(READ_BYTES, file.size - offset) if length <= SMALL_BYTES else 0
-                    start, at, data = offset, 0, file.read(offset, max(length, ahead))
-                    if len(data) < length:
+            for place in group:
+                at = place.offset - start
+                if at < 0 or at + place.length > len(data):
+                    ahead = min(READ_BYTES, file.size - place.offset) if place.length <= SMALL_BYTES else 0
+                    start, at, data = place.offset, 0, file.read(place.offset, max(place.length, ahead))
+                    if len(data) < place.length:
                         raise EOFError
-                yield data[at : at + length]
+                content = data[at : at + place.length]
+                if place.crc32 is not None and zlib.crc32(content) != place.crc32:
+                    raise EOFError
+                yield content[place.part]
 
 
-def _locate(tensor: TensorInfo) -> tuple[str, int, int] | None:
-    """Return the path, the offset and the length of the tensor's bytes; None if it needs more than a read."""
+def _locate(tensor: TensorInfo) -> _Place | None:
+    """Return the place of the tensor's bytes; None if it needs more than a read."""
     data = tensor.data
     if data is None or tensor.parts or tensor.damage is not None or not _is_plain(data):
         return None
     size = ELEMENT_BITS[data.dtype] // 8
     start, length = data.offset * size, math.prod(data.shape) * size
     where = data.storage
-    return (where.path, where.offset + start, length) if start + length <= where.length else None
+    if start + length > where.length:
+        return None
+    if where.crc32 is None:
+        return _Place(where.path, where.offset + start, length)
+    return _Place(where.path, where.offset, where.length, slice(start, start + length), where.crc32)
 
 
 def _is_plain(data: TensorData) -> bool:
     where = data.storage
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     is_as_stored = not (data.conjugate or data.negative) and data.quantizer is None and data.inline is None
-    is_in_one_place = where.packing is None and where.boxes is None and where.crc32 is None and not where.big_endian
+    is_in_one_place = where.packing is None and where.boxes is None and not where.big_endian
     return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and bool(where.path)

@@ -21,6 +21,7 @@ from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UnreadableError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
+from statecli.values import compiled_kernel, plain_bytes
 from statecli.values.delta import CompareOptions
 from statecli.workers import pool
 
@@ -276,8 +277,8 @@ def test_histograms_of_what_changed_most(diff):
 @pytest.mark.parametrize(
     "how", [CompareOptions(), CompareOptions(atol=0.5)], ids=["small tensors together", "by tasks"]
 )
-def test_progress_counts_the_bytes_of_before(save, how):
-    """The bar is told the bytes there are, and then as many, with the name of a tensor."""
+def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
+    """The bar is told the bytes there are, and then as many, with the name of a tensor; small files have none."""
     one, two = (
         save({"a": torch.full((8,), value), "b": torch.ones(8)}, f"{value}.safetensors") for value in (0.0, 1.0)
     )
@@ -287,6 +288,10 @@ def test_progress_counts_the_bytes_of_before(save, how):
         total.append(size)
         return lambda *progress: done.append(progress)
 
+    compare_targets(Request(one, two, how=how), bar)
+    assert total == [] or compiled_kernel.native is None
+    total.clear(), done.clear()
+    monkeypatch.setattr(plain_bytes, "MAX_BYTES", 0)
     compare_targets(Request(one, two, how=how), bar)
     assert total == [64]
     assert sum(count for _, count in done) == 64

@@ -43,12 +43,15 @@ def test_many_small_tensors_are_read_in_any_order(tmp_path, monkeypatch):
 
 
 def test_what_needs_another_reader_is_left_to_it(tmp_path, monkeypatch):
-    """A transposed view, a recorded checksum, a file that was cut, more bytes than the limit, and a mix with these."""
+    """A transposed view, a wrong checksum, a file that was cut, more bytes than the limit, and a mix with these."""
     save_file({"w": torch.ones(8), "v": torch.ones(3)}, tmp_path / "a.safetensors")
     plain = formats.read(str(tmp_path / "a.safetensors")).tensors
     assert read_plain_bytes(plain) is not None
     torch.save({"t": torch.ones(2, 3).t()}, tmp_path / "t.pt")
-    torch.save({"c": torch.ones(2)}, tmp_path / "c.pt")
+    torch.save({"c": torch.full((2,), 7.0), "v": torch.ones(9)[2:5]}, tmp_path / "c.pt")
+    whole = formats.read(str(tmp_path / "c.pt")).tensors
+    assert read_plain_bytes((*whole, *plain))[:2] == [raw(torch.full((2,), 7.0)), raw(torch.ones(3))]
+    (tmp_path / "c.pt").write_bytes((tmp_path / "c.pt").read_bytes().replace(raw(torch.tensor(7.0)), b"1234"))
     for name in ("t.pt", "c.pt"):
         assert read_plain_bytes((*plain, *formats.read(str(tmp_path / name)).tensors)) is None
     with open(tmp_path / "a.safetensors", "r+b") as file:

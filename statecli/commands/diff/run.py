@@ -34,6 +34,7 @@ from statecli.commands.diff.result import (
     TransformationKind,
 )
 from statecli.commands.diff.snapshot import NOTE, SnapshotDigests, StateDigests
+from statecli.commands.diff.transformations.training import is_training
 from statecli.commands.explain.result import Explanation
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
@@ -51,7 +52,7 @@ from statecli.storage.file_version import CHANGED, FileVersion, find_changed, re
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions, Delta
-from statecli.values.plain_bytes import read_plain_bytes
+from statecli.values.plain_pairs import compare_plain_pairs
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
@@ -436,7 +437,10 @@ class _Comparison:
         outcomes: list[_Outcome],
         progress: Progress | None,
     ) -> None:
-        if self._has_equal_bytes([matches[n] for n in to_compare]):
+        deltas = self._compare_without_numpy([matches[n] for n in to_compare])
+        if deltas is not None:
+            for n, delta in zip(to_compare, deltas, strict=True):
+                outcomes[n] = _Outcome(delta) if delta.changed else _EQUAL
             return
         with require_numpy():
             from statecli.values.compare import Pair, compare_pairs
@@ -450,17 +454,15 @@ class _Comparison:
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
 
-    def _has_equal_bytes(self, matches: Sequence[Match]) -> bool:
-        """Return True if all pairs are small, of one dtype, and equal byte for byte: that needs no numpy."""
-        if pool.is_distributed() or self.request.how.device != "cpu":
-            return False
-        sides = [[match.before for match in matches], [match.after for match in matches]]
-        before, after = ([tensor for tensor in side if tensor is not None] for side in sides)
-        if any(old.dtype != new.dtype for old, new in zip(before, after, strict=True)):
-            return False
+    def _compare_without_numpy(self, matches: Sequence[Match]) -> list[Delta] | None:
+        """Return how the values of small pairs differ; None if numpy must compare them."""
+        if pool.is_distributed():
+            return None
+        before = [match.before for match in matches if match.before is not None]
+        after = [match.after for match in matches if match.after is not None]
         versions = {**read_versions(where.path for tensor in before + after for where in tensor.ranges), **self.seen}
-        contents = read_plain_bytes(before)
-        return contents is not None and contents == read_plain_bytes(after) and not find_changed(versions)
+        deltas = compare_plain_pairs(before, after, self.request.how)
+        return None if find_changed(versions) else deltas
 
     def _compare_digests(self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_Outcome]) -> None:
         pairs = [(old, new) for n in to_compare if (old := matches[n].before) and (new := matches[n].after)]
@@ -572,6 +574,7 @@ class _Comparison:
             not self.values
             or self.digests
             or not any(change.fields or change.status is not Status.IDENTICAL for change in changes)
+            or (not pool.is_distributed() and is_training(changes))
         ):
             return changes
         with require_numpy():

@@ -10,9 +10,14 @@ import msgspec
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.moves import MAX_COSINE, was_replaced
-from statecli.commands.diff.transformations.views import (
+from statecli.commands.diff.transformations.training import (
+    MAX_COSINE,
     MAX_EXCEPTIONS,
+    MIN_CHANGE,
+    may_be_scaled,
+    was_replaced,
+)
+from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,
     locate,
@@ -33,8 +38,6 @@ from statecli.values.similarity import find_most_similar
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Part of the elements of a sample that may differ: wrong ones may be together.
 _MAX_SAMPLE_EXCEPTIONS = 1 / 3
-#: Change of the projection on the values before, at most, that is a step of training and no factor.
-_MAX_PROJECTION = 3e-3
 #: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
 _FACTORS = 1 << 16
 #: Factors with the digits of float32.
@@ -43,8 +46,6 @@ _LONG_FACTORS = 1 << 32
 _MAX_ROOT = 1 << 16
 #: Larger factors have no digits of float32.
 _MAX_LONG_FACTOR = 1e38
-#: Smaller relative changes are steps of training.
-_MIN_CHANGE = 1e-2
 #: A matrix that was transposed and then changed is this much nearer to the transpose than to the matrix before.
 _MAX_SHARE = 0.5
 
@@ -57,7 +58,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = _get_sampled(change.before), _get_sampled(change.after)
-        if before is None or after is None or before.dtype != after.dtype or not _may_be_scaled(change):
+        if before is None or after is None or before.dtype != after.dtype or not may_be_scaled(change):
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
         trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
@@ -193,46 +194,9 @@ def _fits(result: CheckResult, most: float) -> bool:
     return bool(result.elements) and result.exceptions <= most * result.elements
 
 
-def _may_be_scaled(change: Change) -> bool:
-    """Return True if the values changed by more than training does; one value throughout fits some factor always."""
-    values = change.values
-    if values is None or values.relative_l2 is None or values.left_out > MAX_EXCEPTIONS * values.elements:
-        return False
-    if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
-        return False
-    if values.relative_l2 < _MIN_CHANGE or _keeps_projection(values.relative_l2, values.cosine):
-        return False
-    return values.cosine is None or values.l2 is None or _may_be_multiple(values, values.cosine, values.l2)
-
-
-def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
-    """Return True if the allowed number of wrong elements can explain how far after is from every multiple of before.
-
-    Without it each pair of different values would be sampled.
-    """
-    relative = values.relative_l2 or 0.0
-    ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
-    distance = (1 - cosine**2) * (ratio * l2 / relative) ** 2 if relative else 0.0
-    most = max(1.0, MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
-    return distance <= most
-
-
-def _keeps_projection(relative: float, cosine: float | None) -> bool:
-    """Return True if after · before is before · before, as after steps in directions of their own."""
-    if cosine is None:
-        return False
-    return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))
-
-
-def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
-    """Return the two values that |after| / |before| can have: the roots of x² - 2 x cosine + 1 = relative²."""
-    root = math.sqrt(max(0.0, relative**2 - (1 - cosine**2)))
-    return cosine - root, cosine + root
-
-
 def _list_factors(ratio: float | None) -> Iterator[float]:
     """Yield factors near a ratio of after to before, short ones first; a factor near 1 is a step of training."""
-    if not ratio or abs(ratio - 1) < _MIN_CHANGE:
+    if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
     near = [*_list_short_factors(ratio), *_list_roots(ratio)]
     near += [struct.unpack("f", struct.pack("f", ratio))[0]] if abs(ratio) < _MAX_LONG_FACTOR else []

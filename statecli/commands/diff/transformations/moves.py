@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.layers import split_moved_layer
+from statecli.commands.diff.transformations.training import are_few, find_namesakes, was_replaced
 from statecli.commands.diff.transformations.views import (
-    MAX_EXCEPTIONS,
     get_data,
     is_cheap_to_sample,
     locate,
@@ -28,18 +28,9 @@ from statecli.values.row_digests import RowTask, compute_row_digests
 _LAYER_NUMBER = compile_on_use(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
 #: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
 _MIN_WHOLE_NUMBERS = 16
-#: A pair with this cosine or more has kept its values, more or less: training changes them less.
-MAX_COSINE = 0.9
-
 
 #: Rows of a side before, or after, of one shape.
 Rows = list[tuple[int, TensorInfo]]
-
-
-def was_replaced(change: Change) -> bool:
-    """Return True if the values after have little to do with the values before."""
-    cosine = change.values.cosine if change.values is not None else None
-    return cosine is not None and cosine < MAX_COSINE
 
 
 def find_moves(
@@ -68,8 +59,13 @@ def find_moves(
     if sources:
         rows = {n: source.row for n, source in sources.items()}
         sources |= _confirm(changes, follow_layers(changes, everything, rows, sections), jobs, is_layer=True)
-    sources |= _confirm(changes, _follow_names(changes, everything, sources), jobs)
+    namesakes = find_namesakes(changes, everything, sources)
+    sources |= _confirm(changes, {n: row for n, row in namesakes.items() if _have_data(row, changes[n].after)}, jobs)
     return build_moves(changes, sources, sections)
+
+
+def _have_data(*rows: TensorInfo | None) -> bool:
+    return all(get_data(row) is not None for row in rows)
 
 
 class Source(NamedTuple):
@@ -131,37 +127,6 @@ def follow_layers(
             if place is not None:
                 candidates[n] = place
     return candidates
-
-
-def _follow_names(
-    changes: Sequence[Change],
-    everything: Sequence[Change],
-    known: Container[int],
-) -> dict[int, TensorInfo]:
-    """Return, for each tensor that is left, one of the same name in another section, or below another first part.
-
-    An averaged copy (`ema`) differs little from the model, so a cosine cannot show that one replaced the other.
-    """
-    sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
-    for row in (change.before for change in everything if change.before is not None):
-        for name in _list_names(row):
-            sources.setdefault((name, row.shape, row.dtype), []).append(row)
-    candidates: dict[int, TensorInfo] = {}
-    for n, change in enumerate(changes):
-        after, own = change.after, change.before
-        if n in known or after is None or own is None or change.values is None or not change.values.changed:
-            continue
-        rows = (row for name in _list_names(after) for row in sources.get((name, after.shape, after.dtype), ()))
-        source = next((row for row in rows if row is not own), None)
-        if source is not None and get_data(after) is not None and get_data(source) is not None:
-            candidates[n] = source
-    return candidates
-
-
-def _list_names(row: TensorInfo) -> tuple[str, ...]:
-    """Return the name, and a pattern of the name with any first part."""
-    _, dot, rest = row.fqn.partition(".")
-    return (row.fqn, f"*.{rest}") if dot else (row.fqn,)
 
 
 def group_rows(
@@ -232,14 +197,6 @@ def _confirm(
         if are_few(changes[n], source.exceptions)
         and ((is_layer and not source.exceptions) or _is_evident(changes[n], source.exceptions, len(changes)))
     }
-
-
-def are_few(change: Change, exceptions: int) -> bool:
-    """Return True if the tensor after has the values of another one, but a few; its own values before are farther."""
-    after, own = change.after, change.values
-    if after is None or (own is not None and own.changed <= exceptions):
-        return False
-    return exceptions <= max(1, MAX_EXCEPTIONS * after.elements)
 
 
 def _is_evident(change: Change, exceptions: int, ways: int) -> bool:

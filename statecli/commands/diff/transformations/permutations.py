@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
-from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.training import was_replaced
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,

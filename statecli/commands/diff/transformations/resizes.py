@@ -7,7 +7,7 @@ from math import prod
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.moves import MAX_COSINE
+from statecli.commands.diff.transformations.training import MAX_COSINE
 from statecli.commands.diff.transformations.views import (
     get_data,
     is_cheap_to_sample,

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.result import Change, RowOrder, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
-from statecli.commands.diff.transformations.moves import was_replaced
+from statecli.commands.diff.transformations.training import MAX_EXCEPTIONS, was_replaced
 from statecli.commands.diff.transformations.views import (
-    MAX_EXCEPTIONS,
     get_data,
     is_cheap_to_sample,
     locate,

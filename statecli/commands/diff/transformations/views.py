@@ -18,8 +18,6 @@ from statecli.values.elements import find_element
 from statecli.values.ranges import resolve_data
 from statecli.values.read import is_packed
 
-#: Part of the elements that may be exceptions of a claim.
-MAX_EXCEPTIONS = 1 / 1000
 #: Elements on which a hypothesis is tried before all are read.
 SAMPLE_ELEMENTS = 1024
 #: Places of a tensor from which a sample is taken.

@@ -1,0 +1,131 @@
+"""Tell ordinary training by the differences alone: no hypothesis applies, so nothing is read again. Needs no numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+
+from statecli.commands.diff.result import Change, Field
+from statecli.core.model_state import TensorInfo
+from statecli.values.delta import CompareOptions, Delta
+from statecli.values.plain_pairs import compare_plain_pairs
+
+#: A pair with this cosine or more has kept its values, more or less: training changes them less.
+MAX_COSINE = 0.9
+#: Part of the elements that may be exceptions of a claim.
+MAX_EXCEPTIONS = 1 / 1000
+#: Smaller relative changes are steps of training.
+MIN_CHANGE = 1e-2
+#: Change of the projection on the values before, at most, that is a step of training and no factor.
+_MAX_PROJECTION = 3e-3
+#: Types that no weight is quantized to.
+_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
+
+
+def is_training(changes: Sequence[Change]) -> bool:
+    """Return True if the changes are as training makes them: `find_transformations` would find nothing in them."""
+    if not all(map(_is_step, changes)):
+        return False
+    sources = find_namesakes(changes, changes, ())
+    before, after = list(sources.values()), [row for n in sources if (row := changes[n].after) is not None]
+    copies = compare_plain_pairs(before, after, CompareOptions(bitwise=True))
+    return copies is not None and not any(
+        are_few(changes[n], copy.changed) for n, copy in zip(sources, copies, strict=True)
+    )
+
+
+def _is_step(change: Change) -> bool:
+    """Return True for a tensor of one type and shape that kept its values, more or less, and is not a multiple."""
+    before, after = change.before, change.after
+    return (
+        before is not None
+        and after is not None
+        and not (before.parts or after.parts)
+        and {before.dtype, after.dtype} <= _DTYPES
+        and not {Field.DTYPE, Field.SHAPE} & set(change.fields)
+        and change.not_compared is None
+        and change.transformation is None
+        and not (was_replaced(change) or may_be_scaled(change))
+    )
+
+
+def was_replaced(change: Change) -> bool:
+    """Return True if the values after have little to do with the values before."""
+    cosine = change.values.cosine if change.values is not None else None
+    return cosine is not None and cosine < MAX_COSINE
+
+
+def are_few(change: Change, exceptions: int) -> bool:
+    """Return True if the tensor after has the values of another one, but a few; its own values before are farther."""
+    after, own = change.after, change.values
+    if after is None or (own is not None and own.changed <= exceptions):
+        return False
+    return exceptions <= max(1, MAX_EXCEPTIONS * after.elements)
+
+
+def find_namesakes(
+    changes: Sequence[Change],
+    everything: Sequence[Change],
+    known: Container[int],
+) -> dict[int, TensorInfo]:
+    """Return, for each tensor that is left, one of the same name in another section, or below another first part.
+
+    An averaged copy (`ema`) differs little from the model, so a cosine cannot show that one replaced the other.
+    """
+    sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
+    for row in (change.before for change in everything if change.before is not None):
+        for name in _list_names(row):
+            sources.setdefault((name, row.shape, row.dtype), []).append(row)
+    candidates: dict[int, TensorInfo] = {}
+    for n, change in enumerate(changes):
+        after, own = change.after, change.before
+        if n in known or after is None or own is None or change.values is None or not change.values.changed:
+            continue
+        rows = (row for name in _list_names(after) for row in sources.get((name, after.shape, after.dtype), ()))
+        source = next((row for row in rows if row is not own), None)
+        if source is not None:
+            candidates[n] = source
+    return candidates
+
+
+def _list_names(row: TensorInfo) -> tuple[str, ...]:
+    """Return the name, and a pattern of the name with any first part."""
+    _, dot, rest = row.fqn.partition(".")
+    return (row.fqn, f"*.{rest}") if dot else (row.fqn,)
+
+
+def may_be_scaled(change: Change) -> bool:
+    """Return True if the values changed by more than training does; one value throughout fits some factor always."""
+    values = change.values
+    if values is None or values.relative_l2 is None or values.left_out > MAX_EXCEPTIONS * values.elements:
+        return False
+    if values.max_abs is None or values.mean_abs is None or values.max_abs <= values.mean_abs * (1 + 1e-9):
+        return False
+    if values.relative_l2 < MIN_CHANGE or _keeps_projection(values.relative_l2, values.cosine):
+        return False
+    return values.cosine is None or values.l2 is None or _may_be_multiple(values, values.cosine, values.l2)
+
+
+def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
+    """Return True if the allowed number of wrong elements can explain how far after is from every multiple of before.
+
+    Without it each pair of different values would be sampled.
+    """
+    relative = values.relative_l2 or 0.0
+    ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
+    distance = (1 - cosine**2) * (ratio * l2 / relative) ** 2 if relative else 0.0
+    most = max(1.0, MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
+    return distance <= most
+
+
+def _keeps_projection(relative: float, cosine: float | None) -> bool:
+    """Return True if after · before is before · before, as after steps in directions of their own."""
+    if cosine is None:
+        return False
+    return any(abs(ratio * cosine - 1) < _MAX_PROJECTION for ratio in _list_norm_ratios(relative, cosine))
+
+
+def _list_norm_ratios(relative: float, cosine: float) -> tuple[float, float]:
+    """Return the two values that |after| / |before| can have: the roots of x² - 2 x cosine + 1 = relative²."""
+    root = math.sqrt(max(0.0, relative**2 - (1 - cosine**2)))
+    return cosine - root, cosine + root

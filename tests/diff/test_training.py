@@ -1,0 +1,69 @@
+"""Differences that only training makes are searched for nothing; whatever the search would find is still found."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from statecli.commands.diff import run
+from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.transformations.training import is_training
+
+
+def draw_model(rng):
+    """Two epochs of a small model, with one thing or another done to some of its tensors, or nothing."""
+    width = rng.choice([3, 8, 20])
+    shapes = {f"layers.{n}.{name}": shape for n in range(3) for name, shape in (("w", (width, width)), ("b", (width,)))}
+    shapes |= {"0.weight": (width, 4), "1.weight": (width, 4), "ema.0.weight": (width, 4), "steps": ()}
+    before = {name: torch.randn(shape) for name, shape in shapes.items()}
+    before["steps"] = torch.tensor(rng.randrange(9))
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    names = sorted(set(before) - {"steps"})
+    for name in rng.sample(names, rng.randint(1, len(names))):
+        after[name] += rng.choice([0.0, 1e-3, 0.02]) * torch.randn(after[name].shape)
+    after["steps"] = before["steps"] + 1
+    return before, after, names
+
+
+def change_two(rng, before, after, names):
+    one, other = rng.sample(names, 2)
+    kind = rng.choice(["none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace"])
+    if kind == "scale":
+        after[one] = before[one] * rng.choice([0.5, 2.0, 1.3])
+    elif kind == "copy" and before[one].shape == before[other].shape:
+        after[one] = before[other].clone()
+    elif kind in ("zeros", "constant"):
+        before[one] = torch.zeros_like(before[one])
+        after[one] = torch.full_like(before[one], 0.5) if kind == "constant" else after[one]
+    elif kind == "transpose" and before[one].ndim == 2:
+        after[one] = before[one].t().contiguous()
+    elif kind == "permute" and before[one].ndim:
+        after[one] = before[one].flip(0)
+    elif kind == "cast":
+        after[one] = after[one].half()
+    elif kind == "cut" and before[one].ndim:
+        after[one] = before[one][:-1].clone()
+    elif kind == "replace":
+        after[one] = torch.randn(before[one].shape)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_the_search_would_find_nothing(save, monkeypatch, suffix):
+    """Each document is the one that is made with the search; many need none."""
+    skipped = []
+    for seed in range(60):
+        rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
+        torch.manual_seed(seed)
+        before, after, names = draw_model(rng)
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            change_two(rng, before, after, names)
+        request = Request(save(before, f"a{seed}.{suffix}"), save(after, f"b{seed}.{suffix}"), jobs=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "is_training", lambda changes: skipped.append(is_training(changes)) or skipped[-1])
+            light = compare_targets(request)
+            patch.setattr(run, "is_training", lambda _: False)
+            patch.setattr(run, "compare_plain_pairs", lambda *_: None)
+            assert light == compare_targets(request), seed
+    assert 15 < sum(skipped) < 50
