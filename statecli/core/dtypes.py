@@ -94,6 +94,14 @@ INTEGER_DTYPES = frozenset(
     + [f"uint{n}" for n in range(1, 8)]
 )
 
+#: Largest distance of two neighbours, relative to them, and distance of the smallest ones.
+SPACING = {
+    "float64": (2.0**-52, 2.0**-1074),
+    "float32": (2.0**-23, 2.0**-149),
+    "float16": (2.0**-10, 2.0**-24),
+    "bfloat16": (2.0**-7, 2.0**-133),
+}
+
 
 def is_floating(dtype: str) -> bool:
     """Return True for real floating-point types; complex types are not floating."""

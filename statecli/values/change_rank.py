@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.data_task import DataTask
 from statecli.values.delta import MAX_RANK
-from statecli.values.elements import SPACING, Array
+from statecli.values.elements import Array
 from statecli.values.ranges import prefetch
 from statecli.values.read import read_rows
 from statecli.workers import pool

@@ -48,13 +48,6 @@ NUMPY_TYPES: dict[str, str] = {
     "quint8": "u1",
 }
 
-#: Largest distance of two neighbours, relative to them, and distance of the smallest ones.
-SPACING = {
-    "float64": (2.0**-52, 2.0**-1074),
-    "float32": (2.0**-23, 2.0**-149),
-    "float16": (2.0**-10, 2.0**-24),
-    "bfloat16": (2.0**-7, 2.0**-133),
-}
 #: Small float types: exponent bits, mantissa bits, bias, and which codes are not numbers.
 SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float8_e4m3fn": (4, 3, 7, "all ones"),

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.data_task import DataTask
-from statecli.values.elements import SPACING, Array
+from statecli.values.elements import Array
 from statecli.values.ranges import prefetch
 from statecli.values.read import read_all_values, read_rows
 from statecli.workers import pool

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.elements import SPACING, Array
+from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
 #: Part of the elements, at least, whose ratio is near the median of all.

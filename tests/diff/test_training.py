@@ -11,6 +11,11 @@ from statecli.commands.diff import run
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.commands.diff.transformations.training import is_training
 
+KINDS = (
+    *("none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace"),
+    *("bias", "bias"),
+)
+
 
 def draw_model(rng):
     """Two epochs of a small model, with one thing or another done to some of its tensors, or nothing."""
@@ -29,7 +34,9 @@ def draw_model(rng):
 
 def change_two(rng, before, after, names):
     one, other = rng.sample(names, 2)
-    kind = rng.choice(["none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace"])
+    kind = rng.choice(
+        ["none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace", "bias", "bias"]
+    )
     if kind == "scale":
         after[one] = before[one] * rng.choice([0.5, 2.0, 1.3])
     elif kind == "copy" and before[one].shape == before[other].shape:
@@ -45,6 +52,12 @@ def change_two(rng, before, after, names):
         after[one] = after[one].half()
     elif kind == "cut" and before[one].ndim:
         after[one] = before[one][:-1].clone()
+    elif kind == "bias":
+        name = rng.choice(["head.bias", "layers.0.b"])
+        before.setdefault("head.bias", torch.randn(40))
+        after.setdefault("head.bias", before["head.bias"].clone())
+        after[name] = after[name] + rng.choice([0.1, 1.0]) * torch.randn(after[name].shape)
+        after[name] *= rng.choice([1.0, -1.0])
     elif kind == "replace":
         after[one] = torch.randn(before[one].shape)
 

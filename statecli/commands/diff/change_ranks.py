@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from statecli.commands.diff.result import Change
 from statecli.commands.diff.transformations.views import flatten, get_data, locate
+from statecli.core.dtypes import SPACING
 from statecli.values.change_rank import MAX_COLUMNS, RankTask, estimate_ranks
-from statecli.values.elements import SPACING
 
 
 def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, int]:

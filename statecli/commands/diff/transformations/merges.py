@@ -8,10 +8,10 @@ from typing import NamedTuple
 from statecli.commands.diff.result import Broken, Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
 from statecli.commands.diff.transformations.views import flatten, get_data, locate, permute
+from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState, TensorData, TensorInfo
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
-from statecli.values.elements import SPACING
 from statecli.values.merged_update import MergeResult, MergeTask, check_merges
 
 

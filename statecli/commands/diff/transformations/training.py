@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 
 from statecli.commands.diff.result import Change, Field
+from statecli.core.dtypes import SPACING
 from statecli.core.model_state import TensorInfo
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.plain_pairs import compare_plain_pairs
@@ -18,13 +20,18 @@ MAX_EXCEPTIONS = 1 / 1000
 MIN_CHANGE = 1e-2
 #: Change of the projection on the values before, at most, that is a step of training and no factor.
 _MAX_PROJECTION = 3e-3
+#: Roundings, in spacings, of an element of a multiple, with a margin; and the relative error of the sums of a tally.
+_ROUNDINGS, _ERROR_OF_SUMS = 8, 1e-5
+#: A vector of fewer elements, or with a larger cosine, is not known to be unrelated to the vector before.
+_MAX_RELATED_ELEMENTS, _MIN_COSINE = 255, 0.2
 #: Types that no weight is quantized to.
 _DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
 
 
 def is_training(changes: Sequence[Change]) -> bool:
     """Return True if the changes are as training makes them: `find_transformations` would find nothing in them."""
-    if not all(map(_is_step, changes)):
+    shapes = Counter(change.before.shape for change in changes if change.before is not None)
+    if not all(_is_step(change) or _is_step_of_vector(change, shapes) for change in changes):
         return False
     sources = find_namesakes(changes, changes, ())
     before, after = list(sources.values()), [row for n in sources if (row := changes[n].after) is not None]
@@ -35,7 +42,23 @@ def is_training(changes: Sequence[Change]) -> bool:
 
 
 def _is_step(change: Change) -> bool:
-    """Return True for a tensor of one type and shape that kept its values, more or less, and is not a multiple."""
+    """Return True for a tensor that kept its values, more or less, and is not a multiple."""
+    return _is_same_kind(change) and not was_replaced(change) and not may_be_scaled(change)
+
+
+def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
+    """Return True for a bias that was replaced: without another vector of its shape there is nothing that moved."""
+    row, values = change.before, change.values
+    if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
+        return False
+    if values is None or values.cosine is None or values.changed < values.elements:
+        return False
+    is_related = values.elements <= _MAX_RELATED_ELEMENTS or abs(values.cosine) >= _MIN_COSINE
+    return is_related and _is_same_kind(change) and not may_be_scaled(change)
+
+
+def _is_same_kind(change: Change) -> bool:
+    """Return True for a tensor of one shape and one type, which holds no codes, and with values that were compared."""
     before, after = change.before, change.after
     return (
         before is not None
@@ -45,7 +68,6 @@ def _is_step(change: Change) -> bool:
         and not {Field.DTYPE, Field.SHAPE} & set(change.fields)
         and change.not_compared is None
         and change.transformation is None
-        and not (was_replaced(change) or may_be_scaled(change))
     )
 
 
@@ -103,19 +125,22 @@ def may_be_scaled(change: Change) -> bool:
         return False
     if values.relative_l2 < MIN_CHANGE or _keeps_projection(values.relative_l2, values.cosine):
         return False
-    return values.cosine is None or values.l2 is None or _may_be_multiple(values, values.cosine, values.l2)
+    dtype = change.after.dtype if change.after is not None else ""
+    return values.cosine is None or values.l2 is None or _may_be_multiple(values, values.cosine, values.l2, dtype)
 
 
-def _may_be_multiple(values: Delta, cosine: float, l2: float) -> bool:
-    """Return True if the allowed number of wrong elements can explain how far after is from every multiple of before.
+def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> bool:
+    """Return True if rounding and wrong elements can explain how far after is from every multiple of before.
 
     Without it each pair of different values would be sampled.
     """
     relative = values.relative_l2 or 0.0
     ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
-    distance = (1 - cosine**2) * (ratio * l2 / relative) ** 2 if relative else 0.0
-    most = max(1.0, MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
-    return distance <= most
+    after = (ratio * l2 / relative) ** 2 if relative else 0.0
+    spacing, smallest = SPACING.get(dtype, (1.0, 0.0))
+    rounding = ((_ROUNDINGS * spacing) ** 2 + _ERROR_OF_SUMS) * after + values.elements * (_ROUNDINGS * smallest) ** 2
+    exceptions = int(MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
+    return (1 - cosine**2) * after <= exceptions + rounding
 
 
 def _keeps_projection(relative: float, cosine: float | None) -> bool:
