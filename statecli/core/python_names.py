@@ -22,11 +22,17 @@ _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
     *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
 }
+#: Models of transformers, of texts, images and sounds: an argument may take only one of the kinds.
+PRETRAINED_EXAMPLES = (
+    "transformers.BertModel(BertConfig())",
+    "transformers.ViTModel(ViTConfig())",
+    "transformers.Wav2Vec2Model(Wav2Vec2Config())",
+)
 #: Objects of base classes of which no instance can be built.
 _EXAMPLES = {
     "AOBaseConfig": "Int8WeightOnlyConfig()",
     "PeftConfig": "LoraConfig()",
-    "PreTrainedModel": "transformers.BertModel(BertConfig())",
+    "PreTrainedModel": PRETRAINED_EXAMPLES[0],
 }
 #: Names in an annotation of classes, and of sequences.
 TYPES = {"type", "Type"}

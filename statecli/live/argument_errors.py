@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
 import re
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from statecli.core import build_function
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.python_names import SEQUENCES, takes_object
+from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
@@ -25,7 +26,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
-from statecli.live.suggested_arguments import get_annotation_text, write_values
+from statecli.live.suggested_arguments import get_annotation_text, write_modules, write_values
 from statecli.live.working_line import Advice, advise_line
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
@@ -36,6 +37,9 @@ _UNEXPECTED = compile_on_use(r"(?P<class>[\w.]+)\.__init__\(\) got an unexpected
 _NOT_SEQUENCE = compile_on_use(r"object of type '(int|float)' has no len|'(int|float)' object is not (iterable|subscr)")
 #: The name under which a file is imported, before a class of the file.
 _MODULE_OF_FILE = compile_on_use(r"\b_statecli_\d+_\w+\.")
+#: Messages about a list of modules in place of modules, a class or a text in place of a module.
+_NOT_MODULE = compile_on_use(r"is not a Module subclass")
+_NOT_ITERABLE = compile_on_use(r"object is not iterable|called with an iterable|must be an iterable")
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: The type of a text, in a message.
 _TEXT_TYPE = compile_on_use(r"\bstr\b")
@@ -88,6 +92,9 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
         bound = signature.bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return None
+    lines = _write_objects(spec, callee, signature, text) if isinstance(error, TypeError) else ()
+    if lines:
+        return Advice(f"write {lines[0]}", lines)
     if isinstance(error, TypeError) and _NOT_SEQUENCE.match(text):
         line = _write_lists(spec, signature)
         return advise_line(line) if line != spell(spec) else None
@@ -95,12 +102,40 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     named = [one.name for one in absent if one.name in quoted]
     if named:
         return _write_call(spec, callee, named)
-    modules = [one.name for one in absent if not bound and "Module" in get_annotation_text(one)]
+    return _advise_modules(spec, callee, absent, text) if not bound else None
+
+
+def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Parameter], text: str) -> Advice | None:
+    """Return lines with modules for arguments that are None; None if no argument takes a module."""
+    modules = [one.name for one in absent if "Module" in get_annotation_text(one)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
-    words, models = re.findall(r"\w+", text), [one.name for one in absent if not bound and _takes_pretrained(one)]
-    modules = modules[:1] or [name for name in models if name in words]
-    values = write_values(spec, callee, modules) if modules else None
-    return advise_line(quote_for_shell(f"{spec.base}({format_call((), values)})")) if values else None
+    words, models = re.findall(r"\w+", text), [one.name for one in absent if _takes_pretrained(one)]
+    models = [name for name in models if not modules and set(name.split("_")) <= set(words)]
+    values = write_values(spec, callee, modules or models)
+    if not values:
+        return None
+    variants = [{**values, models[0]: ObjectName(example)} for example in PRETRAINED_EXAMPLES] if models else [values]
+    lines = tuple(quote_for_shell(f"{spec.base}({format_call((), variant)})") for variant in variants)
+    return Advice(f"write {lines[0]}", lines)
+
+
+def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, text: str) -> tuple[str, ...]:
+    """Return lines with modules where a constructor got a list of modules, a module without a list, or another object.
+
+    `Sequential([a, b])` takes the modules one by one, `ModuleList(a)` takes a list.
+    """
+    if not (_NOT_MODULE.search(text) or _NOT_ITERABLE.search(text)):
+        return ()
+    takes_all = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
+    args, kwargs = spec.args, spec.kwargs
+    if takes_all and len(args) == 1 and type(args[0]) in (list, tuple):
+        args = tuple(args[0])
+    elif _NOT_ITERABLE.search(text):
+        args = tuple([one] if isinstance(one, ObjectCall) else one for one in args)
+        kwargs = {name: [one] if isinstance(one, ObjectCall) else one for name, one in kwargs.items()}
+    changed = replace(spec, args=args, kwargs=kwargs)
+    lines = [spell(changed, functools.partial(write_modules, spec, callee, number)) for number in _NUMBERS]
+    return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
 def _takes_pretrained(parameter: inspect.Parameter) -> bool:

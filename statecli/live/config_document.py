@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from statecli.core.errors import UnreadableError, UsageError
+from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import suggest_repository
 from statecli.formats.shared import config_files
 from statecli.storage import files
@@ -55,13 +56,17 @@ def names_model(config: str) -> bool:
     return any(key in document for key in ("architectures", "model_type", "_class_name", "architecture", "auto_map"))
 
 
-def find_config_file(path: str) -> str:
-    """Return the configuration that a folder or a file stands for. Raises UsageError if there is no such file."""
+def find_config_file(path: str, default: str = "") -> str:
+    """Return the configuration that a folder or a file stands for. Raises UsageError if there is no such file.
+
+    `default`: the target with the default configuration, for the error.
+    """
     if not files.is_folder(path):
         if files.exists(path):
             return path
         hint = suggest_repository(path) or "give a config.json, its folder, or hf://ORGANIZATION/NAME"
-        raise UsageError(f"{path}: no such file or folder; {hint}")
+        line = f"for the default configuration, write {quote_for_shell(default)}" if default else None
+        raise UsageError(f"{path}: no such file or folder; {hint}", advice=line)
     names = [name for name in (MODULES, CONFIG) if files.exists(files.join(path, name))]
     if names:
         return files.join(path, names[0])

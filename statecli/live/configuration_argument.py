@@ -90,9 +90,21 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     config_class = getattr(callee, "config_class", None)
     if isinstance(config_class, type):
         return config_class
+    shared = {kind for kind in _iter_config_classes(callee) if is_configuration(kind)}
+    if len(shared) == 1:
+        return shared.pop()
     read = _list_read_fields(callee, name)
     fitting = [known for known in _list_configuration_classes(namespaces[:1]) if _has_fields(known, read)]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _iter_config_classes(callee: Any) -> Iterator[type]:
+    """Yield the configurations that the classes of the callee's own module name, as those of transformers do."""
+    module = sys.modules.get(callee.__module__)
+    for value in vars(module).values() if module is not None else ():
+        config_class = getattr(value, "config_class", None) if isinstance(value, type) else None
+        if isinstance(config_class, type) and value.__module__ == callee.__module__:
+            yield config_class
 
 
 def _list_read_fields(callee: Any, argument: str) -> set[str]:

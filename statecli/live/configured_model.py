@@ -103,6 +103,12 @@ def _name_build(
     return ModelSpec(text, __name__, False, build_configured.__name__, args, dict(arguments), True, options, config)
 
 
+def _spell_default(name: str) -> str:
+    """Return the target of a class of transformers with its default configuration; "" for an unknown class."""
+    config_class = getattr(getattr(hf_auto.import_transformers(name), name, None), "config_class", None)
+    return f"transformers:{name}(config={config_class.__name__}())" if isinstance(config_class, type) else ""
+
+
 class ConfiguredClass(NamedTuple):
     """The class that a configuration names, the folder of the configuration, and the arguments of the class.
 
@@ -141,7 +147,9 @@ def build_configured(name: str | None, library: str, config: str, trusts_code: b
 
     `config`: a file, or the folder with the file. Raises UsageError, ModelError, MissingDependency.
     """
-    config = find_config_file(config)
+    config = find_config_file(
+        config, "" if name is None or library != Library.TRANSFORMERS.value else _spell_default(name)
+    )
     if files.get_name(config) == MODULES:
         from statecli.live import sentence_model
 

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from msgspec.structs import replace
+
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
+from statecli.live.argument_errors import find_missing_arguments
 from statecli.live.configuration_argument import build_from_json, find_configuration
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, replace_call
+from statecli.live.suggested_arguments import write_values
+from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
+#: Size of a layer in a line to type.
+_SIZE = 3
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,22 @@ def _check_signature(scope: Scope, call: ObjectCall, called: type, given: Argume
     try:
         signature.bind(*given.args, **given.kwargs)
     except TypeError as error:
-        names = [parameter.name for parameter in signature.parameters.values()]
-        unknown = next((key for key in call.kwargs if key not in names), None)
-        near = get_close_matches(unknown, names, 1, _SIMILARITY) if unknown is not None else []
-        hint = f"{call.callee!r} takes {join_names(names, 8)}"
-        if near:
-            kwargs = {near[0] if key == unknown else key: value for key, value in call.kwargs.items()}
-            changed = ObjectCall(call.name, call.args, kwargs, call.module)
-            line = spell(scope.spec, lambda value: replace_call(value, call, changed))
-            hint = f"did you mean {near[0]}? write {line}"
-        raise ModelError(f"{scope.spec.text}: {call.callee!r}: {error}; {hint}") from error
+        problem = f"{scope.spec.text}: {call.callee!r}: {error}"
+        raise _advise_call(scope, call, called, list(signature.parameters)).build_error(problem) from error
+
+
+def _advise_call(scope: Scope, call: ObjectCall, called: type, names: Sequence[str]) -> Advice:
+    """Return the line with the nearest name in place of an unknown argument, or with the arguments that are missing."""
+    kwargs, near = dict(call.kwargs), ""
+    unknown = next((key for key in kwargs if key not in names), None)
+    if unknown is not None:
+        near = next(iter(get_close_matches(unknown, names, 1, _SIMILARITY)), "")
+        kwargs = {near if key == unknown else key: value for key, value in kwargs.items()}
+    elif not scope.spec.is_file:
+        missing = find_missing_arguments(called, replace(scope.spec, args=call.args, kwargs=kwargs))
+        kwargs.update(write_values(scope.spec, called, missing, _SIZE) or {})
+    if kwargs == call.kwargs or "" in kwargs:
+        return Advice(f"{call.callee!r} takes {join_names(list(names), 8)}")
+    changed = ObjectCall(call.name, call.args, kwargs, call.module)
+    line = spell(scope.spec, lambda value: replace_call(value, call, changed))
+    return advise_line(line, question=f"did you mean {near}?" if near else "")

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.similar_paths import suggest_similar_paths
 from statecli.core.units import join_names
 from statecli.live import model_registries, object_scope
@@ -38,6 +39,8 @@ _SIMILARITY = 0.65
 _SIMILARITY_WITH_CLASS = 0.5
 #: Names that an error lists.
 _MAX_NAMES = 8
+#: `Llama` of `LlamaAttention`: a library may load the module of a class only when another class of it is named.
+_FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
 _module_numbers = itertools.count()
 #: Top-level names that importing a spec's file brought from that file's own folder, by folder.
 _sibling_modules: dict[str, set[str]] = {}
@@ -252,12 +255,12 @@ def _list_public(obj: Any) -> list[str]:
     return [name for name in dir(obj) if not name.startswith("__")]
 
 
-def _find_inner_class(package: Any, name: str) -> _Hint | None:
-    """Return the model class with the nearest name in the imported modules of a package; None without one."""
+def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
+    """Return the model class of this name, or with the nearest, in the imported modules of a package; else None."""
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
-    near = _find_near(name, list(modules))
+    near = _find_near_class(name, list(modules)) if is_similar else []
     return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
 
 
@@ -295,14 +298,15 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     public = _list_public(obj)
     named_modules = [other for other in public if isinstance(getattr(obj, other, None), types.ModuleType)]
     near = _find_near_class(name, [other for other in public if other not in named_modules])
-    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in near]
+    family = [other for other in public if (word := _FIRST_WORD.match(name)) and other.startswith(word[0])]
+    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in (near or family)[:_MAX_NAMES]]
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
-    inner = None if models else _find_inner_class(obj, name)
+    inner = _find_inner_class(obj, name, is_similar=not models)
     if inner is not None:
         return inner
     near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear

@@ -23,6 +23,7 @@ from statecli.live import search_path
 from statecli.live.builder_function import write_builder
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
@@ -73,13 +74,12 @@ class Scope:
         """Return the object of a name. Raises ModelError."""
         found = self._look_up(named)
         if found is None:
-            raise ModelError(
-                f"{self.spec.text}: {named.name} is not defined in {self._where(named)}{self._advise(named)}"
-            )
+            problem = f"{self.spec.text}: {named.name} is not defined in {self._where(named)}"
+            raise self._advise(named).build_error(problem)
         if found.value is _MISSING or isinstance(found.value, types.ModuleType):
             problem = f"{named.name} is not a class or a value in {self._where(named)}"
-            advice = self._advise(named) if found.owner is not None else ""
-            raise ModelError(f"{self.spec.text}: {problem}{advice}")
+            problem = f"{self.spec.text}: {problem}"
+            raise self._advise(named).build_error(problem) if found.owner is not None else ModelError(problem)
         if callable(found.value) and _is_standard(str(getattr(found.value, "__module__", ""))):
             raise ModelError(
                 f"{self.spec.text}: {named.name} belongs to Python's standard library, not to {self._where(named)}"
@@ -135,14 +135,14 @@ class Scope:
 
     # --- the line to type ---------------------------------------------------------------------------------------------
 
-    def _advise(self, named: ObjectName) -> str:
+    def _advise(self, named: ObjectName) -> Advice:
         replacement = self._find_replacement(named)
         if replacement is None:
-            return "; an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)"
+            return Advice("an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)")
         line = spell(self.spec, self.rewrite)
         if isinstance(replacement.value, str):
-            return f"; for a string, write {line}"
-        return f"; did you mean {replacement.value}? write {line}" if replacement.is_similar else f"; write {line}"
+            return Advice(f"for a string, write {line}", (line,))
+        return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 
     def rewrite(self, value: Any) -> Any:
         """Return an argument with a known name in place of each unknown one."""
@@ -172,6 +172,9 @@ class Scope:
 
     def _find_replacement(self, named: ObjectName) -> Replacement | None:
         owner, _, last = named.name.rpartition(".")
+        own_class = self._look_up(ObjectName(last)) if owner and not named.module else None
+        if own_class is not None and isinstance(own_class.value, type):
+            return Replacement(ObjectName(last))  # Pooling for models.Pooling
         owners = {} if named.module else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
         if last in owners:
             return Replacement(owners[last])

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
+from statecli.core.errors import ModelError
 from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope
@@ -32,6 +33,25 @@ def write_values(
     scope = Scope(spec, ()) if start is None else Scope.around(spec, start, callee)
     values = {name: _write_value(callee, name, scope, number) for name in names}
     return None if None in values.values() else values
+
+
+def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
+    """Return an argument with an instance in place of each module class, and with a layer in place of each text."""
+    module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
+    if type(value) in (list, tuple):
+        return type(value)(write_modules(spec, callee, number, item) for item in value)
+    if type(value) is str:
+        return ObjectName("torch.nn.Linear(2, 3)")
+    if not isinstance(value, ObjectName) or module is None:
+        return value
+    try:
+        found = Scope.around(spec, module, callee).find(value).value
+    except ModelError:
+        return value
+    if not isinstance(found, type) or not _is_module_class(found):
+        return value
+    needed = [one.name for one in list_parameters(found) if one.default is one.empty]
+    return ObjectCall(value.name, (), write_values(spec, found, needed, number) or {}, value.module)
 
 
 def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:

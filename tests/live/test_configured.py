@@ -261,7 +261,8 @@ def test_what_is_not_there_is_one_line(real, statecli):
     """With what to type."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
     hub = "for a repository of the Hugging Face hub, write hf://ORGANIZATION/bert-base-uncased"
-    assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}\n"
+    default = "for the default configuration, write 'transformers:BertModel(config=BertConfig())'"
+    assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}; {default}\n"
     Path("empty").mkdir()
     assert "has no config.json that names the model class" in statecli("inspect", "transformers:BertModel('empty')").err
     near = statecli("inspect", "transformers:BertModl(config='bert')").err

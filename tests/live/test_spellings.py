@@ -590,6 +590,43 @@ def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here,
     assert statecli("inspect", "build.py:make").code == 0
 
 
+# --- modules in the arguments -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torch.nn:Sequential([Linear(2, 3), ReLU])", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
+        ("torch.nn:Sequential(Linear(2, 3), ReLU)", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
+        ("torch.nn:Sequential(Linear, 'relu')", "torch.nn:Sequential(Linear(3, 3), torch.nn.Linear(2, 3))"),
+        ("torch.nn:ModuleList(Linear(2, 3))", "torch.nn:ModuleList([Linear(2, 3)])"),
+        ("torch.nn:Sequential(Linear(in_features=2))", "torch.nn:Sequential(Linear(in_features=2, out_features=3))"),
+        ("graphs.layers:Conv(other.Conv(torch.nn.ReLU()))", "graphs.layers:Conv(Conv(torch.nn.ReLU()))"),
+    ],
+)
+def test_modules_have_the_line_to_type(here, advise, typed, written):
+    """A list of modules in place of modules, a class or a text in place of a module, and a module without a list."""
+    assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == written
+
+
+def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, advise):
+    """Its module is loaded only when another class of the module is named."""
+    pytest.importorskip("transformers")
+    module = "transformers.models.llama.modeling_llama"
+    assert shlex.split(advise("transformers:LlamaMLP")[1]) == [f"{module}:LlamaMLP(config=LlamaConfig())"]
+    line = shlex.split(advise("transformers:LlamaAttention")[1])
+    assert line == [f"{module}:LlamaAttention(config=LlamaConfig(), layer_idx=3)"]
+    assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
+
+
+def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
+    """No file has the name."""
+    pytest.importorskip("transformers")
+    for config in ("config='BertConfig'", "'BertConfig'"):
+        line = "transformers:BertModel(config=BertConfig())"
+        assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [line]
+
+
 # --- a model without its download ------------------------------------------------------------------------------------
 
 
