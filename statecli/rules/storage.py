@@ -12,6 +12,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.move_rules import map_broken_ties
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.quantized_weights import find_quantized_by_section
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
@@ -196,7 +197,7 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
 
     Why: an operator that gets two dtypes raises an error or computes in the wider dtype, and `load_state_dict` silently
     casts to the dtype of the model. Usual mixed precision is not reported: norms and biases in float32 next to matrices
-    of 16 bits or fewer.
+    of 16 bits or fewer, and the codes and scales of quantized weights.
 
     Example: one adapter saved in float32 among weights of float16.
 
@@ -204,9 +205,12 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
     enforce one dtype, set `policy.dtype`.
     """
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
+    quantized = find_quantized_by_section(subject.state.tensors)
+    parts = {(part.section, part.fqn) for weight in quantized for part in weight.parts.values()}
     for section in subject.state.sections:
         rows = [row for row in subject.state.tensors if row.section == section and is_floating(row.dtype)]
         rows = [row for row in rows if row.data not in copies] if copies else rows
+        rows = [row for row in rows if (section, row.fqn) not in parts] if parts else rows
         rows = [
             row for row in rows if (of_class.get((section, row.fqn), row) if of_class else row).kind is Kind.PARAMETER
         ]

@@ -407,6 +407,17 @@ def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(found,
     assert len(found("mixed-dtypes", saved({**wide, **norms}))) == 1
 
 
+def test_mixed_dtypes_spares_the_parts_of_quantized_weights(found, saved):
+    """The float32 scales of float8 weights; another tensor of float32 counts."""
+    state = {"norm.weight": torch.ones(4, dtype=torch.bfloat16), "embed.weight": torch.ones(9, 4, dtype=torch.bfloat16)}
+    for name in ("a", "b"):
+        state[f"{name}.weight"] = torch.ones(4, 4).to(torch.float8_e4m3fn)
+        state[f"{name}.weight_scale_inv"] = torch.ones(1, 1)
+    assert not found("mixed-dtypes", saved(state))
+    (finding,) = found("mixed-dtypes", saved({**state, "lora.weight": torch.ones(2, 4)}))
+    assert "2 bfloat16, 1 float32; lora.weight is float32" in finding.message
+
+
 def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
     """Nothing in the file says that `table` is one."""
     path = saved({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()})
