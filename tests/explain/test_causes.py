@@ -477,3 +477,25 @@ def test_a_random_buffer_of_a_large_model_is_not_compared(desk, explain, monkeyp
     assert explain("buffers.py:Net", "older.pt")["diagnosis"]["warnings"] == [
         "table keeps initial values, and statecli did not check whether the constructor draws random values"
     ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_running_statistics_that_are_not_loaded_are_warned_of(desk, explain, version):
+    """The constructor builds them the same each time; a state_dict of torch 0.4 does not have the number of batches."""
+    (desk / "norm.py").write_text(
+        "from torch.nn import BatchNorm1d, Linear, Sequential\n"
+        "def make(): return Sequential(Linear(3, 3), BatchNorm1d(3))\n"
+    )
+    state = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).state_dict()
+    lacks = [name for name in state if "running" in name or (version == 1 and "num_batches" in name)]
+    metadata = state._metadata
+    state = type(state)((name, tensor) for name, tensor in state.items() if name not in lacks)
+    if version == 2:
+        state._metadata = metadata
+    torch.save(state, "older.pt")
+    diagnosis = explain("norm.py:make", "older.pt")["diagnosis"]
+    assert diagnosis["proved"]
+    assert diagnosis["warnings"] == [
+        "1.running_mean, 1.running_var are running statistics and not loaded from the checkpoint: in eval mode, the "
+        "loaded model normalizes with initial values"
+    ]

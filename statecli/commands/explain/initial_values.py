@@ -27,7 +27,14 @@ def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, el
         are, them = ("are weights", "these weights") if len(weights) > 1 else ("is a weight", "this weight")
         names = join_names(weights, MAX_NAMES)
         yield f"{names} {are} and not loaded from the checkpoint: the loaded model has {them} at initial values"
-    drawn, unknown = _split_by_rebuilding(others, built, elements)
+    statistics = _list_statistics(others, built)
+    if statistics:
+        are = "are running statistics" if len(statistics) > 1 else "is a running statistic"
+        yield (
+            f"{join_names(statistics, MAX_NAMES)} {are} and not loaded from the checkpoint: in eval mode, the loaded "
+            "model normalizes with initial values"
+        )
+    drawn, unknown = _split_by_rebuilding([row for row in others if row.fqn not in set(statistics)], built, elements)
     if drawn:
         is_drawn, is_loaded = ("are drawn", "are not") if len(drawn) > 1 else ("is drawn", "is not")
         yield (
@@ -38,6 +45,13 @@ def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, el
         keep = "keep" if len(unknown) > 1 else "keeps"
         names = join_names(unknown, MAX_NAMES)
         yield f"{names} {keep} initial values, and statecli did not check whether the constructor draws random values"
+
+
+def _list_statistics(tensors: Sequence[TensorInfo], built: BuiltModel) -> list[str]:
+    """Return the means and variances that layers of torch measure in training and use in eval mode."""
+    layers = {name for name, module in built.module.named_modules() if getattr(module, "track_running_stats", False)}
+    names = [row.fqn.rpartition(".") for row in tensors]
+    return ["".join(name) for name in names if name[0] in layers and name[2] in ("running_mean", "running_var")]
 
 
 def _split_by_rebuilding(
