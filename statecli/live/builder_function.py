@@ -20,16 +20,17 @@ def write_builder(
     `namespaces`: the modules whose names the arguments use. `in_place`: the function changes its first argument.
     """
     top = spec.attribute.partition(".")[0]
-    imports = {f"from {spec.module} import {top}; "}
+    names = {spec.module: {top}}
+    packages: set[str] = set()
 
     def write_name(named: ObjectName) -> ObjectName:
         first, dot, _ = named.name.partition(".")
         owner = next((space.__name__ for space in namespaces if hasattr(space, first)), None)
         owner = None if dot and first in sys.modules else owner
         if named.module != file and (named.module or owner):
-            imports.add(f"from {named.module or owner} import {first}; ")
+            names.setdefault(str(named.module or owner), set()).add(first)
         elif named.module != file and dot:
-            imports.add(f"import {first}; ")
+            packages.add(first)
         return ObjectName(named.name)
 
     args = [map_names(value, write_name) for value in spec.args]
@@ -42,4 +43,6 @@ def write_builder(
             kwargs[next(iter(kwargs))] = ObjectName("model")
         body, call = f"model = {model!r}; {spec.attribute}({format_call(args, kwargs)}); ", "model"
     taken = set() if file == "build.py" else set(list_factories(file))
-    return build_function.write_function(file, call, (top,), taken, "".join(sorted(imports)) + body)
+    imports = [f"from {module} import {', '.join(sorted(names[module]))}; " for module in sorted(names)]
+    imports += [f"import {package}; " for package in sorted(packages)]
+    return build_function.write_function(file, call, (top,), taken, "".join(imports) + body)

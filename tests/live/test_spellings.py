@@ -586,6 +586,7 @@ def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here,
     """Without arguments; the line with arguments would be refused."""
     error = statecli("inspect", "adapters:change").err
     (line,) = re.findall(r"the function needs model, config; add the line `(.*)` to build.py, and give ", error)
+    assert "from adapters import LoraConfig, change; import torch; " in line
     Path("build.py").write_text(line + "\n")
     assert statecli("inspect", "build.py:make").code == 0
 
@@ -678,7 +679,7 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatc
     )
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     assert "for random values, write timm:tiny, or set" in advise("torchhub:own/repo/tiny")[0]
-    monkeypatch.delitem(sys.modules, "timm")
+    del sys.modules["timm"]
 
 
 # --- names without a colon --------------------------------------------------------------------------------------------
@@ -702,7 +703,7 @@ def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, mon
     (here.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
     monkeypatch.delitem(sys.modules, "torch_geometric", raising=False)
     assert statecli("inspect", typed).code == 0
-    monkeypatch.delitem(sys.modules, "torch_geometric")
+    del sys.modules["torch_geometric"]
 
 
 # --- arguments that are classes of the same file ----------------------------------------------------------------------

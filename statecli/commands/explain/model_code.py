@@ -102,16 +102,20 @@ class _Names:
             yield f"sys.path.insert(0, {format_text(file.folder)})"
         for package in self._packages:
             yield f"import {package}"
+        own = file.module if file is not None and file.is_importable else self._own.__name__
+        imported: dict[str, set[str]] = {}
         for module, names in self._imported.items():
-            listed = ", ".join(sorted(names))
-            if file is None or module != self._own.__name__:
+            imported.setdefault(own if module == self._own.__name__ else module, set()).update(names)
+        for module, joined in imported.items():
+            listed = ", ".join(sorted(joined))
+            if file is None or file.is_importable or module != own:
                 yield f"from {module} import {listed}"
-            elif file.is_importable:
-                yield f"from {file.module} import {listed}"
             else:
-                texts = ", ".join(map(format_text, sorted(names)))
+                texts = ", ".join(map(format_text, sorted(joined)))
                 yield f"names = runpy.run_path({format_text(self._spec.module)})"
-                yield f"{listed} = " + (f"(names[name] for name in ({texts}))" if len(names) > 1 else f"names[{texts}]")
+                yield f"{listed} = " + (
+                    f"(names[name] for name in ({texts}))" if len(joined) > 1 else f"names[{texts}]"
+                )
 
 
 class _ImportedFile(NamedTuple):
