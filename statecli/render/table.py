@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class _Layout:
         self.lines = [line for lines in self.group_lines for line in lines]
         self.columns = list(range(1, len(page.columns)))
         self.shared_texts: list[str] = []
+        self.heads = [column.name for column in page.columns]
         self.widths = [self._measure_column(c) for c in range(len(page.columns))]
         #: Values of the groups, in order -> columns with these values, which are shown above the table.
         self.by_group: dict[tuple[str, ...], list[str]] = {}
@@ -90,11 +92,12 @@ class _Layout:
         self.gap = self.gap if fits else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if fits else 0
         self.rows = [self.columns] if fits else self._split_columns()
+        self._add_groups_to_heads()
         #: The text after the name, by the other cells: neighbouring rows have equal ones.
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
-        texts = {self.page.columns[column].name, *(line.cells[column] for line in self.lines)}
+        texts = {self.heads[column], *(line.cells[column] for line in self.lines)}
         return max(self.cell_len(escape_name(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
@@ -169,6 +172,29 @@ class _Layout:
                 rows.append([])
             rows[-1].append(c)
         return rows
+
+    def _add_groups_to_heads(self) -> None:
+        """Show the group of each first column of a group, `save: saved`, if each name still stands next to the cells.
+
+        Narrow gaps make room. A table of a single group has no such heads.
+        """
+        first: dict[str, int] = {}
+        for c in self.columns:
+            first.setdefault(self.page.columns[c].group, c)
+        counts = Counter(column.group for column in self.page.columns)
+        heads = list(self.heads)
+        for group, c in first.items() if len(first) > 1 else ():
+            if group and counts[group] > 1:
+                heads[c] = f"{group}: {heads[c]}"
+        widths = [max(width, self.cell_len(escape_name(head))) for width, head in zip(self.widths, heads, strict=True)]
+        for gap in (self.gap, 1) if heads != self.heads else ():
+            if INDENT + self.widths[0] + sum(widths[c] + gap for c in self.columns) <= self.width:
+                self.heads, self.widths, self.gap = heads, widths, gap
+                return
+
+    def format_heads(self) -> list[str]:
+        """Return the lines of the heads; nothing for a table of names alone."""
+        return self.format_row(tuple(self.heads)) if len(self.heads) > 1 else []
 
     def format_row(self, cells: tuple[str, ...]) -> list[str]:
         """Return the lines of one row of the table. A name too long for its column has its own first line."""
@@ -274,13 +300,12 @@ class _PageWriter:
             self.write_wrapped(text, "dim", indent, "")
 
     def write_groups(self) -> None:
-        heads = tuple(column.name for column in self.page.columns)
         first = next((number for number, group in enumerate(self.page.groups) if group.lines), None)
         for number, group in enumerate(self.page.groups):
             self.write_line(("", ""))
             summary = "; ".join(filter(None, [group.summary, ", ".join(self.layout.group_texts[number])]))
             self.write_heading(escape_name(group.heading), escape_sentence(summary))
-            for line in self.layout.format_row(heads) if number == first and len(heads) > 1 else ():
+            for line in self.layout.format_heads() if number == first else ():
                 self.write_line((line, "dim"))
             self.write_problem_blocks(group.problems)
             column = self.measure_remark_column_of_names(group.lines)

@@ -61,7 +61,7 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 
 
 class ProofColumn(msgspec.Struct, frozen=True):
-    """One column of a proof with its name in the table.
+    """One column of `proof` with its name in the table.
 
     `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof. A proof
     may have `failed` for names without a row.
@@ -72,6 +72,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
     reported_fqns: frozenset[str | None]
     proof_reason: str | None
     failed: bool = False
+    proof: str = ""
 
     def get_verdict(self, fqn: str) -> Verdict:
         """Return the verdict of a tensor; SKIPPED without a cell."""
@@ -225,7 +226,8 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
         for column in check.columns:
             is_taken = any(other.name == column.name for other in shown)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
-            shown.append(ProofColumn(name, column.cells, reported, check.reason, check.verdict is Verdict.FAILED))
+            failed = check.verdict is Verdict.FAILED
+            shown.append(ProofColumn(name, column.cells, reported, check.reason, failed, check.check.value))
     return tuple(shown)
 
 
@@ -285,7 +287,12 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     columns = (
         report.Column("name"),
         *(
-            report.Column(column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS)
+            report.Column(
+                column.name,
+                shared_format=_get_shared_format(column, fqns),
+                ordinary_values=ORDINARY_SIGNS,
+                group=column.proof,
+            )
             for column in shown
         ),
     )
