@@ -289,6 +289,17 @@ def test_what_is_found_in_a_target_that_failed_is_counted(output):
     assert "nothing audited: 1 error in 1 target; 1 failed; 1 skipped" in text
 
 
+@pytest.mark.parametrize("output", PEOPLE)
+def test_a_damaged_file_is_counted_once(output):
+    """A finding with the reason of the failure is not counted as an error too."""
+    cut = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
+    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(cut,))
+    assert "nothing audited; 1 failed; 0 rules ran" in render_audit(output, failed, terminal=True)
+    text = render_audit(output, failed, target("a.pt", finding()), terminal=True)
+    assert "1 audited: 1 error in 1 target; 1 failed" in text
+    assert "unscanned-pickle" in text
+
+
 UNTOLD = [
     (("clean.pt", "--select", "nan", "--no-values"), "nan did not run: values not read: --no-values"),
     (("none/",), "nothing was audited"),

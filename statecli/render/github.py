@@ -48,7 +48,7 @@ class _Annotation(msgspec.Struct, frozen=True):
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     findings = [problem.merge_findings() for problem in report.list_problems(quiet=options.quiet)]
-    troubles = report.troubles
+    troubles = [trouble for trouble in report.troubles if not any(map(trouble.is_reported_by, findings))]
     for severity, level in LEVELS.items():
         annotations = _annotate_troubles(trouble for trouble in troubles if trouble.severity is severity)
         annotations += _annotate_findings([finding for finding in findings if finding.severity is severity])

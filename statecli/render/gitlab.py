@@ -43,13 +43,13 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 
 
 def _build_issues(report: Report) -> Iterator[_Issue]:
-    troubles = (trouble for trouble in report.troubles if trouble.severity is Severity.ERROR)
+    findings = [problem.merge_findings() for problem in report.list_problems()]
+    errors = (trouble for trouble in report.troubles if trouble.severity is Severity.ERROR)
+    troubles = (trouble for trouble in errors if not any(map(trouble.is_reported_by, findings)))
     unreadable = [CANNOT_READ.finding(trouble.message, target=trouble.target) for trouble in troubles]
     for finding, fingerprint, number in number_fingerprints(unreadable):
         yield _build_issue(finding, _make_unique(fingerprint, number), "blocker", Location(find_file(finding.target)))
-    for finding, fingerprint, number in number_fingerprints(
-        problem.merge_findings() for problem in report.list_problems()
-    ):
+    for finding, fingerprint, number in number_fingerprints(findings):
         yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
     for finding, fingerprint, number in number_fingerprints(build_scope_notes(report)):
         yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))

@@ -402,6 +402,10 @@ class Trouble(msgspec.Struct, frozen=True):
     message: str
     severity: Severity = Severity.ERROR
 
+    def is_reported_by(self, finding: Finding) -> bool:
+        """Return True if the finding about the same target has the message."""
+        return finding.target == self.target and self.message.removeprefix(f"{self.target}: ") in finding.message
+
 
 class Report(msgspec.Struct, frozen=True):
     """A report. `document`, `table` and `page` are built when an output needs them: no output needs all three."""

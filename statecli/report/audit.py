@@ -374,13 +374,16 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     """Summarize the run in a line.
 
     `3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`. Findings of
-    failed and skipped targets are counted too.
+    failed and skipped targets are counted too, but not a finding with the reason of a failure.
     """
-    targets_with_findings = sum(bool(target.findings) for target in audit.targets)
+    failures = [trouble for trouble in _list_troubles(audit) if trouble.severity is Severity.ERROR]
+    repeated = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
+    problems = [problem for problem in problems if any(id(f) not in repeated for f in problem.findings)]
+    targets_with_findings = sum(any(id(f) not in repeated for f in target.findings) for target in audit.targets)
     counts_text = format_counts(problems, audit.not_checked) if audit.ran or audit.findings else "no rule ran"
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
-        parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]
+        parts = [f"nothing audited: {counts_text}" if problems else "nothing audited"]
     if targets_with_findings and len(audit.targets) > 1:
         parts[0] += f" in {plural(targets_with_findings, 'target')}"
     parts += [*_format_lock_count(audit), *_format_others(audit)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -153,6 +154,18 @@ def test_a_target_that_failed_is_an_error():
     assert notes(failed_target("no.pt"), skipped_target("README.md")) == [
         ("error", {"file": "no.pt", "title": "statecli cannot-read"}, "no.pt: is empty"),
         ("notice", {"file": "README.md", "title": "statecli skipped"}, "is a text file"),
+    ]
+
+
+def test_a_damaged_file_has_one_annotation():
+    """The finding says more than the reason of the failure."""
+    cut = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
+    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(cut,))
+    assert [properties["title"] for _, properties, _ in notes(failed)] == ["statecli unscanned-pickle"]
+    other = msgspec.structs.replace(failed, findings=(finding("unsafe-global", target="no.pt"),))
+    assert [properties["title"] for _, properties, _ in notes(other)] == [
+        "statecli cannot-read",
+        "statecli unsafe-global",
     ]
 
 
