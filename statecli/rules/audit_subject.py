@@ -86,14 +86,15 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return self.unfiltered_state or self.state
 
     @cached_property
-    def storages(self) -> list[Storage]:
-        """Return the storages of all tensors, computed once for all rules."""
-        return group_by_storage(self.full_state)
+    def divided_storages(self) -> list[Storage]:
+        """Return the storages that no single tensor fills, computed once for all rules."""
+        return [storage for storage in group_by_storage(self.full_state) if not storage.plain]
 
     @cached_property
-    def divided_storages(self) -> list[Storage]:
-        """Return the storages that no single tensor fills."""
-        return [storage for storage in self.storages if not storage.plain]
+    def has_plain_names(self) -> bool:
+        """Return True if the names of all tensors consist of visible ASCII characters."""
+        names = "".join([tensor.fqn for tensor in self.state.tensors])
+        return names.isascii() and names.isprintable()
 
 
 #: Why rules about values did not run.

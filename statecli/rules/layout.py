@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec import UNSET
 
@@ -131,6 +132,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
         yield Issue(message, tensor.fqn, tensor.section, "load the file and save it again", place=where.place)
 
 
+@lru_cache
 def _alignment(dtype: str) -> int:
     """Return the alignment of a dtype in bytes; a complex number is aligned as its two parts are."""
     size = max(ELEMENT_BITS.get(dtype, 8) // 8, 1)

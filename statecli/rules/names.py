@@ -33,8 +33,11 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
 
     Fix: rename one of the tensors where it is registered, and save again.
     """
+    tensors = subject.state.tensors
+    if subject.has_plain_names and len({tensor.fqn.lower() for tensor in tensors}) == len(tensors):
+        return
     first_names: dict[tuple[str, str], str] = {}
-    for tensor in subject.state.tensors:
+    for tensor in tensors:
         if unicode_forms.has_too_many_marks(tensor.fqn):
             message = f"{escape(subject.name_of(tensor))}: has {_TOO_MANY_MARKS}"
             yield Issue(message, tensor.fqn, tensor.section, "rename the tensor")
@@ -158,7 +161,7 @@ def control_characters(subject: Subject) -> Iterator[Issue]:
         if escape(section) != section:
             message = f"section {quoting.quote(section)}: its name contains invisible characters"
             yield Issue(message, None, section, "rename the section")
-    for tensor in subject.state.tensors:
+    for tensor in () if subject.has_plain_names else subject.state.tensors:
         if escape(tensor.fqn) != tensor.fqn:
             message = (
                 f"{escape(subject.name_of(tensor))}: its name contains invisible characters, shown here as escapes"

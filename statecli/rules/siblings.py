@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -49,7 +50,7 @@ _TO_LAST_INDEX = compile_on_use(r".*\d\.", re.DOTALL)
 _T = TypeVar("_T", bound=Hashable)
 
 
-class Stack(msgspec.Struct, frozen=True):
+class Stack(msgspec.Struct, frozen=True, dict=True):
     """The layers of one module list: `layers[index][rest of the name]` is the position of a tensor in the state."""
 
     section: str
@@ -60,6 +61,15 @@ class Stack(msgspec.Struct, frozen=True):
     def inner(self) -> list[int]:
         """The indexes of the layers but the first and the last, which differ in many models."""
         return sorted(self.layers)[1:-1]
+
+    @cached_property
+    def positions(self) -> dict[str, dict[int, int]]:
+        """The positions by layer of each name below the layers."""
+        positions: dict[str, dict[int, int]] = {}
+        for index, rest in self.layers.items():
+            for name, position in rest.items():
+                positions.setdefault(name, {})[index] = position
+        return positions
 
 
 @rule(Severity.WARNING)
@@ -192,6 +202,8 @@ def _report_odd_names(
     `reported` are the sections and names of tensors whose absence is reported already. `owners` are the names of
     quantized weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.
     """
+    if all(len(positions) == len(stack.layers) for positions in stack.positions.values()):
+        return
     names = {name for section, name in reported if section == stack.section and name.startswith(stack.prefix)}
     left_out = {name[len(stack.prefix) :].partition(".")[2] for name in names}
     kinds = {index: frozenset(rest) - left_out for index, rest in stack.layers.items()}
@@ -232,11 +244,11 @@ def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tup
 
 
 def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
-    for rest, positions in _group_by_suffix(stack).items():
-        dtypes = {index: subject.state.tensors[n].dtype for index, n in positions.items()}
-        if (odd := _find_odd_layer(stack, dtypes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd]], _most_common_value(dtypes)
-            others = f"{usual} in the other {len(dtypes) - 1} layers ({rest})"
+    for rest, positions in _list_common(stack):
+        dtypes = [subject.state.tensors[n].dtype for n in positions.values()]
+        if (odd := _find_odd_layer(stack, positions, dtypes)) is not None:
+            tensor = subject.state.tensors[positions[odd]]
+            others = f"{_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({rest})"
             message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, but {others}"
             yield Issue(
                 message, tensor.fqn, tensor.section, "convert the tensor to the dtype that it has in the other layers"
@@ -248,9 +260,9 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
 
     `reported` are the sections and names of tensors that are reported already.
     """
-    for rest, positions in _group_by_suffix(stack).items():
-        shapes = {index: subject.state.tensors[n].shape for index, n in positions.items()}
-        if "." in rest and None not in shapes.values() and (odd := _find_odd_layer(stack, shapes)) is not None:
+    for rest, positions in _list_common(stack):
+        shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in rest else [None]
+        if None not in shapes and (odd := _find_odd_layer(stack, positions, shapes)) is not None:
             tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
             if (tensor.section, tensor.fqn) in reported:
                 continue
@@ -264,21 +276,26 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
             )
 
 
-def _most_common_value(values: Mapping[int, _T]) -> _T:
-    return Counter(values.values()).most_common(1)[0][0]
+def _most_common_value(values: Iterable[_T]) -> _T:
+    return Counter(values).most_common(1)[0][0]
 
 
-def _find_odd_layer(stack: Stack, values: Mapping[int, _T]) -> int | None:
-    """Return the index of an inner layer whose value differs from that of all others, which are equal."""
-    usual = _most_common_value(values)
-    odd = [index for index, value in values.items() if value != usual]
-    return odd[0] if len(odd) == 1 and odd[0] in stack.inner else None
+def _find_odd_layer(stack: Stack, positions: Mapping[int, int], values: Sequence[Hashable]) -> int | None:
+    """Return the index of an inner layer whose value differs from that of all others, which are equal.
+
+    `values` are those of the layers of `positions`.
+    """
+    usual, count = Counter(values).most_common(1)[0]
+    if count != len(values) - 1:
+        return None
+    odd = next(index for index, value in zip(positions, values, strict=True) if value != usual)
+    return odd if odd in stack.inner else None
 
 
 def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
     from statistics import median
 
-    for positions in _group_by_suffix(stack).values():
+    for _, positions in _list_common(stack):
         sizes = {index: _typical_size(values[n]) for index, n in positions.items()}
         nonzero = {index: size for index, size in sizes.items() if size}
         if len(nonzero) < MIN_LAYERS or len(nonzero) < len(positions):
@@ -301,9 +318,9 @@ def _typical_size(facts: Facts) -> float | None:
 
 def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
     """Find a weight whose values are all 0, and a scale of one element that is not positive."""
-    for rest, positions in _group_by_suffix(stack).items():
+    for rest, positions in _list_common(stack):
         facts = {index: values[n] for index, n in positions.items()}
-        odd = _find_odd_layer(stack, {index: _is_lost(layer_facts, rest) for index, layer_facts in facts.items()})
+        odd = _find_odd_layer(stack, positions, [_is_lost(layer_facts, rest) for layer_facts in facts.values()])
         if odd is None or not _is_lost(facts[odd], rest):
             continue
         tensor, others = subject.state.tensors[positions[odd]], [facts[index] for index in facts if index != odd]
@@ -330,13 +347,9 @@ def _is_lost(facts: Facts, rest: str) -> bool:
     return facts.zeros == facts.elements >= MIN_ELEMENTS and not _STARTS_AT_ZERO.search(rest)
 
 
-def _group_by_suffix(stack: Stack) -> dict[str, dict[int, int]]:
-    """Return for each name below the layers its positions by layer, if at least `MIN_LAYERS` layers have it."""
-    positions_by_suffix: dict[str, dict[int, int]] = {}
-    for index, rest in stack.layers.items():
-        for name, position in rest.items():
-            positions_by_suffix.setdefault(name, {})[index] = position
-    return {name: positions for name, positions in positions_by_suffix.items() if len(positions) >= MIN_LAYERS}
+def _list_common(stack: Stack) -> Iterator[tuple[str, dict[int, int]]]:
+    """Yield each name below the layers that at least `MIN_LAYERS` layers have, and its positions by layer."""
+    return ((name, positions) for name, positions in stack.positions.items() if len(positions) >= MIN_LAYERS)
 
 
 RULES = (sibling_gap,)

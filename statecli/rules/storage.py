@@ -17,7 +17,7 @@ from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
-from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
+from statecli.rules.storage_views import Storage, View, group_by_storage, have_common_byte, split_disjoint_groups
 
 #: Smallest number of unused bytes that is reported: a page of memory.
 UNUSED_BYTES = 4096
@@ -204,6 +204,8 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
     Fix: no action is needed if different dtypes are intended; otherwise call `model.to(dtype)` before saving. To
     enforce one dtype, set `policy.dtype`.
     """
+    if sum(map(is_floating, {tensor.dtype for tensor in subject.state.tensors})) < 2:
+        return
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     quantized = find_quantized_by_section(subject.state.tensors)
     parts = {(part.section, part.fqn) for weight in quantized for part in weight.parts.values()}
@@ -307,7 +309,7 @@ def too_large(subject: Subject) -> Iterator[Issue]:
     """
     limit = subject.policy.max_bytes or 0
     state = subject.full_state
-    total = sum(storage.size for storage in subject.storages)
+    total = sum(storage.size for storage in group_by_storage(state))
     total += sum(tensor.nbytes for tensor in state.tensors if tensor.data and tensor.data.inline is not None)
     if total > limit:
         sizes = Counter[str]()
