@@ -446,12 +446,13 @@ def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], s
             if parts is None:
                 if id(value) in depths:
                     continue
-                depths[id(value)] = 0  # what holds itself is not freed so
                 parts = [part for part in _list_owned_values(value, name_of) if type(part) in _CONTAINER_TYPES]
                 steps.take(Budget.FLOW, 1 + len(parts))
-                waiting.append((value, parts))
-                waiting.extend((part, None) for part in parts if id(part) not in depths)
-                continue
+                missing = [(part, None) for part in parts if id(part) not in depths]
+                if missing:
+                    depths[id(value)] = 0  # what holds itself is not freed so
+                    waiting += [(value, parts), *missing]
+                    continue
             depth = max((depths[id(part)] for part in parts), default=0) + (type(value) is Obj)
             depths[id(value)] = depth
             if depth > _MAX_NESTING and type(value) is Obj and type(value.cls) is Global:

@@ -33,6 +33,24 @@ from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 
+class _Roots(dict[int, "Global | None"]):
+    """Names whose calls built the objects of one pickle, by the id of the object.
+
+    A class of its own: a cycle would keep the graph of the pickle in memory until Python searches for cycles.
+    """
+
+    def get_root(self, value: Value) -> Global | None:
+        """Return the name whose call built an object, through calls of calls; a name itself."""
+        if type(value) is Obj:
+            value = self.get(id(value), value.cls)
+        return value if type(value) is Global else None
+
+    def get_name(self, value: Value) -> str | None:
+        """Return the plain name of the root."""
+        root = self.get_root(value) if type(value) in (Global, Obj) else None
+        return get_plain_name(root) if root else None
+
+
 class Flow:
     """Calls and changes of one pickle.
 
@@ -42,6 +60,8 @@ class Flow:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self._roots = _Roots()
+        self.get_root, self._get_root_name = self._roots.get_root, self._roots.get_name
         self._array_types = numpy_dtype_states.ArrayTypes(steps)
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, steps)
@@ -57,7 +77,6 @@ class Flow:
         self._finished: set[int] = set()
         #: The names of the numpy types whose fields these dicts are.
         self._dtype_by_fields: dict[int, Value] = {}
-        self._roots: dict[int, Global | None] = {}
         self._seen_values: set[int] = set()
         self._seen_in_hook_holders: set[int] = set()
         #: Objects of C++ that pickle has made and that have no state yet, by their id.
@@ -101,12 +120,6 @@ class Flow:
                     unbuilt,
                     f"{expected_calls.UNINITIALIZED} when the pickle hashes objects; hashing may read random memory",
                 )
-
-    def get_root(self, value: Value) -> Global | None:
-        """Return the name whose call built an object, through calls of calls; a name itself."""
-        if type(value) is Obj:
-            value = self._roots.get(id(value), value.cls)
-        return value if type(value) is Global else None
 
     def note_change(self, target: Value) -> None:
         """Check an item, an element or a state set on `target`, which must be new and without a state.
@@ -184,11 +197,6 @@ class Flow:
         if type(state) is dict:
             return {key: self._copied(value, depth + 1) for key, value in state.items()}
         return type(state)(self._copied(value, depth + 1) for value in state)
-
-    def _get_root_name(self, value: Value) -> str | None:
-        """Return the plain name of the root."""
-        root = self.get_root(value) if type(value) in (Global, Obj) else None
-        return get_plain_name(root) if root else None
 
     def is_plain_data(self, names: Iterable[Global], built: Iterable[tuple[Value, Value]]) -> bool:
         """Return True if all names are of tensors, only names are called and no state has a callable attribute.

@@ -128,7 +128,7 @@ class PickleReader:
         try:
             scanner.run(0)
         except MalformedError as error:
-            failed = error
+            failed = error.with_traceback(None)  # its frames refer back to the error, and keep the graph in memory
             odd = scanner.has_frames and not isinstance(error, (OverBudget, MisframedPickle))
             if odd and frames.read_as_file(data).dropped:
                 failed = scanner.make_misframed_error(scanner.frame_end, CROSSES_FRAME)
