@@ -95,7 +95,7 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
 def _check_kind(archive: Archive) -> None:
     """Refuse the other zip archives by name. The first records show the format; their folder rules differ."""
     records = archive.records
-    ends = {name.rpartition("/")[2] for name in records}
+    ends = {name.rpartition("/")[2] for name in records if not name[-1:].isdigit()}  # nearly all are numbers
     if "constants.pkl" in ends:
         raise UnreadableError("is a TorchScript archive (torch.jit.save); an archive of torch.save is needed")
     if "archive_format" in ends or "serialized_exported_program.json" in ends:

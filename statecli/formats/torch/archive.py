@@ -149,10 +149,13 @@ def locate_storages(
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
     """Yield storages with bytes not named by the pickle."""
-    pids = (
-        persistent.pid for persistent in pickle.persistent if type(persistent.pid) is tuple and len(persistent.pid) > 2
-    )
-    used = {pid[2] for pid in pids if type(pid[2]) is str}
+    used = {
+        pid[2]
+        for persistent in pickle.persistent
+        if type(pid := persistent.pid) is tuple and len(pid) > 2 and type(pid[2]) is str
+    }
+    if storages.keys() <= used:
+        return
     idle = [key for key, where in storages.items() if key not in used and where.length]
     if idle:
         total, first = sum(storages[key].length for key in idle), storages[idle[0]]
@@ -216,8 +219,8 @@ def find_unused_records(archive: Archive, *used: str, prefix: str | None = None)
     prefix = f"{archive.folder}/" if prefix is None else prefix
     names = {prefix + name for name in used}
     folders = tuple(name for name in names if name.endswith("/"))
-    records = (record for name, record in archive.records.items() if name not in names)
-    unused = [record for record in records if record.size and not record.name.startswith(folders)]
+    others = (record for name, record in archive.records.items() if not name.startswith(folders))
+    unused = [record for record in others if record.size and record.name not in names]
     if unused:
         shown = quoting.names([record.name.removeprefix(prefix) for record in unused])
         size = sum(record.compressed_size for record in unused)

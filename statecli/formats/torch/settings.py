@@ -211,11 +211,12 @@ def format_path(path: str, types: str) -> str:
 
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    """Of each entry its step in the path, the letter of its key's type, and the entry."""
+    """Of each entry its step in the path, the letter of its key's type, and the entry. Plain tensors are left out."""
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
-        yield from ((*_format_step(key, digests), value) for key, value in items.items() if key not in skip)
+        entries = (item for item in items.items() if not digests.is_plain_tensor(item[1]) and item[0] not in skip)
+        yield from ((*_format_step(key, digests), value) for key, value in entries)
     elif (elements := as_sequence(node)) is not None:
         yield from ((str(index), "i", value) for index, value in enumerate(elements))
     if type(node) is Obj:

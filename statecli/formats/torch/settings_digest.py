@@ -80,6 +80,10 @@ class Digests:
         """Return whether the node is a tensor or a part of a tensor, not compared as a setting."""
         return type(node) is Persistent or self._reading.decoder.is_tensor(node)
 
+    def is_plain_tensor(self, node: Any) -> bool:
+        """Return whether the node is a tensor that can have no attributes."""
+        return self._reading.decoder.is_plain(node)
+
     def get_attributes(self, tensor: Any) -> dict[str, Any]:
         """Return the Python attributes of a tensor, used as settings."""
         return self._reading.decoder.get_attributes(tensor)

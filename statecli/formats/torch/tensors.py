@@ -203,6 +203,10 @@ class Decoder:
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
+    def is_plain(self, node: Any) -> bool:
+        """Whether the node is a tensor rebuilt from a storage alone, as nearly all tensors of a file."""
+        return type(node) is Obj and self._find_builder(node.cls) is self._plain
+
     def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
         """Return the Python attributes of a tensor: of a Parameter, of a subclass, or set by hand.
 
