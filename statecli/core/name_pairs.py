@@ -22,6 +22,8 @@ def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     LightningModule).
     """
     links: list[Link] = match_equal_names(before, after)
+    if len(links) in (len(before), len(after)):
+        return links
     for strip in (_strip_outer, _strip_all):
         left, right = _find_unmatched(before, after, links)
         if not left or not right:
@@ -37,6 +39,8 @@ def _find_unmatched(before: Sequence[str], after: Sequence[str], links: list[Lin
 
 def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     """Return the pairs of equal names."""
+    if before == after:
+        return [(n, n, None) for n in range(len(before))]
     at = {key: n for n, key in enumerate(_unique_keys(before))}
     return [(at[key], n, None) for n, key in enumerate(_unique_keys(after)) if key in at]
 

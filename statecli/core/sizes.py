@@ -33,12 +33,12 @@ class _StorageSum:
 
     def add_all(self, tensors: Iterable[TensorInfo]) -> None:
         """Add tensors; nearly all of them are the only tensor of their storage."""
-        plain = []
-        for tensor in tensors:
-            if tensor.tied_to or tensor.storage_bytes is not None:
+        plain = list(tensors)
+        rare = [tensor for tensor in plain if tensor.tied_to or tensor.storage_bytes is not None]
+        if rare:
+            plain = [tensor for tensor in plain if not tensor.tied_to and tensor.storage_bytes is None]
+            for tensor in rare:
                 self._add(tensor)
-            else:
-                plain.append(tensor)
         self._tensors += len(plain)
         self._elements += sum([tensor.elements for tensor in plain])
         self._bytes += sum([tensor.nbytes for tensor in plain])

@@ -143,12 +143,10 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:
     """Return the models of a folder; the state unchanged if the other side has more than models."""
+    if not state.traits.is_training_folder or any(tensor.kind not in MODEL_KINDS for tensor in other.tensors):
+        return state
     of_model = [tensor for tensor in state.tensors if tensor.kind in MODEL_KINDS]
-    if (
-        not state.traits.is_training_folder
-        or not of_model
-        or any(tensor.kind not in MODEL_KINDS for tensor in other.tensors)
-    ):
+    if not of_model:
         return state
     model_sections = {tensor.section for tensor in of_model}
     return replace(
@@ -164,8 +162,10 @@ PARAMS = "params"
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     """Return a Flax model as one section, named as the other side's model section, if there is only one."""
+    if not state.traits.has_collections:
+        return state
     own, others = _model_sections(state), _model_sections(other)
-    if not state.traits.has_collections or len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
+    if len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
         return state
     other_names = {tensor.fqn for tensor in other.tensors}
     keeps_sections = any(f"{tensor.section}.{tensor.fqn}" in other_names for tensor in state.tensors)

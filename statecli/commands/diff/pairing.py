@@ -134,9 +134,13 @@ def _has_own_order(state: ModelState) -> bool:
 
 def _sort_by_number(matches: list[Match]) -> list[Match]:
     """Return matches by section in order of appearance, then by name, with numbers in names ordered as numbers."""
-    first = {section: n for n, section in enumerate(dict.fromkeys(match.shown.section for match in matches))}
-    ordered = sorted(matches, key=lambda match: make_natural_key(match.shown.fqn))
-    return ordered if len(first) == 1 else sorted(ordered, key=lambda match: first[match.shown.section])
+    shown = [match.shown for match in matches]
+    keys = [make_natural_key(tensor.fqn) for tensor in shown]
+    order = sorted(range(len(matches)), key=keys.__getitem__)
+    first = {section: n for n, section in enumerate(dict.fromkeys([tensor.section for tensor in shown]))}
+    if len(first) > 1:
+        order.sort(key=lambda n: first[shown[n].section])
+    return [matches[n] for n in order]
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -150,6 +154,8 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
     """
     pairs = {section: section for section in before.sections if section in after.sections}
     notes: list[Oddity] = []
+    if len(pairs) in (len(before.sections), len(after.sections)):
+        return pairs, notes
     if len(before.sections) == len(after.sections) == 1 and not pairs:
         kinds: tuple[tuple[Kind, ...], ...] = (tuple(Kind),)
     else:
@@ -241,13 +247,16 @@ def _pair_section(
     before: list[TensorInfo], names: list[str], after: list[TensorInfo], *, prefixes: bool
 ) -> list[Match]:
     links = (match_names if prefixes else match_equal_names)(names, [tensor.fqn for tensor in after])
-    pairs = []
-    for old, new, stripped in links:
-        matched_by = MatchedBy.PREFIX if stripped else MatchedBy.NAME
-        pairs.append(Match(before[old], after[new], matched_by, stripped))
-    linked = {old for old, _, _ in links}, {new for _, new, _ in links}
-    pairs += [Match(tensor, None) for n, tensor in enumerate(before) if n not in linked[0]]
-    pairs += [Match(None, tensor) for n, tensor in enumerate(after) if n not in linked[1]]
+    pairs = [
+        Match(before[old], after[new], MatchedBy.PREFIX, stripped) if stripped else Match(before[old], after[new])
+        for old, new, stripped in links
+    ]
+    if len(links) < len(before):
+        linked = {old for old, _, _ in links}
+        pairs += [Match(tensor, None) for n, tensor in enumerate(before) if n not in linked]
+    if len(links) < len(after):
+        linked = {new for _, new, _ in links}
+        pairs += [Match(None, tensor) for n, tensor in enumerate(after) if n not in linked]
     return pairs
 
 

@@ -538,7 +538,7 @@ class _Comparison:
         return changes, broken
 
     def _change(self, match: Match, fields: tuple[Field, ...], outcome: _Outcome) -> Change:
-        row = match.shown
+        row, before, after = match.shown, match.before, match.after
         if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
         if outcome.reshaped:
@@ -549,9 +549,9 @@ class _Comparison:
             _find_status(match, fields),
             self._kind(match),
             fields,
-            match.before.fqn if match.before and match.after and match.before.fqn != match.after.fqn else None,
-            match.before,
-            match.after,
+            before.fqn if before and after and before.fqn != after.fqn else None,
+            before,
+            after,
             outcome.delta,
             outcome.not_compared,
         )
