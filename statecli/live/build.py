@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, ModelError, UsageError
+from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
@@ -77,7 +78,8 @@ def import_torch() -> Any:
     """Return torch. Raises MissingDependency without torch."""
     report_stage("importing torch")
     try:
-        import torch
+        with pause_gc():
+            import torch
     except ImportError as error:
         if "torch" not in (getattr(error, "name", "") or "torch"):
             raise
