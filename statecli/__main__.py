@@ -150,6 +150,8 @@ def _run() -> None:
     sys.argv[1:] = words = [*map(files.mask_urls, words)]
     if may_have_secrets:
         _answer_early(words)
+    if any("://" in word for word in words):
+        posix.use_one_malloc_arena()  # many threads read a remote file
     options = parser.parse(words)
     if options is not None:
         command_runner.run_and_exit(options)
