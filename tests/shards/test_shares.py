@@ -88,9 +88,10 @@ def test_neighbours_stay_together():
 def test_each_share_reads_its_own(statecli, shares, computed, monkeypatch):
     """All tasks together are those of the whole command, and no share has done those of another.
 
-    A whole command settles small equal neighbours without a task; here it is to have one for each pair.
+    A whole command settles small files and neighbours without a task; here it is to have one for each pair.
     """
     monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
+    monkeypatch.setattr("statecli.commands.diff.run.compare_plain_pairs", lambda *_: None)
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
     whole = sum(count for name, count in computed)
     computed.clear()
