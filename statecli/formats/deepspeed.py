@@ -24,6 +24,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.setting_paths import join, put_below, rename, select
 from statecli.formats.shared import deepspeed_universal
 from statecli.formats.shared.deepspeed_zero import (
     MASTER,
@@ -38,7 +39,6 @@ from statecli.formats.shared.deepspeed_zero import (
     read_shapes,
 )
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
-from statecli.formats.torch.settings import join, put_below, rename, select
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source

@@ -19,8 +19,8 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, Settings
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.setting_paths import drop_same, join, put_below
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
-from statecli.formats.torch.settings import drop_same, join, put_below
 from statecli.storage import checkpoint_folder, files
 
 NAME = "megatron"

@@ -24,10 +24,10 @@ from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
 from statecli.formats.safetensors import DROPPED
 from statecli.formats.shared import config_files, rank_folders
-from statecli.formats.torch.settings import is_same_setting, join, put_below, select
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import SINGLE

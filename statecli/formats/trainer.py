@@ -22,9 +22,9 @@ from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.setting_paths import add_file
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
-from statecli.formats.torch.settings import add_file
 from statecli.pickles import safe_globals
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE

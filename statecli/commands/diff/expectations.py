@@ -32,7 +32,7 @@ from statecli.core.errors import NothingMatched, option
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any
-from statecli.formats.torch.settings import MORE
+from statecli.core.setting_paths import MORE
 
 #: Names that one finding lists.
 MAX_NAMES_IN_MESSAGE = 3

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, OptimizerFacts, Scalar, Settings, TensorInfo
-from statecli.formats.torch.settings import select
+from statecli.core.setting_paths import select
 
 _NESTED = compile_on_use(r"state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\](?P<state>.+)")
 _STATE_KEY = compile_on_use(r"\['([^']*)'\]")

@@ -10,7 +10,7 @@ from statecli.commands.diff.training_log import LOG_KEY, describe_log_change
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
-from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
+from statecli.core.setting_paths import MORE, format_path, rename
 
 #: The section of a whole file, which is not a path in it.
 _LONE = "model"
@@ -269,6 +269,8 @@ def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
 
 def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
     """Return True if a value of another format equals a text of safetensors."""
+    from statecli.formats.torch.settings import describe_text
+
     if describe_text(str(text)) == value:
         return True
     return str(value) == str(text) and not str(value).startswith("'")

@@ -7,7 +7,6 @@ from typing import Any
 
 from statecli.core.errors import UnreadableError
 from statecli.core.units import format_number
-from statecli.formats.shared.config_files import read_training_log
 
 #: The setting that stands for the log.
 LOG_KEY = "trainer_state.log_history"
@@ -18,6 +17,8 @@ def describe_log_change(before: str, after: str) -> str | None:
 
     None without a log on both sides.
     """
+    from statecli.formats.shared.config_files import read_training_log
+
     try:
         old, new = read_training_log(before), read_training_log(after)
     except UnreadableError:

@@ -22,7 +22,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Settings, StateDict
 from statecli.core.run_scope import NotChecked
-from statecli.formats.torch.settings import rename
+from statecli.core.setting_paths import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ModelState, Oddity, Settings
+from statecli.core.setting_paths import add_file
 from statecli.formats.torch.reading import Reading
-from statecli.formats.torch.settings import add_file, collect_settings
+from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import Digests
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object

@@ -1,0 +1,104 @@
+"""Settings by dotted path: rename, select and join them, and write a path.
+
+Needs no reader of a format, so that a diff of settings imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.model_state import Scalar, Settings
+
+#: The path of the digest that stands for all settings where not all are reported.
+MORE = "(and more)"
+
+_INT = compile_on_use("0|-?[1-9][0-9]*")
+
+
+def add_file(settings: Settings, name: str, other: Settings) -> Settings:
+    """Return the settings with the settings of a file next to the weights, below the file's name (without a dot)."""
+    both = join((settings, put_below(other, f"{name}.")))
+    return replace(both, beside=settings.beside | {name})
+
+
+def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
+    """Return the settings with another beginning for each path, (old, new), and without the paths mapped to None."""
+    renamed = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
+    # A container's path has no dot at its end.
+    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in renamed.items()}
+    types = {
+        names[key]: read(renamed[key][1]) + letters[len(renamed[key][0]) :]
+        for key, letters in settings.types.items()
+        if key in names
+    }
+    return Settings(
+        {names[key]: value for key, value in settings.values.items() if key in names},
+        {key: letters for key, letters in types.items() if letters != read(key)},
+        {names[key]: kind for key, kind in settings.kinds.items() if key in names},
+        settings.beside,
+    )
+
+
+def put_below(settings: Settings, prefix: str) -> Settings:
+    """Return the settings with each path below the prefix, which ends with a dot or is empty."""
+    return rename(settings, lambda _: ("", prefix))
+
+
+def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
+    """Return the settings without unwanted paths."""
+    return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
+
+
+def join(parts: Iterable[Settings]) -> Settings:
+    """Return all settings; where two have the same path, the later value counts."""
+    values: dict[str, Scalar] = {}
+    types: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    beside: frozenset[str] = frozenset()
+    for settings in parts:
+        types = {key: letters for key, letters in types.items() if key not in settings.values}
+        values.update(settings.values)
+        types.update(settings.types)
+        kinds.update(settings.kinds)
+        beside |= settings.beside
+    return Settings(values, types, kinds, beside)
+
+
+def drop_same(settings: Settings, other: Settings) -> Settings:
+    """Return the settings not equal in `other` by value, type of key and container."""
+    return select(settings, lambda key: not is_same_setting(key, settings, other))
+
+
+def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
+    """Return whether both have this path, with the same value, the same types of keys and the same containers."""
+    if (key in side.values) is not (key in other.values):
+        return False
+    first, second = side.values.get(key), other.values.get(key)
+    alike = type(first) is type(second) and first == second
+    return alike and side.types.get(key) == other.types.get(key) and side.kinds.get(key) == other.kinds.get(key)
+
+
+def read(path: str) -> str:
+    """The apparent key types of a path, as in `Settings.types`."""
+    return ".".join(_letter(step) * len(step) for step in path.split("."))
+
+
+def _letter(step: str) -> str:
+    if step in ("True", "False"):
+        return "b"
+    if step.startswith("["):
+        return "k"
+    return "i" if _INT.fullmatch(step) else "n" if step == "None" else "t"
+
+
+def format_path(path: str, types: str) -> str:
+    """Format the path; texts readable as another type are in brackets and quotes."""
+    steps, at = [], 0
+    for letters in types.split("."):
+        step = path[at : at + len(letters)]
+        at += len(letters) + 1
+        steps.append(f"[{step!r}]" if letters.startswith("t") and read(step) != letters else step)
+    return ".".join(steps)
