@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
@@ -82,9 +81,17 @@ def _read(places: Sequence[_Place]) -> Iterator[bytes]:
                     if len(data) < place.length:
                         raise EOFError
                 content = data[at : at + place.length]
-                if place.crc32 is not None and zlib.crc32(content) != place.crc32:
-                    raise EOFError
+                if place.crc32 is not None:
+                    _check(content, place.crc32)
                 yield content[place.part]
+
+
+def _check(content: bytes, checksum: int) -> None:
+    """Raise EOFError for bytes with another checksum."""
+    import zlib  # its library takes as long to load as a small file to compare
+
+    if zlib.crc32(content) != checksum:
+        raise EOFError
 
 
 def _locate(tensor: TensorInfo) -> _Place | None:

@@ -35,7 +35,6 @@ from statecli.commands.diff.result import (
 )
 from statecli.commands.diff.snapshot import NOTE, SnapshotDigests, StateDigests
 from statecli.commands.diff.transformations.training import is_training
-from statecli.commands.explain.result import Explanation
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
@@ -44,7 +43,6 @@ from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
-from statecli.core.quantized_weights import split_codes
 from statecli.core.selection import Selection, glob_names
 from statecli.core.units import plural
 from statecli.storage import files
@@ -57,6 +55,7 @@ from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 if TYPE_CHECKING:
+    from statecli.commands.explain.result import Explanation
     from statecli.live.built_model import BuiltModel
 
 
@@ -512,6 +511,8 @@ class _Comparison:
             return self._of_two_shapes(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
+        from statecli.core.quantized_weights import split_codes
+
         if (split_codes(before) is None) is not (split_codes(after) is None):
             return _Outcome(not_compared=reason, has_codes=True)
         return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
