@@ -138,6 +138,14 @@ class A(msgspec.Struct):
 print(msgspec.json.schema(A), msgspec.inspect.type_info(A), msgspec.json.schema_components([A]))
 print(platform.system(), platform.machine(), msgspec.json.encode(uuid.UUID(int=1)))
 print(hasattr(msgspec.yaml, "nothing"), hasattr(msgspec.yaml, "encode"), msgspec.toml.decode(b"a = 1"))
+import datetime
+class B(msgspec.Struct):
+    at: datetime.datetime
+    day: datetime.date
+one = msgspec.json.decode(b'{"at": "2026-01-02T03:04:05+01:00", "day": "2026-01-02"}', type=B)
+print(one, msgspec.json.encode(one), one.at.utcoffset() / datetime.timedelta(minutes=1), one.at.tzinfo)
+print(datetime.datetime.strptime("5", "%d").day, datetime.MAXYEAR, type(one.at) is datetime.datetime)
+print(datetime.sys is sys, type(one.at) is __import__("datetime").datetime, uuid.uuid4().version)
 import msgspec.inspect, typing_extensions
 print(msgspec.inspect.type_info, sys.modules["msgspec.inspect"].__file__)
 """

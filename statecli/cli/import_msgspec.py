@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -20,8 +20,9 @@ _DEFERRED: dict[str, tuple[str, ...]] = {
 class _DeferredModule(ModuleType):
     """Stand-in for a module, which is imported when something reads an attribute of the stand-in."""
 
-    def __init__(self, name: str, functions: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, functions: tuple[str, ...] = (), types: Mapping[str, Any] | None = None) -> None:
         super().__init__(name)
+        vars(self).update(types or {})
         for function in functions:
             setattr(self, function, self._forward(function))
 
@@ -41,6 +42,11 @@ class _DeferredModule(ModuleType):
         return lambda *args, **kwargs: self.__getattr__(function)(*args, **kwargs)
 
 
+def _list_date_types() -> dict[str, Any]:
+    module = importlib.import_module("_datetime")
+    return {name: value for name, value in vars(module).items() if not name.startswith("__")}
+
+
 def import_msgspec() -> None:
     """Import msgspec in a process that runs only code of statecli."""
     if "msgspec" in sys.modules:
@@ -49,12 +55,17 @@ def import_msgspec() -> None:
     temporary: dict[str, Any] = {}
     if sys.version_info >= (3, 11):
         temporary["typing_extensions"] = None  # an import of it fails, and msgspec uses typing instead
+    # uuid is used for its classes alone, not to make a number from the time.
+    temporary["_uuid"] = None
+    if sys.version_info < (3, 12):
+        # There, the module datetime makes all of its classes in Python before it imports those in C.
+        modules["datetime"] = _DeferredModule("datetime", types=_list_date_types())
     if sys.platform == "linux":
         # uuid imports platform for the name of the system alone.
         temporary["platform"] = platform = ModuleType("platform")
         platform.system = lambda: "Linux"  # type: ignore[attr-defined]
     temporary = {name: module for name, module in temporary.items() if name not in sys.modules}
-    sys.modules.update(modules | temporary)
+    sys.modules.update({name: module for name, module in modules.items() if name not in sys.modules} | temporary)
     try:
         import msgspec  # noqa: F401
     finally:
