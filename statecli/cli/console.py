@@ -17,7 +17,6 @@ from statecli.core.finding import Finding
 from statecli.core.progress import Progress, watch_stages
 from statecli.core.terminal_width import get_terminal_width
 from statecli.render import RenderOptions
-from statecli.render.plain import format_problem
 from statecli.report import Report
 from statecli.storage import prefetch_progress
 
@@ -124,6 +123,10 @@ def print_on_terminal(text: str) -> None:
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print findings on stderr, each in a line."""
+    if not findings:
+        return
+    from statecli.render.plain import format_problem
+
     for finding in findings:
         streams.print_line(format_problem(finding))
 

@@ -6,6 +6,7 @@ The known words are in `known_options.txt`, which `make docs` writes (`help_tabl
 from __future__ import annotations
 
 import os
+from functools import cache
 from itertools import takewhile
 
 from statecli.cli.help_page import OTHER_WORDS
@@ -100,6 +101,7 @@ def describe_unknown_option(flag: str, name: str) -> str:
     return f"{text}; did you mean {join_or(near)}?" if near else f"{text}; {see_help(name)}"
 
 
+@cache
 def _read_commands() -> dict[str, list[str]]:
     """Return the lines about the options of each command."""
     with open(os.path.join(os.path.dirname(__file__), "known_options.txt"), encoding="utf-8") as file:

@@ -9,6 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core.model_state import Origin, Place
 
+#: The rule of harmful functions that loading a file imports or calls.
+UNSAFE_GLOBAL = "unsafe-global"
+
 
 class Severity(str, Enum):
     """Severity of a finding: a note is informational, a warning may be intentional, an error is wrong."""

@@ -26,20 +26,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-
-class Layout(str, Enum):
-    """How the tensors of a quantized weight hold its values."""
-
-    SCALED = "scaled"
-    BITSANDBYTES = "bitsandbytes-4bit"
-    GPTQ = "gptq"
-    AWQ = "awq"
-    AWQ_GEMV = "awq-gemv"
-    PACKED = "packed"
-    NVFP4 = "nvfp4"
-    MXFP4 = "mxfp4"
-    MXFP4_EXPERTS = "mxfp4-experts"
-    GGUF = "gguf"
+from statecli.core.quantized_layout import Layout as Layout
 
 
 class Part(str, Enum):

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.inspect.quantized_rows import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import quoting, sizes
 from statecli.core.escaping import escape
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
@@ -56,17 +57,8 @@ from statecli.report import (
     folder_settings,
     junit_cases,
     rule_texts,
-    tree,
 )
 from statecli.report.layer_roles import build_curves, list_roles
-from statecli.report.problems import (
-    UNSAFE_GLOBAL,
-    build_accepted_notes,
-    format_severities,
-    group_accepted,
-    group_findings,
-    select_fixes,
-)
 from statecli.report.row_order import (
     arrange_naturally,
     arrange_tensors,
@@ -83,12 +75,12 @@ from statecli.report.tensor_remarks import (
 )
 from statecli.report.unusual_values import list_unusual_values
 from statecli.targets.location import add_places
-from statecli.targets.target_result import Accepted
 
 if TYPE_CHECKING:
     from statecli.core.logical_weights import LogicalWeight
     from statecli.report.documents.inspect import InspectDocument
     from statecli.report.tensor_list import TensorList
+    from statecli.targets.target_result import Accepted
 
 
 def build_inspect_report(
@@ -104,9 +96,8 @@ def build_inspect_report(
         for finding in add_places(inspection.findings, state.tensors)
     )
     oddities = [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)]
-    group_problems = cache(lambda: group_findings(findings, state.tensors))
-    accepted_problems = group_accepted(accepted, state.tensors, group_problems()) if accepted else {}
-    accepted_notes = build_accepted_notes(accepted, state.tensors, group_problems()) if accepted else ()
+    group_problems = cache(lambda: _group_findings(findings, state.tensors))
+    accepted_notes, accepted_problems = _describe_accepted(accepted, state.tensors, group_problems)
     return Report(
         title=state.target,
         document=lambda: _build_document(inspection, group_problems(), accepted),
@@ -124,7 +115,7 @@ def build_inspect_report(
             *fold.limit_notes(oddities, view.verbose),
         ),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),
-        accepted_problems=sum(map(len, accepted_problems.values())),
+        accepted_problems=accepted_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
@@ -132,6 +123,26 @@ def build_inspect_report(
         settings=lambda: folder_settings.group_settings(state.metadata),
         tensor_list=None if view.hides_rows or not state.tensors else lambda: _build_tensor_list(inspection, view),
     )
+
+
+def _group_findings(findings: Sequence[Finding], tensors: Sequence[TensorInfo]) -> tuple[Problem, ...]:
+    if not findings:
+        return ()
+    from statecli.report.problems import group_findings
+
+    return group_findings(findings, tensors)
+
+
+def _describe_accepted(
+    accepted: Sequence[Accepted], tensors: Sequence[TensorInfo], group_problems: Callable[[], tuple[Problem, ...]]
+) -> tuple[Sequence[Oddity], int]:
+    """Return the notes about accepted findings, and the number of their problems."""
+    if not accepted:
+        return (), 0
+    from statecli.report.problems import build_accepted_notes, group_accepted
+
+    problems = group_accepted(accepted, tensors, group_problems())
+    return tuple(build_accepted_notes(accepted, tensors, group_problems())), sum(map(len, problems.values()))
 
 
 def _build_document(
@@ -209,6 +220,9 @@ def _build_page(
     rows: bool = True,
 ) -> Page:
     """Return the page; tensors with accepted findings need no fix. Without `rows` the page has no subtitle."""
+    from statecli.report import tree
+    from statecli.report.problems import select_fixes
+
     accepted_names = {entry.finding.fqn for entry in accepted}
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
     verdict = _format_page_verdict(problems, inspection, accepted)
@@ -254,6 +268,8 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
         are_registered = state.traits.is_class and count and not unregistered
         but = f", except {len(names):,} of quantized weights" if names else ""
         return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
+    from statecli.report.problems import format_severities
+
     if calls := _list_unsafe_calls(inspection.findings):
         more = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
         command = f"statecli audit {escape(quoting.quote_for_shell(state.target))}"
@@ -325,7 +341,7 @@ def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepte
 # The flat table: every fact in a column of its own, none where the source does not say.
 
 
-class _Measure(NamedTuple):
+class _Measure(msgspec.Struct, frozen=True, gc=False):
     """A column, the value of a tensor, and the cell of the value; None: the value is the cell."""
 
     column: Column

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from statecli.commands.diff.rules import FROZEN_CHANGED, OUTSIDE_ONLY
 from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
@@ -54,7 +54,6 @@ _TIE_RULES = BROKEN_TIES | {
     SHARED_IN_SAFETENSORS.name,
 }
 #: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
-UNSAFE_GLOBAL = "unsafe-global"
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 #: Rules whose findings have one cause whatever their source lines, with a heading for several findings.

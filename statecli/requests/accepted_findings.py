@@ -11,13 +11,12 @@ from statecli.core import move_rules, registration_rules
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
-from statecli.report.problems import group_findings
 from statecli.requests.options import InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
-from statecli.targets.target_result import Accepted, Status, TargetResult
 
 if TYPE_CHECKING:
     from statecli.commands.verify.result import Verification
+    from statecli.targets.target_result import Accepted
 
 _REGISTRATION_RULES = frozenset(rule.name for rule in registration_rules.RULES)
 _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)}
@@ -59,9 +58,10 @@ def list_accepted(
     accepted = _list_ignored(findings, state, options.ignore)
     if options.baseline is None and options.write_baseline is None:
         return accepted, ()
-    # Both are imported here, because most runs have no baseline.
+    # They are imported here, because most runs have no baseline.
     from statecli.commands.audit import baseline
     from statecli.commands.audit.result import Audit
+    from statecli.targets.target_result import Accepted, Status, TargetResult
 
     ignored = {id(entry.finding) for entry in accepted}
     remaining = tuple(finding for finding in findings if id(finding) not in ignored)
@@ -86,6 +86,8 @@ def list_accepted(
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
     """Yield each finding, with audit's finding for the same cause; itself without a common cause."""
+    from statecli.report.problems import group_findings
+
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
@@ -104,7 +106,12 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
 def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequence[str]) -> tuple[Accepted, ...]:
     """Return the findings of ignored rules, and of problems with an ignored rule's name."""
     ignored = expand_rules(names)
-    problems = group_findings(findings, state.tensors) if ignored else ()
+    if not ignored:
+        return ()
+    from statecli.report.problems import group_findings
+    from statecli.targets.target_result import Accepted
+
+    problems = group_findings(findings, state.tensors)
     return tuple(
         Accepted(finding, f"--ignore {rule}")
         for problem in problems

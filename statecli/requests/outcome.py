@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.commands.diff.snapshot import StateDigests
 from statecli.core.error_causes import group_by_cause
 from statecli.core.exit_code import decide_exit_code
 from statecli.core.finding import Finding
@@ -16,6 +15,9 @@ from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.core.units import plural
 from statecli.report import Report
+
+if TYPE_CHECKING:
+    from statecli.commands.diff.snapshot import StateDigests
 
 #: Lines about tensors that could not be read or compared; the result has all.
 MAX_FAILURE_LINES = 20

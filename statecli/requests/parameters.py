@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from enum import Enum
 from functools import cache
@@ -73,12 +74,22 @@ class Parameter(msgspec.Struct, frozen=True):
 @cache
 def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
     """Return the parameters of a command: targets in order, then options in the order of the help."""
-    annotations = get_type_hints(options, include_extras=True)
+    annotations = _read_annotations(options)
     names, defaults = options.__struct_fields__, options.__struct_defaults__
     defaults = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + defaults
     parameters = [_build_parameter(*field, annotations[field[0]]) for field in zip(names, defaults, strict=True)]
     groups = list(Group)
     return tuple(sorted(parameters, key=lambda parameter: (not parameter.is_target, groups.index(parameter.group))))
+
+
+def _read_annotations(options: type[Options]) -> dict[str, Any]:
+    """Return the annotation of each field. Most are names of the table, which need no evaluation."""
+    table, texts = vars(sys.modules[options.__module__]), dict[str, str]()
+    for base in options.__mro__[::-1]:
+        texts |= base.__annotations__ if base.__module__ == options.__module__ else {}
+    named = {field: table[text] for field, text in texts.items() if text in table}
+    rest = types.SimpleNamespace(__annotations__={field: text for field, text in texts.items() if text not in table})
+    return named | get_type_hints(rest, table, include_extras=True)
 
 
 def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.storage import files
 
@@ -76,7 +78,7 @@ class Source:
         """See `File.guard`."""
         at = self.start
         self._file.guard(
-            guard._replace(header=at + guard.header, start=at + guard.start, stop=at + guard.stop) for guard in guards
+            replace(guard, header=at + guard.header, start=at + guard.start, stop=at + guard.stop) for guard in guards
         )
 
     def read(self, offset: int, length: int) -> bytes:

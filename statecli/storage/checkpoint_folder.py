@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from typing import NamedTuple
+
+import msgspec
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
@@ -41,7 +42,7 @@ SERIES = compile_on_use(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\
 CONFIG, WEIGHTS_KEY = "config.json", "transformers_weights"
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """File that a folder stands for. Names are without the folder.
 
     Attributes:

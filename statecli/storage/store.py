@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from statecli.core.errors import UnreadableError
 
 #: Most folders inside one another: a server may list a folder as part of the same folder.
@@ -50,7 +52,7 @@ class FileVersion(NamedTuple):
     marker: str | None
 
 
-class Guard(NamedTuple):
+class Guard(msgspec.Struct, frozen=True, gc=False):
     """Bytes `start` to `stop`, placed by a directory, without proof so far.
 
     The proof is a header from `header` up to `start`. `check` takes the bytes of the header and returns how many bytes

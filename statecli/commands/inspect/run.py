@@ -11,8 +11,7 @@ from statecli import live as modules
 from statecli.commands.inspect import rules
 from statecli.commands.inspect.harm import Harm
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
-from statecli.commands.verify.rules import LOST_BY_SAVING
-from statecli.core import model_kinds, move_rules, registration_rules
+from statecli.core import move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
@@ -204,7 +203,9 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         text = load.resolve_auto_class(request.model, request.target)
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in MODEL_KINDS]
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
-        state, findings = model_kinds.classify_by_model(state, model, renamed)
+        from statecli.core.model_kinds import classify_by_model
+
+        state, findings = classify_by_model(state, model, renamed)
     else:
         state = add_unstored_ties(state)
     full_state = state
@@ -310,6 +311,8 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
     """Yield a finding for each buffer that neither a checkpoint nor the constructor restores."""
     for tensor in state.tensors:
         if tensor.persistent is False and tensor.rebuilt is False and tensor.kind is Kind.BUFFER:
+            from statecli.commands.verify.rules import LOST_BY_SAVING
+
             yield LOST_BY_SAVING.finding(
                 f"{tensor.fqn}: {registration_rules.RANDOM_VALUE}",
                 target=state.target,

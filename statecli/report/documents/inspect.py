@@ -13,7 +13,7 @@ from statecli.commands.inspect.quantized_rows import fold_tensors, select_weight
 from statecli.commands.inspect.run import Inspection
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, Oddity, Scalar, TensorInfo
-from statecli.core.quantized_layouts import Layout
+from statecli.core.quantized_layout import Layout
 from statecli.core.sizes import Totals, sum_by_kind
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows
@@ -26,10 +26,10 @@ from statecli.report.documents.shared import (
     build_tensor_row,
 )
 from statecli.report.layer_roles import Role, list_roles
-from statecli.targets.target_result import Accepted
 
 if TYPE_CHECKING:
     from statecli.core.logical_weights import LogicalWeight
+    from statecli.targets.target_result import Accepted
 
 
 class QuantizedRow(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,7 +14,9 @@ from statecli.core.value_distribution import Distribution
 from statecli.core.value_spectrum import Spectrum
 from statecli.report import Problem
 from statecli.targets.location import compute_fingerprint
-from statecli.targets.target_result import Accepted
+
+if TYPE_CHECKING:
+    from statecli.targets.target_result import Accepted
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
