@@ -16,14 +16,14 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 LIMITS = {
     "version": 1.61,
     "help": 2.02,
-    "mistake": 2.34,
-    "start": 5.95,
-    "rules": 5.4,
-    "schema": 5.15,
-    "config": 5.86,
-    "lock-small": 7.52,
-    "diff-small": 16.23,
-    "list-2k": 8.75,
+    "mistake": 2.33,
+    "start": 5.46,
+    "rules": 5.16,
+    "schema": 4.82,
+    "config": 5.69,
+    "lock-small": 7.22,
+    "diff-small": 7.08,
+    "list-2k": 7.36,
 }
 
 pytestmark = [
