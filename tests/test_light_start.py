@@ -102,6 +102,13 @@ def test_two_epochs_of_a_small_model_are_compared_without_numpy(tmp_path, suffix
     assert imported(*words, heavy=heavy) == (1, [])
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "fix"])
+def test_a_wrong_input_is_refused_without_torch(command, files):
+    """The import of torch takes seconds."""
+    (files / "net.py").write_text("import torch\nclass Net(torch.nn.Module): pass\n")
+    assert imported(command, f"{files}/net.py:Net", "--input", "2,16", heavy=("torch",)) == (2, [])
+
+
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
     """Neither what imports a plugin nor what finds installed packages."""
     heavy = ("statecli.commands.audit.import_plugin", "statecli.commands.audit.plugin_trust", "importlib.metadata")

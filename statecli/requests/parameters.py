@@ -118,6 +118,14 @@ def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
     )
 
 
+def check_inputs(options: Options) -> None:
+    """Raise UsageError for an unreadable text of `--input`, before torch is imported."""
+    if texts := getattr(options, "input", ()):
+        from statecli.core.input_text import parse_inputs
+
+        parse_inputs(texts)
+
+
 def check_standard_input(options: Options) -> None:
     """Raise UsageError for standard input as two targets, and for work in other processes that cannot read it."""
     words: list[str] = []

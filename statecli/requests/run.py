@@ -35,7 +35,7 @@ from statecli.requests.options import (
     VerifyOptions,
 )
 from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
-from statecli.requests.parameters import check_not_empty, check_standard_input
+from statecli.requests.parameters import check_inputs, check_not_empty, check_standard_input
 
 
 def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome:
@@ -46,6 +46,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     caller, extra = caller or Caller(), extra or ExtraInputs()
     check_not_empty(options)
     check_standard_input(options)
+    check_inputs(options)
     if isinstance(options, MergeOptions):
         from statecli.requests.merge import use_parts
 

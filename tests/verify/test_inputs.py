@@ -15,15 +15,14 @@ from torch import nn
 import statecli
 from statecli.commands.verify.inputs import (
     Inputs,
-    InputSpec,
     _build_from_texts,
     find_inputs,
     iter_leaves,
     map_tensors,
-    parse_input,
     use_seed,
 )
 from statecli.core.errors import ModelError, UsageError
+from statecli.core.input_text import InputSpec, parse_input
 from statecli.live.assignment_lines import Origins
 from statecli.live.build import build
 from statecli.live.built_model import BuiltModel

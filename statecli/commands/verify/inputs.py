@@ -7,10 +7,8 @@ In order: `--input` (texts such as `int64:2x16<30522`), `--input-from` (a functi
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import random
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.input_text import COMPLEX, DEFAULT_BOUND, INTEGERS, InputSpec, parse_inputs
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -33,31 +31,6 @@ if TYPE_CHECKING:
 
 #: The reason without inputs. `SHAPE` is in place of a shape that the first layer takes, if this layer is unknown.
 NO_INPUT = "no input given: --input SHAPE or --input-from FILE.PY:MAKE"
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
-_COMPLEX = ("complex64", "complex128")
-#: Integer dtypes and the largest value that they hold.
-_INTEGERS = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
-_DTYPES = (*_FLOATS, *_COMPLEX, *_INTEGERS, "bool")
-#: What torch also calls them.
-_ALIASES = {
-    "float": "float32",
-    "half": "float16",
-    "double": "float64",
-    "cfloat": "complex64",
-    "cdouble": "complex128",
-    "long": "int64",
-    "int": "int32",
-    "short": "int16",
-}
-#: Integers without a bound are 0 and 1: every table has these two rows.
-_DEFAULT_BOUND = 2
-_SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
-#: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
-_MAX_ELEMENTS = 2**31
-_EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
-#: What nobody would pass to forward as a text.
-_CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -86,111 +59,27 @@ class Inputs:
         return dataclasses.replace(self, make=make)
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """One `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's name).
+def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+    """Return standard normal numbers, integers below the bound, or coin tosses."""
+    import torch
 
-    `name`: the keyword argument, None for a positional argument. Integers are 0 ≤ i < `bound`; other dtypes have no
-    bound.
-    """
-
-    name: str | None
-    dtype: str
-    shape: tuple[int, ...]
-    bound: int | None
-
-    @property
-    def text(self) -> str:
-        """In a few words: "ids int64 2×16 below 30522"."""
-        size = "×".join(map(str, self.shape)) or "scalar"
-        below = f"below {self.bound}" if self.bound is not None else None
-        return " ".join(filter(None, [self.name, self.dtype, size, below]))
-
-    def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """Standard normal numbers, integers below the bound, or coin tosses."""
-        import torch
-
-        dtype = getattr(torch, self.dtype)
-        if self.dtype in _INTEGERS or self.dtype == "bool":
-            integers = torch.randint(0, self.bound or _DEFAULT_BOUND, self.shape, generator=generator, device="cpu")
-            return integers.to(dtype)
-        # Drawn in one precision, so that a seed means the same numbers in each.
-        wide_dtype = torch.complex64 if self.dtype in _COMPLEX else torch.float32
-        return torch.randn(self.shape, generator=generator, dtype=wide_dtype, device="cpu").to(dtype)
-
-
-# --- reading --input ----------------------------------------------------------------------------------------
-
-
-def parse_input(text: str) -> InputSpec:
-    """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError."""
-    name, equals, rest = text.rpartition("=")
-    if equals and not name.strip().isidentifier():
-        raise UsageError(f"{option('--input', text)}: {name!r} is not an argument name; write name=2x3")
-    rest, less, limit = rest.partition("<")
-    dtype, colon, shape = rest.rpartition(":")
-    kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less else "float32")
-    sizes = _parse_shape(text, shape.strip(), scalar=bool(colon))
-    bound = _parse_bound(text, kind, limit.strip()) if less else (_DEFAULT_BOUND if kind in _INTEGERS else None)
-    return InputSpec(name.strip() or None, kind, sizes, bound)
-
-
-def is_input_text(value: object) -> bool:
-    """Return True for a text readable by `parse_input` with a shape of two dimensions or more."""
-    return isinstance(value, str) and _CLEAR_INPUT_TEXT.fullmatch(value) is not None
-
-
-def _parse_dtype(text: str, name: str) -> str:
-    plain_name = name.removeprefix("torch.")
-    dtype = _ALIASES.get(plain_name, plain_name)
-    if dtype in _DTYPES:
-        return dtype
-    near = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
-    hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_DTYPES)}"
-    raise UsageError(f"{option('--input', text)}: {name!r} is not a dtype; {hint}")
-
-
-def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]:
-    if not shape_text and scalar:
-        return ()
-    if not _SHAPE.fullmatch(shape_text):
-        problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"
-        raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
-    sizes = tuple(map(int, re.split("[x×]", shape_text)))
-    elements = 1
-    for size in sizes:
-        elements *= size
-    if elements > _MAX_ELEMENTS:
-        problem = f"the input would have {elements:,} elements, more than the limit of {_MAX_ELEMENTS:,}"
-        raise UsageError(f"{option('--input', text)}: {problem}")
-    return sizes
-
-
-def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
-    if dtype not in _INTEGERS:
-        problem = f"the bound needs an integer dtype, not {dtype}; write int64:2x16<{bound_text}"
-    elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
-        problem = f"the bound {bound_text!r} is not a positive integer; write int64:2x16<30522"
-    elif int(bound_text) - 1 > _INTEGERS[dtype]:
-        advice = "a smaller bound" if dtype == "int64" else f"int64 instead of {dtype}"
-        problem = f"the bound {bound_text} is too large: the largest {dtype} is {_INTEGERS[dtype]}; write {advice}"
-    else:
-        return int(bound_text)
-    raise UsageError(f"{option('--input', text)}: {problem}")
+    dtype = getattr(torch, spec.dtype)
+    if spec.dtype in INTEGERS or spec.dtype == "bool":
+        integers = torch.randint(0, spec.bound or DEFAULT_BOUND, spec.shape, generator=generator, device="cpu")
+        return integers.to(dtype)
+    # Drawn in one precision, so that a seed means the same numbers in each.
+    wide_dtype = torch.complex64 if spec.dtype in COMPLEX else torch.float32
+    return torch.randn(spec.shape, generator=generator, dtype=wide_dtype, device="cpu").to(dtype)
 
 
 def _build_from_texts(texts: Sequence[str]) -> Inputs:
-    specs_ = [parse_input(text) for text in texts]
-    names = [spec.name for spec in specs_ if spec.name]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
-        raise UsageError(f"{option('--input')}: the argument {repeated} is given twice")
+    specs_ = parse_inputs(texts)
 
     def make(seed: int = 0) -> Call:
         import torch
 
         generator = torch.Generator("cpu").manual_seed(seed)
-        tensors = [(spec.name, spec.draw(generator)) for spec in specs_]
+        tensors = [(spec.name, draw_input(spec, generator)) for spec in specs_]
         return tuple(t for name, t in tensors if not name), {name: t for name, t in tensors if name}
 
     return Inputs(", ".join(spec.text for spec in specs_), make)

@@ -14,6 +14,7 @@ import torch
 from statecli.commands.verify import copy_model, inputs, model_under_test
 from statecli.commands.verify.inputs import Inputs
 from statecli.core.errors import UsageError
+from statecli.core.input_text import is_input_text
 from statecli.live import measure, tensor_bits, torch_settings
 from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_freed
@@ -51,7 +52,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
         inputs_found, why_not = inputs.find_inputs(texts, None, built)
         return (inputs_found and _move_beside_model(built.module, inputs_found)), why_not
     args, kwargs = inputs._split_arguments(python_inputs)
-    input_text = next(filter(inputs.is_input_text, (*args, *kwargs.values())), None)
+    input_text = next(filter(is_input_text, (*args, *kwargs.values())), None)
     if input_text is not None:
         examples = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
         raise UsageError(
