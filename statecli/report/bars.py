@@ -8,6 +8,8 @@ import math
 #: large as the value.
 BAR_CELLS = 10
 BAR_DECADES = 8
+#: Heading of a column of bars: their scale.
+BAR_SCALE = f"1e-{BAR_DECADES} to 1 (log)"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 

@@ -18,7 +18,7 @@ from statecli.core.units import (
     plural,
 )
 from statecli.report import Column, Group, Line, tree
-from statecli.report.bars import BAR_DECADES, draw_bar
+from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.values.delta import MAX_RANK, Delta
 
@@ -243,7 +243,7 @@ def _describe_statistics(delta: Delta) -> list[str]:
 
 
 #: Column of `draw_bar`; its heading is the scale.
-BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log", optional=True, has_bars=True)
+BAR_COLUMN = Column(BAR_SCALE, optional=True, has_bars=True)
 
 # Sums by module.
 

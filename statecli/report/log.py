@@ -30,7 +30,7 @@ from statecli.report import (
     fold,
     rule_texts,
 )
-from statecli.report.bars import BAR_DECADES, draw_bar
+from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.documents.log import build_log_document
 from statecli.report.sparkline import ZERO_CELL, draw_sparkline, find_range
 
@@ -46,7 +46,7 @@ COLUMNS = (
     Column("step", right=True),
     Column("norm", right=True),
     Column("rel. change", right=True),
-    Column(f"1e-{BAR_DECADES}..1 log", optional=True),
+    Column(BAR_SCALE, optional=True),
 )
 TABLE_COLUMNS = (
     Column("checkpoint"),

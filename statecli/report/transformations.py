@@ -27,7 +27,7 @@ from statecli.report import Group, Line, fold
 from statecli.report.change_text import describe_not_finite, has_new_not_finite
 
 #: Heading of the group.
-DONE = "what was done"
+DONE = "recognised changes"
 #: Tensors with exceptions that are named, and lines of the group.
 _MAX_NAMED = 3
 _MAX_LINES = 24
@@ -65,8 +65,7 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         if change.status is not Status.IDENTICAL
     )
     different = sum(change.status is not Status.IDENTICAL for change in changes)
-    share = f"to {explained:,} of {plural(different, 'tensor')} that differ{'s' if different == 1 else ''}"
-    share = share if different else "no tensor differs"
+    share = f"{explained:,} of {plural(different, 'differing tensor')}" if different else "no tensor differs"
     return Group(DONE, f"{share}, checked on every element", tuple(lines))
 
 

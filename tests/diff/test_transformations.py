@@ -388,7 +388,7 @@ def test_removed_layers_are_named_once(diff, statecli, save, llama):
     shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
     text = " ".join(" ".join(shown).split())
     assert "model.layers.{1,2} are removed" in text
-    assert "to 27 of 27 tensors that differ" in text
+    assert "recognised changes 27 of 27 differing tensors" in text
     assert "D model.layers" not in text
 
 
