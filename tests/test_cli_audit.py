@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 
+from statecli.core import documentation
 from statecli.core.documentation import rule_url
 from statecli.core.rule import FORMER_NAMES
 from statecli.render import Output
@@ -404,8 +405,9 @@ def test_rules_as_json_fit_their_schema(statecli):
     ]
 
 
-def test_a_rule_is_explained(statecli):
-    """All of its words, filled to 80 columns off a terminal."""
+def test_a_rule_is_explained(statecli, monkeypatch):
+    """All of its words, filled to 80 columns off a terminal, and the address of its page."""
+    monkeypatch.setattr(documentation, "DOCUMENTATION_URL", "https://statecli.dev/")
     for rule in DICTIONARY.values():
         result = statecli("rules", rule.name)
         assert result.code == 0, rule.name
@@ -415,6 +417,12 @@ def test_a_rule_is_explained(statecli):
         assert " ".join(rest).split() == [*rule.explanation.split(), rule_url(rule.name)]
         longest = max(80, *map(len, rule.explanation.split()), len(rule_url(rule.name)))
         assert max(map(len, result.out.splitlines())) <= longest, rule.name
+
+
+def test_a_placeholder_is_no_address(statecli, monkeypatch):
+    """Nobody can open it."""
+    monkeypatch.setattr(documentation, "DOCUMENTATION_URL", "https://statecli.example/")
+    assert "statecli.example" not in statecli("rules", "nan").out
 
 
 @pytest.mark.parametrize("former", ["cannot-tell", "lost-by-move", "module-size-mismatch", "other-lines"])

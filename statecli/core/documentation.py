@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 #: Where the site of `make site` is published, with a slash at the end. The host is a placeholder (RFC 2606): set the
-#: address here before a release. SARIF, `statecli rules NAME` and the site itself take the address from here.
+#: address here before a release. SARIF, `statecli rules NAME` and the site itself take the address from here; the
+#: terminal shows no placeholder.
 DOCUMENTATION_URL = "https://statecli.example/"
+
+
+def is_published() -> bool:
+    """Return False while the address is a placeholder, which nobody can open."""
+    return not DOCUMENTATION_URL.endswith(".example/")
 
 
 def rule_url(name: str) -> str:

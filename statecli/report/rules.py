@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from statecli.core.documentation import rule_url
+from statecli.core.documentation import is_published, rule_url
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule, list_present_names
@@ -86,13 +86,13 @@ def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 def format_explanation(rule: RuleText, width: int) -> str:
     """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out.
 
-    The last line is the address of the rule's page, which a rule of a plugin does not have.
+    The last line is the address of the rule's page, if the site is published; a rule of a plugin has no page.
     """
     width = max(20, min(width, MAX_TEXT_WIDTH))
     first, *rest = rule.explanation.split("\n\n")
     heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
     parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]
-    page = [rule_url(rule.name)] if rule.plugin is None else []
+    page = [rule_url(rule.name)] if rule.plugin is None and is_published() else []
     return "\n\n".join((heading, *parts, *page)) + "\n"
 
 
