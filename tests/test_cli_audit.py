@@ -260,10 +260,11 @@ def test_verbose_says_which_rules_did_not_run(output):
     one = target(
         "a.pt", skipped=(skipped_rule("broken-tie", "give --against"), skipped_rule("dtype-mismatch", "give --against"))
     )
-    assert "2 rules ran, 2 skipped" in render_audit(output, one, terminal=True)
+    assert "2 rules ran, 2 skipped (-v shows why)" in render_audit(output, one, terminal=True)
     verbose = render_audit(output, one, terminal=True, view=View(verbose=True))
     assert "not run: broken-tie, dtype-mismatch" in verbose
     assert "give --against" in verbose
+    assert "(-v" not in verbose
 
 
 def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):

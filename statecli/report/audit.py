@@ -69,7 +69,7 @@ def build_audit_report(
     return Report(
         title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
         document=lambda: build_audit_document(
-            audit, group_problems(), _format_verdict(audit, group_problems()), run_notes
+            audit, group_problems(), _format_verdict(audit, group_problems(), ""), run_notes
         ),
         table=lambda: _build_table([finding for t in audit.targets for finding in _sort_findings(t.findings)]),
         short_table=lambda: _build_table(
@@ -186,7 +186,7 @@ def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconclusive: Sequence[str]) -> Page:
-    verdict = _format_verdict(audit, problems)
+    verdict = _format_verdict(audit, problems, "" if view.verbose else " (-v shows why)")
     not_run = [
         Line((rule,), reason, "bad")
         for rule, separator, reason in (text.partition(": ") for text in inconclusive)
@@ -370,11 +370,12 @@ def _format_lock_count(audit: Audit) -> list[str]:
     return [f"{some}{plural(count.compared, 'tensor')} {verb} the lock {audit.lock_file}"]
 
 
-def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
+def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> str:
     """Summarize the run in a line.
 
     `3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`. Findings of
-    failed and skipped targets are counted too, but not a finding with the reason of a failure.
+    failed and skipped targets are counted too, but not a finding with the reason of a failure. The
+    `hint` follows the number of skipped rules.
     """
     failures = [trouble for trouble in _list_troubles(audit) if trouble.severity is Severity.ERROR]
     repeated = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
@@ -389,5 +390,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     parts += [*_format_lock_count(audit), *_format_others(audit)]
     not_run = len({skipped.rule for skipped in audit.skipped_rules} - set(audit.ran))
     disabled = f", {audit.disabled_rules:,} disabled" if audit.disabled_rules else ""
-    parts.append(f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped" if not_run else "") + disabled)
+    parts.append(
+        f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped{hint}" if not_run else "") + disabled
+    )
     return "; ".join(filter(None, (*parts, describe_configuration(audit.configuration))))
