@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from statecli.core.quantized_layout import Layout as Layout
+from statecli.core.quantized_layout_names import Layout as Layout
 
 
 class Part(str, Enum):

@@ -21,7 +21,7 @@ from statecli.commands.diff.result import (
 )
 from statecli.commands.diff.transformations.layers import split_moved_layer
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.quantized_layout import Layout
+from statecli.core.quantized_layout_names import Layout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
 from statecli.report.change_text import describe_not_finite, has_new_not_finite

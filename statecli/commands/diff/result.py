@@ -10,7 +10,7 @@ from statecli.commands.diff.fields import Field as Field
 from statecli.commands.explain.result import Explanation
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
-from statecli.core.quantized_layout import Layout
+from statecli.core.quantized_layout_names import Layout
 from statecli.core.result_views import ResultViews
 from statecli.values.delta import CompareOptions, Delta
 
