@@ -885,3 +885,18 @@ def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
     assert not mark.exists()
     forked_python(f"import torch; torch.package.PackageImporter({str(tmp_path / 'a.pt')!r}).import_module('m')")
     assert mark.exists()
+
+
+def test_the_graph_of_a_pickle_is_freed_at_once(tmp_path):
+    """Of 40,000 objects, nothing waits for the garbage collector, also if the first window ended inside the pickle."""
+    path = tmp_path / "dates.pkl"
+    path.write_bytes(pickle.dumps([date(2000 + n % 1000, 1, 1 + n % 28) for n in range(20_000)]))
+    gc.collect()
+    gc.disable()
+    try:
+        (scanned,) = scan_pickles(str(path))
+        unreachable = gc.collect()
+    finally:
+        gc.enable()
+    assert [mention.name for mention in scanned.names] == ["date"]
+    assert unreachable < 1000
