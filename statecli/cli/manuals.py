@@ -149,7 +149,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli fix net.py:Net --write", "Write the fixes to net.py."),
         ),
         {
-            0: "There is no bug to fix, or the fixes for all bugs were written.",
+            0: "No bug was found, or the fixes for all bugs were written.",
             1: "A bug is not fixed yet: the fix was shown but not written, or no fix passes verify.",
             2: "The model could not be built, it is an installed package, "
             f"libcst is missing ({install_extra('fix')}), " + _WRONG_LINE,
@@ -213,7 +213,7 @@ MANUALS: dict[str, Manual] = {
         {
             0: "All checkpoints were read, and no finding reaches the severity of --fail-on.",
             1: "A finding reaches the severity of --fail-on, such as a tensor that became NaN with --fail-on warning.",
-            2: f"A checkpoint or a tensor could not be read, there is no checkpoint, {_WRONG_LINE}",
+            2: f"A checkpoint or a tensor could not be read, no checkpoint was found, {_WRONG_LINE}",
         },
     ),
     "bisect": Manual(

@@ -113,7 +113,7 @@ def _check_classes(options: DiffOptions) -> None:
     both = (options.before, options.after)
     classes = [text for text in both if load.find_class_spec(text) is not None]
     if options.init_device is not None and not classes:
-        problem = f"{' and '.join(both)} are not model classes, so there is no model to build; leave the option out"
+        problem = f"{' and '.join(both)} are not model classes, so statecli builds no model; leave the option out"
         raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
     device = option("--device", options.device) if options.device != "cpu" else ""
     value_option = _name_value_option(options) or device

@@ -96,7 +96,7 @@ def test_mpi_without_ranks(statecli):
     """The line says how a job of several is started."""
     line = told(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
     assert line.startswith(
-        "--executor mpi: there are no other MPI ranks; start statecli with: mpiexec -n 3 python -m mpi4py"
+        "--executor mpi: found no other MPI ranks; start statecli with: mpiexec -n 3 python -m mpi4py"
     )
 
 

@@ -27,7 +27,7 @@ def use_mpi() -> Iterator[Engine]:
     # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
         raise UsageError(
-            f"{option('--executor', 'mpi')}: there are no other MPI ranks; start statecli with: {START_COMMAND}"
+            f"{option('--executor', 'mpi')}: found no other MPI ranks; start statecli with: {START_COMMAND}"
         )
     # mpi4py aborts for every exit code but 0. Status 1 of statecli is not an abort: the other ranks are ended in order.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
