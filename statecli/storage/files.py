@@ -14,12 +14,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage import session
+from statecli.storage import local, session
 from statecli.storage.local import (
     STANDARD_INPUT,
     LocalStore,
-    describe_process_link,
-    find_process_link,
     record_opened_files,
 )
 from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
@@ -138,8 +136,7 @@ def is_link(path: str) -> bool:
 
 def explain_process_link(path: str) -> str | None:
     """Return why a symbolic link on the way to the path leads each program elsewhere; None for ordinary paths."""
-    folder = find_process_link(path) if store_for(path) is _LOCAL else None
-    return None if folder is None else describe_process_link(folder)
+    return local.explain_process_link(path) if store_for(path) is _LOCAL else None
 
 
 def resolve_links(path: str) -> str:

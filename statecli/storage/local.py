@@ -59,8 +59,8 @@ _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a comparison
 _MAX_LINKS = 40
 
 
-def find_process_link(path: str) -> str | None:
-    """Return the system folder (`/proc`) behind a symbolic link on the way to `path`; None without such a link.
+def explain_process_link(path: str) -> str | None:
+    """Return why not to follow a symbolic link through a system folder on the way to `path`; None without such a link.
 
     The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A path
     with the folder's own name, as `/dev/stdin`, was typed by the user.
@@ -74,7 +74,8 @@ def find_process_link(path: str) -> str | None:
         here = os.path.dirname(here) if step == os.pardir else os.path.join(here, "" if step == os.curdir else step)
         here = here.rstrip("/") or "/"
         if (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
-            return folder if links else None
+            different = "which points to a different file in each process; replace the link with the file"
+            return f"is reached by a link through {folder}, {different}" if links else None
         try:
             lead = os.readlink(here)
         except (OSError, ValueError):  # not a link
@@ -83,14 +84,6 @@ def find_process_link(path: str) -> str | None:
         here = "/" if lead.startswith("/") else os.path.dirname(here)
         pending.extend(lead.split("/")[::-1])
     return None
-
-
-def describe_process_link(folder: str) -> str:
-    """Return the reason not to follow a link found by `find_process_link`."""
-    return (
-        f"is reached by a link through {folder}, which points to a different file in each process; replace the link "
-        "with the file"
-    )
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
@@ -271,8 +264,8 @@ def version_of(status: os.stat_result) -> FileVersion:
 
 
 def _open(path: str) -> int:
-    if (folder := find_process_link(path)) is not None:
-        raise UnreadableError(describe_process_link(folder))
+    if (reason := explain_process_link(path)) is not None:
+        raise UnreadableError(reason)
     # Without O_NONBLOCK, opening a named pipe waits for ever for its writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
