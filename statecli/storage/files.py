@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import local, session
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 #: Text that is nearly a URL with a user and a password; no `pkg.mod:Net("a@b")`.
 _TYPO = compile_on_use(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
@@ -63,17 +65,44 @@ def _remote_store_in_use() -> RemoteStore | None:
     return _remote_store() if "statecli.storage.remote" in sys.modules else None
 
 
-# --- syntax ----------------------------------------------------------------------------------------------------------
+# --- methods of the store of a path ----------------------------------------------------------------------------------
 
 
-def join(folder: str, *names: str) -> str:
-    """Return the path of a file in a folder; see `Store.join`."""
-    return store_for(folder).join(folder, *names)
+def _call_store(
+    method: Callable[Concatenate[Store, str, _Arguments], _Result],
+) -> Callable[Concatenate[str, _Arguments], _Result]:
+    """Return a function that calls the method of the store of its first argument, a path."""
+    name = method.__name__
+
+    def call(path: str, /, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        result: _Result = getattr(store_for(path), name)(path, *arguments, **options)
+        return result
+
+    return call
 
 
-def split(path: str) -> tuple[str, str]:
-    """Return the folder and the name of a file."""
-    return store_for(path).split(path)
+join = _call_store(Store.join)
+split = _call_store(Store.split)
+iter_parents = _call_store(Store.parents)
+make_relative = _call_store(Store.make_relative)
+make_absolute = _call_store(Store.make_absolute)
+is_glob = _call_store(Store.is_glob)
+exists = _call_store(Store.exists)
+has_file = _call_store(Store.has_file)
+is_folder = _call_store(Store.is_folder)
+is_file = _call_store(Store.is_file)
+is_link = _call_store(Store.is_link)
+resolve_links = _call_store(Store.resolve_links)
+list_names = _call_store(Store.list_names)
+may_list = _call_store(Store.may_list)
+is_listed = _call_store(Store.is_listed)
+explain_missing_names = _call_store(Store.explain_missing_names)
+match_glob = _call_store(Store.match_glob)
+open_file = _call_store(Store.open)
+get_size = _call_store(Store.size)
+get_version = _call_store(Store.version)
+find_crc32 = _call_store(Store.find_crc32)
+confirm_guards = _call_store(Store.confirm_guards)
 
 
 def get_folder(path: str) -> str:
@@ -86,105 +115,9 @@ def get_name(path: str) -> str:
     return split(path)[1]
 
 
-def iter_parents(path: str) -> Iterator[str]:
-    """Yield the folders around a file, the nearest first."""
-    return store_for(path).parents(path)
-
-
-def make_relative(path: str, folder: str) -> str:
-    """Return the path from the folder to the file; see `Store.make_relative`."""
-    return store_for(path).make_relative(path, folder)
-
-
-def make_absolute(path: str) -> str:
-    """Return the path from the root; see `Store.make_absolute`."""
-    return store_for(path).make_absolute(path)
-
-
-def is_glob(text: str) -> bool:
-    """Return True if the text may be a glob; `?` is not a wildcard in a URL."""
-    return store_for(text).is_glob(text)
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
-def exists(path: str) -> bool:
-    """Return True for a file, a folder and a broken link."""
-    return store_for(path).exists(path)
-
-
-def has_file(path: str) -> bool:
-    """Return True if the path, which can only name a file, exists; see `Store.has_file`."""
-    return store_for(path).has_file(path)
-
-
-def is_folder(path: str) -> bool:
-    """Return True for a folder."""
-    return store_for(path).is_folder(path)
-
-
-def is_file(path: str) -> bool:
-    """Return True for a file."""
-    return store_for(path).is_file(path)
-
-
-def is_link(path: str) -> bool:
-    """Return True for a symbolic link."""
-    return store_for(path).is_link(path)
-
-
 def explain_process_link(path: str) -> str | None:
     """Return why a symbolic link on the way to the path leads each program elsewhere; None for ordinary paths."""
     return local.explain_process_link(path) if store_for(path) is _LOCAL else None
-
-
-def resolve_links(path: str) -> str:
-    """Return the path without symbolic links."""
-    return store_for(path).resolve_links(path)
-
-
-def list_names(path: str) -> list[str]:
-    """Return the names in a folder. Raises OSError, or UnreadableError for a remote folder."""
-    return store_for(path).list_names(path)
-
-
-def may_list(path: str) -> bool:
-    """Return False if the folder may be entered and not listed."""
-    return store_for(path).may_list(path)
-
-
-def is_listed(path: str) -> bool:
-    """Return True if a listing of the folder around the path contains the path; False for a local path."""
-    return store_for(path).is_listed(path)
-
-
-def explain_missing_names(path: str) -> str | None:
-    """Return the reason why the names of a folder are incomplete; None if they are complete."""
-    return store_for(path).explain_missing_names(path)
-
-
-def match_glob(pattern: str) -> list[str]:
-    """Return the paths matched by a glob; see `Store.match_glob`."""
-    return store_for(pattern).match_glob(pattern)
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def open_file(path: str) -> File:
-    """Open a file. Raises UnreadableError, without the path, for a missing file, a folder or a device."""
-    return store_for(path).open(path)
-
-
-def get_size(path: str) -> int:
-    """Return the size of a file in bytes. Raises OSError, or UnreadableError for a remote file."""
-    return store_for(path).size(path)
-
-
-def get_version(path: str) -> FileVersion | None:
-    """Return the version of a local file; None for a missing and a remote file, see `Store.version`."""
-    return store_for(path).version(path)
 
 
 def reads_are_requests(path: str) -> bool:
@@ -222,16 +155,6 @@ def _group_by_store(items: Iterable[tuple[str, _Item]]) -> list[tuple[Store, lis
         store = store_for(path)
         groups.setdefault(id(store), (store, []))[1].append(item)
     return list(groups.values())
-
-
-def find_crc32(path: str, offset: int, length: int) -> int | None:
-    """Return the CRC-32 of these bytes if known without another read, as of values read from a server."""
-    return store_for(path).find_crc32(path, offset, length)
-
-
-def confirm_guards(path: str) -> None:
-    """Check the guards of a file not checked so far. Raises MalformedError without the path."""
-    store_for(path).confirm_guards(path)
 
 
 _thorough: ContextVar[bool] = ContextVar("thorough", default=False)
