@@ -113,6 +113,18 @@ class Http:
             _refuse(answer, url)
             return _receive(response, _parse_length(response), []), answer
 
+    def document(self, url: str) -> tuple[Any, str | None]:
+        """Return a JSON document and the URL of the next page. Raises Refused, UnreadableError and Transient."""
+        import json
+
+        raw, answer = self.body(url)
+        try:
+            document = json.loads(raw)
+        except ValueError:
+            raise UnreadableError("the answer of the server is not valid JSON") from None
+        following = _NEXT.search(answer.response.headers.get("Link", ""))
+        return document, following[1] if following else None
+
     @contextmanager
     def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
         """Reserve memory for a whole file of at least `length` bytes; the block reports further bytes on arrival.
@@ -512,16 +524,3 @@ def _release(response: Any) -> None:
             response.close()
     finally:
         response.release_conn()
-
-
-def fetch_document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | None]:
-    """Return a JSON document and the URL of the next page. Raises Refused, UnreadableError and Transient."""
-    import json
-
-    raw, answer = Http(headers).body(url)
-    try:
-        document = json.loads(raw)
-    except ValueError:
-        raise UnreadableError("the answer of the server is not valid JSON") from None
-    following = _NEXT.search(answer.response.headers.get("Link", ""))
-    return document, following[1] if following else None

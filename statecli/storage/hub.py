@@ -17,7 +17,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.credentials import parse_server
 from statecli.storage.fsspec_store import create_listing
-from statecli.storage.http import Http, Refused, fetch_document
+from statecli.storage.http import Http, Refused
 from statecli.storage.object_store import Listing, Missing
 from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion
@@ -58,8 +58,8 @@ class Hub:
         if not self._endpoint.startswith(("http://", "https://")):
             raise UnreadableError("HF_ENDPOINT is not a URL: write https://HOST")
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = Http(self._headers)
+        self._has_token = bool(token)
+        self._http = Http({"Authorization": f"Bearer {token}"} if token else {})
         self._commits: dict[tuple[str, str, str], str | UnreadableError] = {}
         self._lock = threading.Lock()
 
@@ -134,7 +134,7 @@ class Hub:
 
     def _fetch(self, link: str, place: Place) -> tuple[Any, str | None]:
         try:
-            return retry(lambda: fetch_document(link, self._headers), link)
+            return retry(lambda: self._http.document(link), link)
         except Refused as why:
             raise self._explain_refusal(why, place) from None
         except UnreadableError as why:
@@ -145,7 +145,7 @@ class Hub:
 
     def _explain_refusal(self, why: Refused, place: Place) -> UnreadableError:
         """Return the error for a refusal of the hub, with advice."""
-        code, has_token = why.headers.get("X-Error-Code"), bool(self._headers)
+        code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
             ask = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
             return UnreadableError(f"{ask}, with the account of your token" if has_token else f"{ask}, then {_LOG_IN}")
