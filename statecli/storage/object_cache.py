@@ -322,20 +322,9 @@ class Handle:
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
         self.size = file.size
+        self.read, self.read_cached, self.prefetch, self.guard = file.read, file.read_cached, file.prefetch, file.guard
         self._is_open = True
         file.add_reader()
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._file.read(offset, length)
-
-    def read_cached(self, offset: int, length: int) -> bytes | None:
-        return self._file.read_cached(offset, length)
-
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        self._file.prefetch(ranges)
-
-    def guard(self, guards: Iterable[Guard]) -> None:
-        self._file.guard(guards)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
         part = session.for_command(_ValueReads).windows.read(self._file, offset, len(into), ahead)

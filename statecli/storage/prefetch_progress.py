@@ -14,9 +14,9 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
-    """Report a block that fetches `total` files; the block gets a function to call after each file."""
+    """Report a block that fetches several files; the block gets a function to call after each file."""
     watch = _watch.get()
-    return nullcontext(lambda: None) if watch is None else watch(total)
+    return nullcontext(lambda: None) if watch is None or total < 2 else watch(total)
 
 
 @contextmanager

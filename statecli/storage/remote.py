@@ -68,29 +68,12 @@ class RemoteStore:
 
     # --- syntax -------------------------------------------------------------------------------------------------------
 
-    def join(self, folder: str, *names: str) -> str:
-        """See `Store.join`: the query stays at the end."""
-        return url.join(folder, *names)
-
-    def split(self, path: str) -> tuple[str, str]:
-        """See `Store.split`: the query stays with the folder."""
-        return url.split(path)
-
-    def parents(self, path: str) -> Iterator[str]:
-        """See `Store.parents`, down to the host or the bucket."""
-        return url.parents(path)
-
-    def make_relative(self, path: str, folder: str) -> str:
-        """See `Store.make_relative`: a URL outside the folder stays unchanged."""
-        return url.make_relative(path, folder)
-
-    def make_absolute(self, path: str) -> str:
-        """See `Store.make_absolute`: a URL without the slash at the end."""
-        return url.make_absolute(path)
-
-    def is_glob(self, text: str) -> bool:
-        """See `Store.is_glob`: `?` begins a query."""
-        return url.is_glob(text)
+    join = staticmethod(url.join)
+    split = staticmethod(url.split)
+    parents = staticmethod(url.parents)
+    make_relative = staticmethod(url.make_relative)
+    make_absolute = staticmethod(url.make_absolute)
+    is_glob = staticmethod(url.is_glob)
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -174,9 +157,6 @@ class RemoteStore:
 
     def prefetch(self, paths: Iterable[str]) -> None:
         unknown = [path for path in paths if path not in self._files and path not in self._listings]
-        if len(unknown) < 2:
-            run_in_threads(self._prefetch, unknown)
-            return
         with report_prefetch(len(unknown)) as done:
 
             def prefetch_one(path: str) -> None:

@@ -26,17 +26,11 @@ _COPIED_AT_ONCE = 1 << 20
 class StandardInputStore(LocalStore):
     """Files by path, for the path `-` alone. The path has no folder and no adjacent files."""
 
-    def split(self, path: str) -> tuple[str, str]:
-        return "", path
-
     def parents(self, path: str) -> Iterator[str]:  # noqa: ARG002 - see the class
         return iter(())
 
     def make_absolute(self, path: str) -> str:
         return path
-
-    def is_glob(self, text: str) -> bool:  # noqa: ARG002 - see the class
-        return False
 
     def exists(self, path: str) -> bool:  # noqa: ARG002 - see the class
         return True
