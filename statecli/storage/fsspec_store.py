@@ -10,14 +10,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
-from statecli.storage.object_store import Listing, Missing, confirm_version
+from statecli.storage.object_store import CHANGED, Listing, Missing, confirm_version
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 from statecli.storage.url import is_chain
@@ -87,13 +87,25 @@ def parse_range(
     return start, last + 1, size
 
 
-async def read_pieces(body: Any) -> bytes:
-    """Return the body of an answer, and count each piece on arrival."""
-    pieces = []
-    while piece := await body.read(PIECE_BYTES):
-        prefetch_progress.count_arrived(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces)
+class BucketAnswer(NamedTuple):
+    """Head of an answer of a bucket, `marker` of a `FileVersion`, and the body, not yet read."""
+
+    content_range: str | None
+    content_length: int | None
+    marker: str | None
+    body: Any
+
+    async def read(self, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """Return the result of `ObjectStore.get`. The head is checked before the body is read."""
+        start, end, size = parse_range(self.content_range, self.content_length, offset, length)
+        version = FileVersion(size, self.marker)
+        if expected is not None and expected != version:
+            raise UnreadableError(CHANGED)
+        pieces = []
+        while piece := await self.body.read(PIECE_BYTES):
+            prefetch_progress.count_arrived(len(piece))
+            pieces.append(piece)
+        return check_length(b"".join(pieces), start, end)[offset - start :][:length], version
 
 
 def check_length(data: bytes, start: int, end: int) -> bytes:

@@ -9,17 +9,15 @@ from urllib.parse import quote
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.storage.fsspec_store import (
+    BucketAnswer,
     PerProcess,
     add_page,
-    check_length,
     create_bucket_listing,
     import_fsspec,
-    parse_range,
-    read_pieces,
     translate_network_error,
 )
 from statecli.storage.limits import settings
-from statecli.storage.object_store import CHANGED, Listing, Missing
+from statecli.storage.object_store import Listing, Missing
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 
@@ -103,12 +101,9 @@ async def _get_range(
         _check_status(answer.status, filesystem)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise UnreadableError("is stored compressed (Content-Encoding: gzip); download the file first")
-        start, end, size = parse_range(answer.headers.get("Content-Range"), answer.content_length, offset, length)
-        version = FileVersion(size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag"))
-        if expected is not None and expected != version:
-            raise UnreadableError(CHANGED)
-        data = check_length(await read_pieces(answer.content), start, end)
-    return data[offset - start : offset - start + length], version
+        marker = answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag")
+        head = BucketAnswer(answer.headers.get("Content-Range"), answer.content_length, marker, answer.content)
+        return await head.read(offset, length, expected)
 
 
 async def _list_folder(filesystem: Any, url: str) -> Listing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, TypeVar
@@ -15,13 +16,11 @@ from typing import Any, TypeVar
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.installed_package import install_extra, install_packages
 from statecli.storage.fsspec_store import (
+    BucketAnswer,
     PerProcess,
     add_page,
-    check_length,
     create_bucket_listing,
     import_fsspec,
-    parse_range,
-    read_pieces,
     translate_network_error,
 )
 from statecli.storage.limits import settings
@@ -38,10 +37,9 @@ _BUSY = frozenset(
 _TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
 #: Statuses of redirects.
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
-_NO_BUCKET = "its bucket does not exist"
 #: Messages for error codes of S3.
 _CODES = {
-    "NoSuchBucket": _NO_BUCKET,
+    "NoSuchBucket": "its bucket does not exist",
     "InvalidBucketName": "S3 does not allow this bucket name",
     "InvalidAccessKeyId": "access is refused: S3 does not know the access key of your AWS credentials; set them again",
     "SignatureDoesNotMatch": "access is refused: the secret key of your AWS credentials is wrong; set them again",
@@ -215,16 +213,9 @@ async def _get_range(
         if _find_answer(why)[0] in ("InvalidRange", "416") and offset == 0:
             return b"", FileVersion(0, None)  # no range of an empty object is valid
         raise
-    body = answer["Body"]
-    try:
-        start, end, size = parse_range(answer.get("ContentRange"), answer.get("ContentLength"), offset, length)
-        version = FileVersion(size, answer.get("ETag"))
-        if expected is not None and expected != version:
-            raise UnreadableError(CHANGED)
-        data = check_length(await read_pieces(body), start, end)
-    finally:
-        body.close()
-    return data[offset - start : offset - start + length], version
+    with closing(answer["Body"]) as body:
+        head = BucketAnswer(answer.get("ContentRange"), answer.get("ContentLength"), answer.get("ETag"), body)
+        return await head.read(offset, length, expected)
 
 
 async def _list_folder(filesystem: Any, url: str) -> Listing:
