@@ -120,11 +120,8 @@ class _Plain(HTTPConnection):
         self.response_class = partial(_Response, self.pace)  # type: ignore[assignment]
 
 
-class _Secure(HTTPSConnection):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.pace = Pace()
-        self.response_class = partial(_Response, self.pace)  # type: ignore[assignment]
+class _Secure(_Plain, HTTPSConnection):
+    """The constructor of `_Plain` calls that of `HTTPSConnection`."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
