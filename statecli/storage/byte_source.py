@@ -107,8 +107,6 @@ def read_small_file(path: str, longest: int) -> bytes:
                 "this kind"
             )
         return file.read(0, longest)
-    except OSError as error:
-        raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
     finally:
         file.close()
 

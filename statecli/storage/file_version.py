@@ -18,9 +18,8 @@ CHANGED = "changed while statecli read it, so the result is not valid; compare a
 TRY_AGAIN = "changed while statecli read it; try again"
 
 
-def read_version(path: str) -> FileVersion | None:
-    """Return the present version of the file."""
-    return files.get_version(path)
+#: Return the present version of the file.
+read_version = files.get_version
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:

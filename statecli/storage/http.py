@@ -27,7 +27,6 @@ MAX_DRAINED_BYTES, DRAIN_TIMEOUT_S = 16 << 10, 0.1
 #: Most redirects of a request.
 MAX_REDIRECTS = 10
 
-_DOWNLOAD = "download the file first"
 _NEXT = compile_on_use(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = compile_on_use(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = compile_on_use(r"\d{1,19}")
@@ -84,9 +83,6 @@ class Http:
         self._wholes: dict[str, tuple[bytes, FileVersion]] = {}
         #: Bytes of `_wholes`, and of such files that are being fetched.
         self._taken, self._lock = 0, threading.Lock()
-
-    def __repr__(self) -> str:
-        return "Http()"
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`. After a broken connection only the rest is requested."""
@@ -286,7 +282,7 @@ def _parse_empty_size(answer: Answer, offset: int) -> int:
     match = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
         raise Refused(
-            f"the server refuses the byte range that statecli requested (HTTP 416): {_DOWNLOAD}",
+            "the server refuses the byte range that statecli requested (HTTP 416): download the file first",
             416,
             answer.response.headers,
         )

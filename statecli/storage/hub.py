@@ -49,7 +49,10 @@ class Hub:
     """All repositories of one endpoint: an `ObjectStore`."""
 
     def __init__(self) -> None:
-        constants, get_token = _import_hub()
+        try:
+            from huggingface_hub import constants, get_token
+        except ImportError:
+            raise MissingDependency(f"hf:// needs the package huggingface_hub: {install_extra('hf')}") from None
         if constants.HF_HUB_OFFLINE:
             raise UnreadableError(
                 "statecli sent no request to the hub, because HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE"
@@ -62,9 +65,6 @@ class Hub:
         self._http = Http({"Authorization": f"Bearer {token}"} if token else {})
         self._commits: dict[tuple[str, str, str], str | UnreadableError] = {}
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Hub({self._endpoint})"
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         place, commit = self._resolve(url)
@@ -90,7 +90,8 @@ class Hub:
             page, link = self._fetch(link, place)
             if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
                 raise UnreadableError("the hub's listing is not a list of files")
-            folders.update((_entry_name(entry), entry.get("type") == "directory") for entry in page)
+            for entry in page:
+                folders.add((str(entry.get("path", "")).rpartition("/")[2], entry.get("type") == "directory"))
         if len(dict(folders)) < len(folders):
             raise UnreadableError(
                 "the hub lists one name both as a file and as a folder; give the URLs of the files instead of the URL "
@@ -169,14 +170,6 @@ class Hub:
         return why
 
 
-def _import_hub() -> tuple[Any, Any]:
-    try:
-        from huggingface_hub import constants, get_token
-    except ImportError:
-        raise MissingDependency(f"hf:// needs the package huggingface_hub: {install_extra('hf')}") from None
-    return constants, get_token
-
-
 def _parse_places(url: str) -> list[Place]:
     """Return the places possibly named by a URL, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
@@ -198,7 +191,3 @@ def _parse_place(kind: str, repo: str, steps: list[str]) -> Place:
     if match is None:
         raise UnreadableError("has no revision after the @: write hf://org/name@revision/path")
     return Place(kind, repo, unquote(match["revision"]), match["path"] or "")
-
-
-def _entry_name(entry: dict[str, Any]) -> str:
-    return str(entry.get("path", "")).rpartition("/")[2]

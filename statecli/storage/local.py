@@ -122,8 +122,7 @@ class LocalStore:
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
 
-    def has_file(self, path: str) -> bool:
-        return os.path.lexists(path)
+    has_file = exists
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)

@@ -122,7 +122,7 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
     first = next(n for n, link in enumerate(links) if "://" in link)
     prefix = "".join(f"{link}::" for link in links[:first])
     parsed, outer = parse_url(links[first]), links[first + 1 :]
-    masked_rest = _mask_query(parsed.query, hidden) + "".join(f"::{_mask_link(link, hidden)}" for link in outer)
+    masked_rest = _mask_query(parsed.query, hidden) + "".join(f"::{hide_secrets(link, hidden)}" for link in outer)
     rest = ("" if parsed.query is None else f"?{parsed.query}") + "".join(f"::{link}" for link in outer)
     scheme = prefix + parsed.scheme
     user = "" if parsed.user is None else f"{parsed.user}@"
@@ -137,12 +137,8 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
         )
 
 
-def hide_secrets(url: str) -> str:
+def hide_secrets(url: str, hidden: str = redact.MARK) -> str:
     """Return an untyped URL without its secrets, and hide these secrets everywhere from now on."""
-    return _mask_link(url, redact.MARK)
-
-
-def _mask_link(url: str, hidden: str) -> str:
     if "://" not in url:
         return url
     parsed = parse_url(url)

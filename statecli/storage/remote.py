@@ -160,17 +160,14 @@ class RemoteStore:
         with report_prefetch(len(unknown)) as done:
 
             def prefetch_one(path: str) -> None:
-                self._prefetch(path)
+                with suppress(StateError):  # opening the file raises the same
+                    if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
+                        self._ask_listing(url.make_absolute(path))
+                    else:
+                        self._file(path).prefetch_head()
                 done()
 
             run_in_threads(prefetch_one, unknown)
-
-    def _prefetch(self, path: str) -> None:
-        with suppress(StateError):  # opening the file raises the same
-            if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
-                self._ask_listing(url.make_absolute(path))
-            else:
-                self._file(path).prefetch_head()
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:

@@ -35,20 +35,13 @@ class StandardInputStore(LocalStore):
     def exists(self, path: str) -> bool:  # noqa: ARG002 - see the class
         return True
 
-    def has_file(self, path: str) -> bool:  # noqa: ARG002 - see the class
-        return True
+    has_file = is_file = exists
 
     def is_folder(self, path: str) -> bool:  # noqa: ARG002 - see the class
         return False
 
-    def is_file(self, path: str) -> bool:  # noqa: ARG002 - see the class
-        return True
-
-    def is_link(self, path: str) -> bool:  # noqa: ARG002 - see the class
-        return False
-
-    def resolve_links(self, path: str) -> str:
-        return path
+    is_link = is_folder
+    resolve_links = make_absolute
 
     def open(self, path: str) -> LocalFile:  # noqa: ARG002 - see the class
         """See `Store.open`. Raises UnreadableError for a terminal, and if copying a pipe fails."""

@@ -53,11 +53,6 @@ def find_query(scheme: str, text: str) -> int:
     return len(text) if at < 0 else at
 
 
-def has_host(scheme: str) -> bool:
-    """Return True if paths of a `scheme://` begin with a host or a bucket."""
-    return scheme.lower() in _WITH_HOST
-
-
 def is_chain(url: str) -> bool:
     """Return True for a chain of fsspec: `simplecache::https://…`, `zip://m.pt::https://host/a.zip`."""
     # An IPv6 address in brackets contains `::` too.
@@ -73,7 +68,7 @@ def is_folder_url(url: str) -> bool:
     """Return True if the URL can only name a folder: a host, a bucket, or a path that ends with a slash."""
     scheme, path, _ = split_url(url)
     # `memory://m.pt` is a file.
-    return path.endswith("/") or not path or ("/" not in path and has_host(scheme))
+    return path.endswith("/") or not path or ("/" not in path and scheme.lower() in _WITH_HOST)
 
 
 def is_glob(url: str) -> bool:
