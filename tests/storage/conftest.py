@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from statecli.storage import files, retry
+from statecli.storage import files, redact, retry
+from statecli.storage import masked_url as names
 
 from .gcs import CloudStorage
 from .hub import Hub
@@ -66,15 +67,6 @@ def _models_of_aws_once() -> Iterator[None]:
         accepts = functools.cache(hooks.accepts_kwargs)
         patch.setattr(hooks, "accepts_kwargs", lambda handler: accepts(getattr(handler, "__func__", handler)))
         yield
-
-
-@pytest.fixture
-def begun(monkeypatch) -> Iterator[None]:
-    """A command of its own, that waits for nobody."""
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.0)
-    files.forget_command()
-    yield
-    files.forget_command()
 
 
 @pytest.fixture
@@ -174,9 +166,6 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
 @pytest.fixture(autouse=True)
 def anew(monkeypatch) -> Iterator[None]:
     """Nothing is known of another test's servers, and nobody waits between two attempts."""
-    from statecli.storage import files, redact, retry
-    from statecli.storage import masked_url as names
-
     for name in [
         name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")
     ]:

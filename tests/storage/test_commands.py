@@ -18,7 +18,7 @@ SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture(autouse=True)
-def _here(begun, monkeypatch, tmp_path):
+def _here(monkeypatch, tmp_path):
     """Each test begins in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

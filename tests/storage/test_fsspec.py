@@ -17,7 +17,6 @@ from statecli.storage import object_store as stores
 from statecli.storage.fsspec_store import check_length, parse_range
 
 fsspec = pytest.importorskip("fsspec")
-pytestmark = pytest.mark.usefixtures("begun")
 
 
 @pytest.fixture

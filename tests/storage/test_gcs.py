@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from .server import After, Gzip, Headers, OtherRange, Refuse, Times
 
 pytest.importorskip("gcsfs")
-pytestmark = pytest.mark.usefixtures("begun")
 URL = "gs://models/run/m.safetensors"
 MEDIA = "download/storage/v1/b/models/o/run/m.safetensors"
 

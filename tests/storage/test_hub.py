@@ -17,7 +17,6 @@ from .hub import SIGNATURE
 from .server import After, Headers, Refuse, Times, login_page
 
 pytest.importorskip("huggingface_hub")
-pytestmark = pytest.mark.usefixtures("begun")
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
 
 

@@ -22,7 +22,6 @@ from .s3 import S3, refusal
 from .server import After, Cut, Headers, OtherRange, Redirect, Reply, Server, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
-pytestmark = pytest.mark.usefixtures("begun")
 KEY = "AKIAIOSFODNN7EXAMPLE"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli.core.errors import MalformedError
-from statecli.storage import files, object_cache
+from statecli.storage import object_cache
 from statecli.storage.checksums import Checksums, combine_crc32
 from statecli.storage.files import FileVersion, Guard
 
@@ -24,12 +24,6 @@ from .server import After, Cut
 
 MB = 1 << 20
 HEAD = 64 << 10
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Each test is a command of its own."""
-    files.forget_command()
 
 
 def weights(seed: int = 0, count: int = 6, elements: int = 2_500_000) -> dict[str, torch.Tensor]:
