@@ -150,21 +150,16 @@ def translate_error(why: Exception) -> StateError | Transient:
             f"the server does not answer: no connection in {min(CONNECT_TIMEOUT_S, settings().timeout):g} s"
         )
     if isinstance(why, exceptions.ReadTimeoutError):
-        return Transient(
-            f"the server stalls: {_describe_stall(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT "
-            "sets this limit)"
-        )
+        from statecli.storage.minimum_speed import Stalled
+
+        problem = str(why.__cause__) if isinstance(why.__cause__, Stalled) else "nothing came"
+        limit = f"in {settings().timeout:g} s (STATECLI_TIMEOUT sets this limit)"
+        return Transient(f"the server stalls: {problem} {limit}")
     if isinstance(why, exceptions.SSLError):
         return _explain_tls_error(why.args[0] if why.args else None)
     if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
         return UnreadableError("the server sent an answer that is not valid HTTP")
     return Transient("the connection was cut")
-
-
-def _describe_stall(why: BaseException | None) -> str:
-    from statecli.storage.minimum_speed import Stalled
-
-    return str(why) if isinstance(why, Stalled) else "nothing came"
 
 
 def _is_garbage(inner: object) -> bool:

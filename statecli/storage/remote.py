@@ -19,7 +19,7 @@ import msgspec
 from statecli.core.errors import StateError, UnreadableError
 from statecli.storage import masked_url, object_cache, session, unlisted_folder, url, url_glob
 from statecli.storage.object_cache import Handle, RemoteFile
-from statecli.storage.object_store import Listing, Missing, ObjectStore, Unsure, open_store
+from statecli.storage.object_store import Listing, Missing, Unsure, open_store
 from statecli.storage.parallel import run_in_threads
 from statecli.storage.prefetch_progress import report_prefetch
 from statecli.storage.retry import retry
@@ -64,7 +64,6 @@ class RemoteStore:
         self._listings: dict[str, Listing | UnreadableError] = {}
         self._trials: dict[str, Listing | UnreadableError] = {}
         self._kinds: dict[str, str] = {}
-        self._stores: dict[str, ObjectStore] = {}
 
     # --- syntax -------------------------------------------------------------------------------------------------------
 
@@ -211,24 +210,13 @@ class RemoteStore:
         moved = {path: file.moved for path, file in self._files.items() if file.moved}
         return Access(dict(masked_url.typed_urls()), versions, moved, self.command)
 
-    def import_access(self, access: Access) -> None:
-        """Take over what another process knows."""
-        for path, version in access.versions.items():
-            if path not in self._files:
-                self._files[path] = RemoteFile(masked_url.unmask_url(path), self._store(path), version)
-            self._files[path].moved.update(access.moved.get(path, {}))
-
     # --- what is known ------------------------------------------------------------------------------------------------
 
-    def _file(self, path: str) -> RemoteFile:
+    def _file(self, path: str, version: FileVersion | None = None) -> RemoteFile:
         if path not in self._files:
-            self._files[path] = RemoteFile(masked_url.unmask_url(path), self._store(path))
+            link = masked_url.unmask_url(path)
+            self._files[path] = RemoteFile(link, open_store(link), version)
         return self._files[path]
-
-    def _store(self, path: str) -> ObjectStore:
-        if path not in self._stores:
-            self._stores[path] = open_store(masked_url.unmask_url(path))
-        return self._stores[path]
 
     def _kind(self, path: str) -> str:
         if path not in self._kinds:
@@ -281,7 +269,7 @@ class RemoteStore:
     def _request_listing(self, folder: str) -> Listing | UnreadableError:
         try:
             link = masked_url.unmask_url(folder)
-            listing = retry(lambda: self._store(folder).listing(link), link)
+            listing = retry(lambda: open_store(link).listing(link), link)
             listing = unlisted_folder.add_hidden_names(listing, folder, self._file)
         except UnreadableError as why:
             return why
@@ -303,7 +291,8 @@ def accept_access(access: Access) -> None:
         store = remote_store()
         store.command = access.command
     masked_url.typed_urls().update(access.urls)
-    store.import_access(access)
+    for path, version in access.versions.items():
+        store._file(path, version).moved.update(access.moved.get(path, {}))
 
 
 def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
