@@ -119,7 +119,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     match = _DOTTED_NAME.match(text)
     if match is None or not (match["call"] or _CLASS_NAME.fullmatch(match["name"])):
         return None
-    if os.path.isfile(f"{text.partition('.')[0]}.py"):  # the name is of this file
+    if not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py"):  # the name is of this file
         return None
 
     with search_path.use_installed_only():
