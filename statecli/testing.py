@@ -126,10 +126,15 @@ def assert_only_changed(
         StateError: Nothing could be compared, or a glob matches no tensor.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    diff = statecli.diff(before, after, only=globs, changed=() if allow_unchanged else globs, exclude=exclude)
+    try:
+        diff = statecli.diff(before, after, only=globs, changed=() if allow_unchanged else globs, exclude=exclude)
+    except statecli.NothingMatched as error:
+        error.args = (error.args[0].replace("only=", "globs="),)
+        raise
     problems = [finding.message for finding in diff.findings] + [pair.message for pair in diff.broken]
     if problems:
-        raise AssertionError(_describe_diff_failure(diff, problems))
+        message = _describe_diff_failure(diff, problems)
+        raise AssertionError(message.replace("--may-change", "globs").replace("--must-change", "globs"))
     return diff
 
 
