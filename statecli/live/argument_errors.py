@@ -26,7 +26,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
-from statecli.live.suggested_arguments import get_annotation_text, write_modules, write_values
+from statecli.live.suggested_arguments import get_annotation_text, list_factories, write_modules, write_values
 from statecli.live.working_line import Advice, advise_line
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
@@ -246,7 +246,8 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in _NUMBERS)
-    return tuple(dict.fromkeys(_format_line(spec, given) for given in values if given is not None))
+    lines = [_format_line(spec, given) for given in values if given is not None]
+    return tuple(dict.fromkeys([*lines, *list_factories(callee)]))
 
 
 def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:

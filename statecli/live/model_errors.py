@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import ModelError, StateError
-from statecli.core.installed_package import MODEL_LIBRARIES, install_module
+from statecli.core.installed_package import MODEL_LIBRARIES, install_module, install_packages
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors, without_download
 from statecli.live.exception_text import get_exception_text
@@ -22,6 +23,8 @@ from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 
+#: The message of torch for a package whose compiled part was not loaded.
+_OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -73,6 +76,10 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 def _suggest_package(error: BaseException) -> str:
     """Return the package to install, if an installed library imports a module that is missing."""
+    unfit = _OPERATOR.search(get_exception_text(error)) if isinstance(error, RuntimeError) else None
+    if unfit is not None:
+        command = install_packages("torch", unfit["package"], upgrade=True)
+        return f"; {unfit['package']} was built for another version of torch: {command}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     place = _find_deepest_user_line(error)
     if not missing or place is None or not (is_installed_file(place[0]) or missing in MODEL_LIBRARIES):

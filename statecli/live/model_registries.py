@@ -15,6 +15,7 @@ from statecli.core.errors import ModelError
 from statecli.live import search_path
 from statecli.live.library_lines import hide_library_lines
 from statecli.live.spec import ModelSpec
+from statecli.live.working_line import Advice
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6
@@ -101,6 +102,11 @@ def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) ->
     if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
         near = [known for known in names if known.startswith(f"{name}_")][:3]
         near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
-        hint = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?" if near else ""
-        lister = f"list the names with {registry.module}.{registry.names}()"
-        raise ModelError(f"{spec.text}: {spec.module} has no model called {name}; {hint or lister}")
+        family = [known for known in names if known.startswith(name.lower())]  # resnet18 for ResNet
+        near = near or sorted(family, key=lambda known: (len(known), known))[:3]
+        problem = f"{spec.text}: {spec.module} has no model called {name}"
+        if near:
+            question = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?"
+            raise Advice(f"write {spec.module}:{near[0]}", (f"{spec.module}:{near[0]}",), question).build_error(problem)
+        example = f"for example, write {spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
+        raise ModelError(f"{problem}; {example}, or list the names with {registry.module}.{registry.names}()")

@@ -16,6 +16,8 @@ from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName
 
+#: Functions that are tried in place of a class.
+_MAX_FACTORIES = 2
 #: Configurations inside of configurations that a line to type shows.
 _MAX_DEPTH = 3
 
@@ -33,6 +35,20 @@ def write_values(
     scope = Scope(spec, ()) if start is None else Scope.around(spec, start, callee)
     values = {name: _write_value(callee, name, scope, number) for name in names}
     return None if None in values.values() else values
+
+
+def list_factories(callee: Any) -> list[str]:
+    """Return the functions of a class's module that build the class without arguments: `resnet18` for `ResNet`."""
+    module = sys.modules.get(getattr(callee, "__module__", None) or "")
+    names = []
+    for name, value in vars(module).items() if isinstance(callee, type) and module is not None else ():
+        if not inspect.isfunction(value) or value.__module__ != callee.__module__ or name.startswith("_"):
+            continue
+        returned = value.__annotations__.get("return")
+        is_factory = returned in (callee, callee.__name__) or name.startswith(callee.__name__.lower())
+        if is_factory and not any(one.default is one.empty for one in list_parameters(value)):
+            names.append(f"{callee.__module__}:{name}")
+    return names[:_MAX_FACTORIES]
 
 
 def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:

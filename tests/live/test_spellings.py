@@ -591,6 +591,56 @@ def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here,
     assert statecli("inspect", "build.py:make").code == 0
 
 
+# --- a function that builds a class -----------------------------------------------------------------------------------
+
+MODELS = """
+import torch
+from torch import nn
+class Block(nn.Module): pass
+class Deep(nn.Module):
+    def __init__(self, block, layers):
+        super().__init__()
+        self.layer = block(layers[0])
+class Broad(Deep): pass
+def deep34(*, weights_backbone="DEFAULT"):
+    if weights_backbone: torch.hub.load_state_dict_from_url("https://example.invalid/net.pt", "nowhere")
+    return Deep(nn.Identity, [3, 3])
+def wide_b_16() -> Broad: return Broad(nn.Identity, [3])
+def list_models(): return ["deep34", "wide_b_16"]
+def get_model(name, **arguments): return globals()[name](**arguments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torchvision:Deep", "torchvision:deep34(weights_backbone=None)"),
+        ("torchvision:deep", "torchvision:deep34(weights_backbone=None)"),
+        ("torchvision.models.nets:Deep", "torchvision.models.nets:deep34(weights_backbone=None)"),
+        ("torchvision.models.nets:Broad", "torchvision.models.nets:wide_b_16"),
+    ],
+)
+def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, typed, written):
+    """The function has the name of the class, or returns the class."""
+    folder = here.parent / "installed/torchvision/models"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "nets.py").write_text(MODELS)
+    (folder / "__init__.py").write_text("from torchvision.models.nets import get_model, list_models\n")
+    try:
+        assert shlex.split(advise(typed)[1]) == [written]
+    finally:
+        for key in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
+            del sys.modules[key]
+
+
+def test_a_package_for_another_torch_has_the_command_that_installs_both(here, statecli):
+    """torch does not find the operators of the package."""
+    (here.parent / "installed/unfit.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    end = "; torchvision was built for another version of torch: pip install -U torch torchvision\n"
+    assert statecli("inspect", "unfit:Net").err.endswith(end)
+
+
 # --- modules in the arguments -----------------------------------------------------------------------------------------
 
 
