@@ -111,6 +111,8 @@ def _correct_punctuation(path: str) -> Suggestion | None:
     if not colon:
         dotted = _DOTTED.match(f"{module}{call}") if "-" in head else None
         return _suggest_name(dotted["path"].split("."), call) if dotted else None
+    if "-" in name and module == "sentence_transformers":  # it has classes, and its models are repositories
+        return Suggestion(suggest_repository(f"{head.partition(':')[0]}/{name}"))
     name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
     parts = module.split(".")
     is_known = os.path.isfile(module) or parts[0] in MODEL_LIBRARIES or len(list(_find_modules(parts))) == len(parts)

@@ -101,7 +101,9 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
     named = [one.name for one in absent if one.name in quoted]
     if named:
-        return _write_call(spec, callee, named)
+        advice = _write_call(spec, callee, named)
+        alone = [line for name in named[:2] for line in _list_lines(spec, callee, [name])] if len(named) > 1 else []
+        return advice._replace(lines=(*advice.lines, *alone))
     return _advise_modules(spec, callee, absent, text) if not bound else None
 
 

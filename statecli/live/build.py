@@ -18,7 +18,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, working_line
+from statecli.live import configured_model, hf_auto, working_line
 from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -51,11 +51,17 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
 
 
 def _build_line(text: str) -> object:
-    """Build the model of a line to type, on meta and without values."""
+    """Build the model of a line to type without values: on meta, or on the cpu if the constructor reads values."""
     spec = parse_spec(text)
     if spec is None or spec.is_file:
         raise ModelError(f"{text}: is not a class of a package")
-    return _build_model(configured_model.resolve_config(spec), "meta", values=False)
+    spec = configured_model.resolve_config(spec)
+    try:
+        return _build_model(spec, "meta", values=False)
+    except ModelError as error:
+        if error.lines or error.advice:
+            raise
+    return _build_model(spec, "cpu", values=False)
 
 
 def _build_model(spec: ModelSpec, init_device: str, values: bool) -> BuiltModel:
@@ -107,9 +113,10 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         return
     if obj.__module__.startswith("transformers.models.auto."):
         word = quote_for_shell(f"{spec.base}(config=...)")
-        raise ModelError(
-            f"{spec.text}: needs a configuration; write {word} with the path of a config.json, or of its folder"
-        )
+        path = f"write {word} with the path of a config.json, or of its folder"
+        example = hf_auto.find_example(obj)
+        end = f", or, for example, {quote_for_shell(example)}" if example else ""
+        raise ModelError(f"{spec.text}: needs a configuration; {path}{end}")
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
     example = None if spec.is_file else find_example(spec.module)
     end = (

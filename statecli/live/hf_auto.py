@@ -174,6 +174,16 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     return next((one for one in chosen if one.__name__ in named), chosen[0])
 
 
+def find_example(auto_class: Any) -> str | None:
+    """Return the target of a class that an Auto class chooses, with its default configuration; None without one."""
+    mapping: Any = getattr(auto_class, "_model_mapping", None) or {}
+    for config_class in list(mapping.keys())[:1]:
+        chosen = mapping[config_class]
+        model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
+        return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
+    return None
+
+
 class DividedArguments(NamedTuple):
     """Arguments of a constructor, and those that replace entries of the configuration."""
 

@@ -37,6 +37,8 @@ from statecli.live.working_line import Advice, advise_line
 _SIMILARITY = 0.65
 #: The same for a module that has the named class: nn (0.5) is suggested for nm.
 _SIMILARITY_WITH_CLASS = 0.5
+#: The same for names that begin with the same word: BertForQA and BertForQuestionAnswering.
+_SIMILARITY_OF_FAMILY = 0.4
 #: Names that an error lists.
 _MAX_NAMES = 8
 #: `Llama` of `LlamaAttention`: a library may load the module of a class only when another class of it is named.
@@ -296,7 +298,8 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     from torch import nn
 
     public = _list_public(obj)
-    named_modules = [other for other in public if isinstance(getattr(obj, other, None), types.ModuleType)]
+    # Not by getattr, which loads each module of transformers.
+    named_modules = [other for other in public if isinstance(vars(obj).get(other), types.ModuleType)]
     near = _find_near_class(name, [other for other in public if other not in named_modules])
     family = [other for other in public if (word := _FIRST_WORD.match(name)) and other.startswith(word[0])]
     defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in (near or family)[:_MAX_NAMES]]
@@ -310,6 +313,9 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     if inner is not None:
         return inner
     near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
+    if near:
+        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
+    near = difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     if not models:

@@ -14,7 +14,7 @@ from statecli.core.errors import ModelError, StateError
 from statecli.live.downloads import ALLOW
 
 #: Builds after one error.
-_MAX_BUILDS = 10
+_MAX_BUILDS = 12
 
 
 class Advice(NamedTuple):

@@ -538,6 +538,8 @@ class Halves(nn.Module):
         super().__init__()
         if size % 2: raise ValueError("size must be even")
         self.layer = nn.Linear(size, size // 2)
+class Reads(nn.Linear):
+    def __init__(self, size): super().__init__(size, int(torch.linspace(0, 1, size).sum().item()) + 1)
 class Impossible(nn.Module):
     def __init__(self, size): raise ValueError("never")
 """
@@ -558,6 +560,7 @@ def fetching(here):
         ("graphs.fetching:Named", "graphs.fetching:Named(sizes=[2, 2], rate=0.5, name='name', flag=False)"),
         ("graphs:Named", "graphs.fetching:Named(sizes=[2, 2], rate=0.5, name='name', flag=False)"),
         ("graphs:Halves", "graphs.fetching:Halves(size=2)"),
+        ("graphs:Reads", "graphs.fetching:Reads(size=3)"),
         ("graphs:Fetching", "graphs.fetching:Fetching(pretrained=False)"),
         ("graphs:fetchin", "graphs.fetching:Fetching(pretrained=False)"),
     ],
@@ -665,6 +668,7 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
     pytest.importorskip("transformers")
     module = "transformers.models.llama.modeling_llama"
     assert shlex.split(advise("transformers:LlamaMLP")[1]) == [f"{module}:LlamaMLP(config=LlamaConfig())"]
+    assert advise("transformers:BertForQA")[1].startswith("'transformers:BertFor")
     line = shlex.split(advise("transformers:LlamaAttention")[1])
     assert line == [f"{module}:LlamaAttention(config=LlamaConfig(), layer_idx=3)"]
     assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
