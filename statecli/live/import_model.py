@@ -302,7 +302,9 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     named_modules = [other for other in public if isinstance(vars(obj).get(other), types.ModuleType)]
     near = _find_near_class(name, [other for other in public if other not in named_modules])
     family = [other for other in public if (word := _FIRST_WORD.match(name)) and other.startswith(word[0])]
-    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in (near or family)[:_MAX_NAMES]]
+    # A model before a configuration or a tokenizer, whose modules have no layers.
+    family.sort(key=lambda other: (not other.endswith("Model"), "For" not in other, len(other)))
+    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in (*near, *family[:_MAX_NAMES])]
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)

@@ -56,8 +56,9 @@ class _Trial:
 
     def find_advice(self, error: ModelError) -> str | None:
         """Return the advice that works, or the advice of the error of a refused line; None without one."""
-        is_written = len(error.lines) == 1  # the advice has the line itself, and not a line with `...`
         for line in error.lines:
+            # Else the advice has a line with `...`, or another line.
+            is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
             if self.builds == _MAX_BUILDS:
                 break
             refusal = self._try_line(line)

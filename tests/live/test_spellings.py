@@ -538,6 +538,8 @@ class Halves(nn.Module):
         super().__init__()
         if size % 2: raise ValueError("size must be even")
         self.layer = nn.Linear(size, size // 2)
+class Flagged(Fetching):
+    def __init__(self, pretrained: bool): super().__init__(pretrained)
 class Reads(nn.Linear):
     def __init__(self, size): super().__init__(size, int(torch.linspace(0, 1, size).sum().item()) + 1)
 class Impossible(nn.Module):
@@ -561,6 +563,7 @@ def fetching(here):
         ("graphs:Named", "graphs.fetching:Named(sizes=[2, 2], rate=0.5, name='name', flag=False)"),
         ("graphs:Halves", "graphs.fetching:Halves(size=2)"),
         ("graphs:Reads", "graphs.fetching:Reads(size=3)"),
+        ("graphs:Flagged", "graphs.fetching:Flagged(pretrained=False)"),
         ("graphs:Fetching", "graphs.fetching:Fetching(pretrained=False)"),
         ("graphs:fetchin", "graphs.fetching:Fetching(pretrained=False)"),
     ],
@@ -669,6 +672,9 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
     module = "transformers.models.llama.modeling_llama"
     assert shlex.split(advise("transformers:LlamaMLP")[1]) == [f"{module}:LlamaMLP(config=LlamaConfig())"]
     assert advise("transformers:BertForQA")[1].startswith("'transformers:BertFor")
+    module_of_qwen = "transformers.models.qwen2.modeling_qwen2"
+    line = shlex.split(advise("transformers:Qwen2Attention")[1])
+    assert line == [f"{module_of_qwen}:Qwen2Attention(config=Qwen2Config(), layer_idx=3)"]
     line = shlex.split(advise("transformers:LlamaAttention")[1])
     assert line == [f"{module}:LlamaAttention(config=LlamaConfig(), layer_idx=3)"]
     assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
