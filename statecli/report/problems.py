@@ -63,6 +63,7 @@ ONE_CAUSE = {
     SHAPE_MISMATCH.name: "{} tensors have another shape",
     OUTSIDE_ONLY.name: "{} tensors differ, but do not match {}",
     FROZEN_CHANGED.name: "{} tensors differ, but match {}",
+    "lock-mismatch": "{} tensors do not match the lock",
 }
 #: The class, or the option with its globs, that a message names.
 _OWNER = compile_on_use(
@@ -73,6 +74,7 @@ _SHORTER = (
     (compile_on_use(r"missing: .+? registers this (.+), but .+ does not contain this tensor$"), r"\1"),
     (compile_on_use(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
     (compile_on_use(r"changed, but (?:matches --must-not-change|does not match --may-change) .+?: "), ""),
+    (compile_on_use(r"(?<=: values differ) from the lock(?=: digest )"), ""),
 )
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")

@@ -127,6 +127,17 @@ def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
     assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["missing-shard", "lock-mismatch"])
 
 
+def test_tensors_that_differ_are_one_problem(statecli):
+    """The title counts them; each line says what differs."""
+    torch.save({"a": torch.ones(2), "b": torch.ones(2)}, "two.pt")
+    assert statecli("lock", "two.pt", "-o", "two.json").code == 0
+    torch.save({"a": torch.zeros(2), "c": torch.ones(2)}, "two.pt")
+    shown = statecli("audit", "two.pt", "--lock", "two.json", "-f", "table").out
+    assert "error[lock-mismatch]: 3 tensors do not match the lock\n" in shown
+    for line in ("| a: values differ: digest ", "| b: missing, locked as float32 [2]", "c: not in the lock"):
+        assert line in shown
+
+
 def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
     """A file with nothing of the frozen part may go."""
     Path("ck/in/b.pt").unlink()
