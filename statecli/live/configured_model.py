@@ -105,8 +105,11 @@ def _name_build(
 
 def _spell_default(name: str) -> str:
     """Return the target of a class of transformers with its default configuration; "" for an unknown class."""
-    config_class = getattr(getattr(hf_auto.import_transformers(name), name, None), "config_class", None)
-    return f"transformers:{name}(config={config_class.__name__}())" if isinstance(config_class, type) else ""
+    named = getattr(hf_auto.import_transformers(name), name, None)
+    config_class = getattr(named, "config_class", None)
+    if not isinstance(config_class, type):
+        return hf_auto.find_example(named) or ""
+    return f"transformers:{name}(config={config_class.__name__}())"
 
 
 class ConfiguredClass(NamedTuple):
