@@ -16,7 +16,7 @@ import os
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -43,6 +43,9 @@ _SIMILARITY_OF_FAMILY = 0.4
 _MAX_NAMES = 8
 #: `Llama` of `LlamaAttention`: a library may load the module of a class only when another class of it is named.
 _FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
+#: A name of initials, and what is between the initials of the words of a class.
+_INITIALS = compile_on_use(r"[A-Z]{2,}")
+_INITIAL = compile_on_use(r"[^A-Z]+")
 _module_numbers = itertools.count()
 #: Top-level names that importing a spec's file brought from that file's own folder, by folder.
 _sibling_modules: dict[str, set[str]] = {}
@@ -208,13 +211,23 @@ def _find_near(name: str, names: list[str]) -> list[str]:
 
 
 def _find_near_class(name: str, names: list[str]) -> list[str]:
-    """Return the nearest names, or the classes that begin with the name: GPT2Model for gpt2."""
-    near = _find_near(name, names)
+    """Return the classes with the initials, the nearest names, or the classes that begin with the name.
+
+    PeakSignalNoiseRatio for PSNR, GPT2Model for gpt2.
+    """
+    near = _find_initials(name, names) or _find_near(name, names)
     if near or len(name) < 2:
         return near
     longer = [other for other in names if other[0].isupper() and other.lower().startswith(name.lower())]
     models = [other for other in longer if other.lower() == f"{name}model".lower()]
     return models or sorted(longer, key=lambda other: (len(other), other))[:3]
+
+
+def _find_initials(name: str, names: Iterable[str]) -> list[str]:
+    """Return the classes whose words begin with the letters of a name: PeakSignalNoiseRatio for PSNR."""
+    if not _INITIALS.fullmatch(name):
+        return []
+    return [other for other in names if _INITIAL.sub("", other) == name and other.upper() != other][:3]
 
 
 class _Hint(NamedTuple):
@@ -262,7 +275,7 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
-    near = _find_near_class(name, list(modules)) if is_similar else []
+    near = _find_near_class(name, list(modules)) if is_similar else _find_initials(name, modules)
     return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
 
 
@@ -308,12 +321,12 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
-    if near:
-        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
     inner = _find_inner_class(obj, name, is_similar=not models)
-    if inner is not None:
+    if inner is not None and (inner.near == name or not near):
         return inner
+    if near:
+        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])

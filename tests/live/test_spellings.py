@@ -42,6 +42,13 @@ STAND_INS = {
             def __init__(self, width=3): self.width = width
     """,
     "graphs/__init__.py": "import graphs.layers",
+    "metrics/__init__.py": "from metrics.image import MemorizedFrechetDistance",
+    "metrics/image.py": """
+        from torch import nn
+        class FrechetDistance(nn.Module): pass
+        class LearnedFrechetDistance(FrechetDistance): pass
+        class MemorizedFrechetDistance(FrechetDistance): pass
+    """,
     "graphs/wrapped.py": """
         import abc
         from typing import List, Literal, Optional, Sequence, Union
@@ -471,6 +478,8 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
         ("graphs.layer:Conv(torch.nn.Linear(2, 3))", "graphs.layers:Conv(torch.nn.Linear(2, 3))"),
         ("bodies:Body(BodyConfig(widht=4))", "bodies:Body(BodyConfig(width=4))"),
         ("bodies:Body(BodyConfg(width=4))", "bodies:Body(BodyConfig(width=4))"),
+        ("torch.nn:BN", "torch.nn:BatchNorm1d(num_features=3)"),
+        ("metrics:LFD", "metrics.image:LearnedFrechetDistance"),
     ],
 )
 def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
@@ -484,6 +493,7 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
     """The name is right, and the module is missing; a class with a similar name is in the same module."""
     assert advise("graphs:Conv(torch.nn.Linear(2, 3))")[1] == "'graphs.layers:Conv(torch.nn.Linear(2, 3))'"
     assert advise("graphs:Conv")[1] == "'graphs.layers:Conv(nn=torch.nn.Linear(2, 3))'"
+    assert advise("metrics:FrechetDistance")[1] == "metrics.image:FrechetDistance"
     pytest.importorskip("transformers")
     line = advise("transformers:BertEncoder")[1]
     assert line == "'transformers.models.bert.modeling_bert:BertEncoder(config=BertConfig())'"
