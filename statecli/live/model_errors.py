@@ -22,9 +22,12 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
+from statecli.live.working_line import Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
+#: A command that installs packages, in the message of a library.
+_COMMAND = compile_on_use(r"\bpip install (?:-U )?[\w.-]+(?:\[[\w,-]+\])?(?<![.])")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -69,9 +72,16 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
         return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
     advice = argument_errors.suggest_arguments(spec, callee, error) if callee is not None else None
+    advice = advice or _suggest_command(error)
     if advice is not None:
         return advice.build_error(problem)
     return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")
+
+
+def _suggest_command(error: BaseException) -> Advice | None:
+    """Return the command that installs a package, if the message names the command; the last has no extras."""
+    commands = _COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
+    return Advice(f"install the package: {commands[-1]}") if commands else None
 
 
 def _suggest_package(error: BaseException) -> str:

@@ -48,6 +48,9 @@ STAND_INS = {
         class FrechetDistance(nn.Module): pass
         class LearnedFrechetDistance(FrechetDistance): pass
         class MemorizedFrechetDistance(FrechetDistance): pass
+        class Quality(nn.Module):
+            def __init__(self):
+                raise ModuleNotFoundError("Either `pip install metrics[image]` or `pip install torch-fidelity`.")
     """,
     "graphs/wrapped.py": """
         import abc
@@ -648,6 +651,13 @@ def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, 
     finally:
         for key in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
             del sys.modules[key]
+
+
+def test_the_command_that_a_library_names_is_the_line_to_type(here, statecli):
+    """The last command of the message, without extras."""
+    end = "; install the package: pip install torch-fidelity\n"
+    assert statecli("inspect", "metrics.image:Quality").err.endswith(end)
+    assert statecli("inspect", "metrics:Quality").err == f"statecli: metrics has no Quality{end}"
 
 
 def test_a_package_for_another_torch_has_the_command_that_installs_both(here, statecli):
