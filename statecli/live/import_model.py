@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import glob
 import importlib
 import importlib.util
 import inspect
 import itertools
 import os
 import pkgutil
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,7 @@ from statecli.core.errors import ModelError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.similar_paths import suggest_similar_paths
+from statecli.core.target_suggestions import find_example
 from statecli.core.units import join_names
 from statecli.live import model_registries, object_scope
 from statecli.live.model_errors import report_as_model_error
@@ -46,6 +49,8 @@ _FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
 #: A name of initials, and what is between the initials of the words of a class.
 _INITIALS = compile_on_use(r"[A-Z]{2,}")
 _INITIAL = compile_on_use(r"[^A-Z]+")
+#: A class of a file, at the start of a line.
+_CLASS = compile_on_use(r"^class (\w+)", re.MULTILINE)
 _module_numbers = itertools.count()
 #: Top-level names that importing a spec's file brought from that file's own folder, by folder.
 _sibling_modules: dict[str, set[str]] = {}
@@ -279,17 +284,43 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
     return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
 
 
-def _map_model_classes(package: Any) -> dict[str, str]:
-    """Map the names of the model classes in the imported modules of a package to the shortest name of a module."""
+def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
+    """Return the class of this name, or of these initials, in a file of a package that is not imported yet."""
+    start = f"{getattr(package, '__name__', '')}."
+    for folder in getattr(package, "__path__", ()):
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                names = _CLASS.findall(file.read())
+            near = [name] if name in names else _find_initials(name, names)
+            parts = os.path.relpath(path, folder).removesuffix(".py").split(os.sep)
+            module = _import_quietly(start + ".".join(parts)) if near else None
+            if module is not None and _is_model_class(getattr(module, near[0], None)):
+                return _Hint("" if near[0] == name else f"; did you mean {near[0]}?", near[0], module.__name__)
+    return None
+
+
+def _import_quietly(name: str) -> types.ModuleType | None:
+    """Return a module of a library; None if it cannot be imported."""
+    with suppress(Exception):  # of any kind: another class of the library was named
+        return importlib.import_module(name)
+    return None
+
+
+def _is_model_class(value: Any) -> bool:
     from torch import nn
 
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def _map_model_classes(package: Any) -> dict[str, str]:
+    """Map the names of the model classes in the imported modules of a package to the shortest name of a module."""
     start = f"{getattr(package, '__name__', '')}."
     keys = sorted((key for key in list(sys.modules) if key.startswith(start)), key=lambda key: (key.count("."), key))
     modules: dict[str, str] = {}
     for key in keys:
         members = vars(sys.modules[key]) if isinstance(sys.modules[key], types.ModuleType) else {}
         for name, value in members.items():
-            if isinstance(value, type) and issubclass(value, nn.Module) and not name.startswith("_"):
+            if _is_model_class(value) and not name.startswith("_"):
                 modules.setdefault(name, key)
     return modules
 
@@ -308,8 +339,6 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
 
 
 def _suggest_models(obj: Any, name: str) -> _Hint:
-    from torch import nn
-
     public = _list_public(obj)
     # Not by getattr, which loads each module of transformers.
     named_modules = [other for other in public if isinstance(vars(obj).get(other), types.ModuleType)]
@@ -321,7 +350,7 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
-    models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
+    models = [n for n in public if _is_model_class(vars(obj).get(n))]
     inner = _find_inner_class(obj, name, is_similar=not models)
     if inner is not None and (inner.near == name or not near):
         return inner
@@ -333,7 +362,12 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     near = difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
+    unloaded = _find_unloaded_class(obj, name)
+    if unloaded is not None:
+        return unloaded
+    example = find_example(getattr(obj, "__name__", ""))
+    end = f"; for example, write {example}" if example else ""
     if not models:
-        return _Hint("; no model class is defined there")
+        return _Hint(f"; no model class is defined there{end}")
     classes = "its model classes are" if len(models) > 1 else "its only model class is"
-    return _Hint(f"; {classes} {join_names(models, _MAX_NAMES)}")
+    return _Hint(f"; {classes} {join_names(models, _MAX_NAMES)}{end}")

@@ -43,6 +43,12 @@ STAND_INS = {
     """,
     "graphs/__init__.py": "import graphs.layers",
     "metrics/__init__.py": "from metrics.image import MemorizedFrechetDistance",
+    "metrics/parts/broken.py": "class Sharpness: pass\nraise SystemError",
+    "metrics/parts/sharp.py": """
+        from torch import nn
+        class Sharpness(nn.Module): pass
+        class MeanPartSharpness(Sharpness): pass
+    """,
     "metrics/image.py": """
         from torch import nn
         class FrechetDistance(nn.Module): pass
@@ -497,6 +503,9 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
     assert advise("graphs:Conv(torch.nn.Linear(2, 3))")[1] == "'graphs.layers:Conv(torch.nn.Linear(2, 3))'"
     assert advise("graphs:Conv")[1] == "'graphs.layers:Conv(nn=torch.nn.Linear(2, 3))'"
     assert advise("metrics:FrechetDistance")[1] == "metrics.image:FrechetDistance"
+    assert advise("metrics:Sharpness")[1] == "metrics.parts.sharp:Sharpness"
+    assert advise("metrics:MPS")[1] == "metrics.parts.sharp:MeanPartSharpness"
+    assert advise("torch:Zorkmid")[1] == "'torch.nn:Linear(2, 3)'"
     pytest.importorskip("transformers")
     line = advise("transformers:BertEncoder")[1]
     assert line == "'transformers.models.bert.modeling_bert:BertEncoder(config=BertConfig())'"
