@@ -18,7 +18,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import find_example, suggest_models_of
-from statecli.live import configured_model, hf_auto, working_line
+from statecli.live import configured_model, function_result, hf_auto, working_line
 from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -72,6 +72,7 @@ def _build_model(spec: ModelSpec, init_device: str, values: bool) -> BuiltModel:
     report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
     loaded = load_with_module(spec)
     _check_class(spec, loaded.value)
+    function_result.check_function(spec, loaded.value)
     report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
     make = functools.partial(_build_once, spec, loaded, init_device, None)
     with torch_settings.keep_settings_and_grad_mode():
@@ -184,7 +185,7 @@ def _call_spec(
         function = write_builder(spec, Scope.around(spec, loaded.module, obj).namespaces, in_place=True)
         raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None", advice=function)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module")
+        raise function_result.explain_result(spec, Scope.around(spec, loaded.module, obj), model)
     if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:
         from statecli.live import stored_text
 

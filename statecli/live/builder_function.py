@@ -13,11 +13,17 @@ from statecli.live.spec_objects import ObjectName, format_call, map_names
 
 
 def write_builder(
-    spec: ModelSpec, namespaces: Sequence[types.ModuleType], file: str = "build.py", *, in_place: bool = False
+    spec: ModelSpec,
+    namespaces: Sequence[types.ModuleType],
+    file: str = "build.py",
+    *,
+    in_place: bool = False,
+    ending: str = "",
 ) -> str:
     """Return the function to add to a file, which calls the class or function of the spec.
 
     `namespaces`: the modules whose names the arguments use. `in_place`: the function changes its first argument.
+    `ending`: code after the call, `.model` or `[0]`.
     """
     top = spec.attribute.partition(".")[0]
     names = {spec.module: {top}}
@@ -35,7 +41,7 @@ def write_builder(
 
     args = [map_names(value, write_name) for value in spec.args]
     kwargs = {name: map_names(value, write_name) for name, value in spec.kwargs.items()}
-    body, call = "", f"{spec.attribute}({format_call(args, kwargs)})"
+    body, call = "", f"{spec.attribute}({format_call(args, kwargs)}){ending}"
     if in_place:
         model = (*args, *kwargs.values())[0]
         args, kwargs = ([ObjectName("model")] * bool(args) + args[1:]), dict(kwargs)

@@ -64,7 +64,7 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
         found = Scope.around(spec, module, callee).find(value).value
     except ModelError:
         return value
-    if not isinstance(found, type) or not _is_module_class(found):
+    if not is_module_class(found):
         return value
     needed = [one.name for one in list_parameters(found) if one.default is one.empty]
     return ObjectCall(value.name, (), write_values(spec, found, needed, number) or {}, value.module)
@@ -85,7 +85,7 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
     if found is None or depth > _MAX_DEPTH:
         return None if takes_object(name, text) else _write_literal(text, number)
     is_named = any(getattr(space, found.__name__, None) is found for space in scope.namespaces)
-    if not is_named or not (is_configuration(found) or _is_module_class(found)):
+    if not is_named or not (is_configuration(found) or is_module_class(found)):
         return None
     words = set(re.findall(r"\w+", text))
     if inspect.isabstract(found):
@@ -137,6 +137,7 @@ def get_annotation_text(parameter: inspect.Parameter) -> str:
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
 
 
-def _is_module_class(value: type) -> bool:
+def is_module_class(value: object) -> bool:
+    """Return True for a subclass of nn.Module; False while torch is not imported."""
     nn = sys.modules.get("torch.nn")
-    return nn is not None and issubclass(value, nn.Module)
+    return nn is not None and isinstance(value, type) and issubclass(value, nn.Module)

@@ -115,6 +115,12 @@ STAND_INS = {
     "graphs/layers.py": """
         from typing import Callable
         import torch
+        class Held:
+            def __init__(self): self.model = torch.nn.Linear(2, 3)
+        def hold(size=2): return Held()
+        def pack(): return torch.nn.Linear(2, 3), None
+        def conv(x) -> torch.Tensor: return x
+        def build() -> "torch.Tensor": return torch.zeros(1)
         class Conv(torch.nn.Module):
             def __init__(self, nn: Callable, scale: float = 1.0, name: str = "conv"):
                 super().__init__()
@@ -687,12 +693,31 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(here, st
         ("torch.nn:Sequential(Linear, 'relu')", "torch.nn:Sequential(Linear(3, 3), torch.nn.Linear(2, 3))"),
         ("torch.nn:ModuleList(Linear(2, 3))", "torch.nn:ModuleList([Linear(2, 3)])"),
         ("torch.nn:Sequential(Linear(in_features=2))", "torch.nn:Sequential(Linear(in_features=2, out_features=3))"),
+        ("torch.nn.functional:linear(2, 3)", "torch.nn:Linear(2, 3)"),
+        ("torch.nn.functional:linear('x')", "torch.nn:Linear(3, 3)"),
+        ("torch.nn:functional.cross_entropy", "torch.nn:CrossEntropyLoss"),
+        ("torch.nn.functional:max_pool2d", "torch.nn:MaxPool2d(kernel_size=3)"),
+        ("graphs.layers:conv", "graphs.layers:Conv(nn=torch.nn.Linear(2, 3))"),
+        ("graphs.layers:build", "torch.nn:Linear(2, 3)"),
+        ("torch:randn(3)", "torch.nn:Linear(2, 3)"),
         ("graphs.layers:Conv(other.Conv(torch.nn.ReLU()))", "graphs.layers:Conv(Conv(torch.nn.ReLU()))"),
     ],
 )
 def test_modules_have_the_line_to_type(here, advise, typed, written):
     """A list of modules in place of modules, a class or a text in place of a module, and a module without a list."""
     assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == written
+
+
+@pytest.mark.parametrize(
+    ("typed", "call"), [("hold(size=3)", "hold(size=3).model"), ("hold", "hold().model"), ("pack", "pack()[0]")]
+)
+def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(here, statecli, typed, call):
+    """The model is an attribute of the result, or the only model of a tuple."""
+    error = statecli("inspect", f"graphs.layers:{typed}").err
+    (code,) = re.findall(r"for its model, add the line `(.*)` to build.py, and give build.py:make\n", error)
+    assert code.endswith(f"return {call}")
+    Path("build.py").write_text(code)
+    assert statecli("inspect", "build.py:make").code == 0
 
 
 def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, advise):
