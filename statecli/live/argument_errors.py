@@ -40,6 +40,9 @@ _MODULE_OF_FILE = compile_on_use(r"\b_statecli_\d+_\w+\.")
 #: Messages about a list of modules in place of modules, a class or a text in place of a module.
 _NOT_MODULE = compile_on_use(r"is not a Module subclass")
 _NOT_ITERABLE = compile_on_use(r"object is not iterable|called with an iterable|must be an iterable")
+#: Names in an annotation of a dict.
+_MAPPINGS = {"Mapping", "dict", "Dict", "Any"}
+_NOT_PAIRS = compile_on_use(r"key/value pairs|update sequence element")
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
 #: The type of a text, in a message.
 _TEXT_TYPE = compile_on_use(r"\bstr\b")
@@ -126,12 +129,16 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
 
     `Sequential([a, b])` takes the modules one by one, `ModuleList(a)` takes a list.
     """
-    if not (_NOT_MODULE.search(text) or _NOT_ITERABLE.search(text)):
+    if not (_NOT_MODULE.search(text) or _NOT_ITERABLE.search(text) or _NOT_PAIRS.search(text)):
         return ()
     takes_all = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
     args, kwargs = spec.args, spec.kwargs
-    if takes_all and len(args) == 1 and type(args[0]) in (list, tuple):
-        args = tuple(args[0])
+    if takes_all and len(args) == 1 and type(args[0]) in (list, tuple, dict):
+        args = tuple(args[0].values() if type(args[0]) is dict else args[0])
+    elif _NOT_PAIRS.search(text):
+        given = next(iter((*args, *kwargs.values())), ())
+        items = given if type(given) in (list, tuple) else [given if isinstance(given, ObjectCall) else "0"]
+        args, kwargs = ({str(number): item for number, item in enumerate(items)},), {}
     elif _NOT_ITERABLE.search(text):
         args = tuple([one] if isinstance(one, ObjectCall) else one for one in args)
         kwargs = {name: [one] if isinstance(one, ObjectCall) else one for name, one in kwargs.items()}
@@ -275,7 +282,35 @@ def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> Mode
     renamed_line = _suggest_renamed(spec, callee, spec.kwargs)
     if renamed_line is not None:
         return renamed_line.build_error(problem)
-    return ModelError(f"{problem}; its signature is {spec.attribute}{_format_signature(callee)}")
+    signature = f"its signature is {spec.attribute}{_format_signature(callee)}"
+    return Advice(signature, _write_accepted(spec, callee)).build_error(problem)
+
+
+def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
+    """Return lines with the unknown arguments in a dict, one by one or in a list, or without what is not accepted.
+
+    `ModuleDict(a=Linear(2, 3))` takes one dict, `Sequential` takes modules.
+    """
+    known = {name: value for name, value in spec.kwargs.items() if _has_parameter(callee, name)}
+    unknown = {name: value for name, value in spec.kwargs.items() if name not in known}
+    calls = [spec.args, spec.args[: len(list_parameters(callee))]]
+    if unknown and not known and not spec.args:
+        calls = [*_list_joined(callee, unknown), *calls]
+    accepted = [replace(spec, args=args, kwargs=known) for args in calls]
+    changes = (None, functools.partial(write_modules, spec, callee, _NUMBERS[0]))
+    lines = [spell(call, change) for call in accepted for change in changes]
+    return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
+
+
+def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the arguments of a callee with one parameter for all of the values; [] for others."""
+    with suppress(TypeError, ValueError):
+        (only,) = inspect.signature(callee).parameters.values()
+        words = set(re.findall(r"\w+", get_annotation_text(only)))
+        if only.kind is only.VAR_POSITIONAL:
+            return [tuple(values.values())]
+        return [([*values.values()],)] if words & SEQUENCES else [(values,)] if words & _MAPPINGS else []
+    return []
 
 
 def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:

@@ -56,6 +56,8 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
     if type(value) in (list, tuple):
         return type(value)(write_modules(spec, callee, number, item) for item in value)
+    if type(value) is dict:
+        return {key: write_modules(spec, callee, number, item) for key, item in value.items()}
     if type(value) is str:
         return ObjectName("torch.nn.Linear(2, 3)")
     if not isinstance(value, ObjectName) or module is None:
