@@ -103,12 +103,15 @@ def _name_build(
     return ModelSpec(text, __name__, False, build_configured.__name__, args, dict(arguments), True, options, config)
 
 
-def _spell_default(name: str) -> str:
-    """Return the target of a class of transformers with its default configuration; "" for an unknown class."""
+def _spell_default(name: str, config: str) -> str:
+    """Return the target of a class of transformers with its default configuration; "" for an unknown class.
+
+    `config`: the typed text, with which an Auto class chooses.
+    """
     named = getattr(hf_auto.import_transformers(name), name, None)
     config_class = getattr(named, "config_class", None)
     if not isinstance(config_class, type):
-        return hf_auto.find_example(named) or ""
+        return hf_auto.find_example(named, config) or ""
     return f"transformers:{name}(config={config_class.__name__}())"
 
 
@@ -151,7 +154,7 @@ def build_configured(name: str | None, library: str, config: str, trusts_code: b
     `config`: a file, or the folder with the file. Raises UsageError, ModelError, MissingDependency.
     """
     config = find_config_file(
-        config, "" if name is None or library != Library.TRANSFORMERS.value else _spell_default(name)
+        config, "" if name is None or library != Library.TRANSFORMERS.value else _spell_default(name, config)
     )
     if files.get_name(config) == MODULES:
         from statecli.live import sentence_model

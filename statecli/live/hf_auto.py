@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,13 +175,32 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     return next((one for one in chosen if one.__name__ in named), chosen[0])
 
 
-def find_example(auto_class: Any) -> str | None:
-    """Return the target of a class that an Auto class chooses, with its default configuration; None without one."""
+def find_example(auto_class: Any, name: str = "") -> str | None:
+    """Return the target of a class that an Auto class chooses, with its default configuration; None without one.
+
+    `name`: of a repository or a model, which may begin with a model_type.
+    """
     mapping: Any = getattr(auto_class, "_model_mapping", None) or {}
-    for config_class in list(mapping.keys())[:1]:
+    classes = list(mapping.keys())
+    kind = find_model_type(name, [one.model_type for one in classes])
+    for config_class in [one for one in classes if kind in (None, one.model_type)][:1]:
         chosen = mapping[config_class]
         model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
         return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
+    return None
+
+
+def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
+    """Return the model type with which a word in the name of a repository begins: `bert` of `bert-base-uncased`.
+
+    The first such word counts, and the longest type: `distilbert-base` is not a BERT.
+    """
+    name = repository.rpartition("/")[2].lower().replace("_", "-")
+    starts = [match.start() for match in re.finditer(r"(?<![a-z0-9])[a-z]", name)]
+    for start in starts:
+        fitting = [kind for kind in kinds if name.startswith(kind.replace("_", "-"), start)]
+        if fitting:
+            return max(fitting, key=len)
     return None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
-from collections.abc import Iterable
 from typing import Any
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -50,10 +48,12 @@ def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
 
 def _write_class_of_repository(callee: Any, repository: str) -> str | None:
     """Return the class of transformers for a repository, by the repository's name; None if unknown."""
+    from statecli.live import hf_auto
+
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return None
-    kind = _find_model_type(repository, transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+    kind = hf_auto.find_model_type(repository, transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
     if kind is None:
         return None
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
@@ -73,20 +73,6 @@ def _find_repository(error: BaseException) -> str | None:
             name = frame.f_locals.get(_REPOSITORY_ARGUMENT)
             if isinstance(name, str):
                 return name
-    return None
-
-
-def _find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
-    """Return the model type with which a word in the name of a repository begins: `bert` of `bert-base-uncased`.
-
-    The first such word counts, and the longest type: `distilbert-base` is not a BERT.
-    """
-    name = repository.rpartition("/")[2].lower().replace("_", "-")
-    starts = [match.start() for match in re.finditer(r"(?<![a-z0-9])[a-z]", name)]
-    for start in starts:
-        fitting = [kind for kind in kinds if name.startswith(kind.replace("_", "-"), start)]
-        if fitting:
-            return max(fitting, key=len)
     return None
 
 

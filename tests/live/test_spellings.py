@@ -751,7 +751,10 @@ def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
     for config in ("config='BertConfig'", "'BertConfig'"):
         line = "transformers:BertModel(config=BertConfig())"
         assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [line]
-    assert "for the default configuration, write" in advise("transformers:AutoModel('bert')")[0]
+    for typed in ("AutoModel('bert')", "AutoModel('bert-base-uncased')"):
+        message, line = advise(f"transformers:{typed}")
+        assert "for the default configuration, write" in message
+        assert shlex.split(line) == ["transformers:BertModel(config=BertConfig())"]
 
 
 # --- a model without its download ------------------------------------------------------------------------------------
