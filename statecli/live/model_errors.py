@@ -17,7 +17,7 @@ from statecli.core.errors import ModelError, StateError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module, install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import argument_errors, downloads, torchscript_errors, without_download
+from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
@@ -72,7 +72,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
         return refusal
     problem = f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
     advice = argument_errors.suggest_arguments(spec, callee, error) if callee is not None else None
-    advice = advice or _suggest_command(error)
+    advice = advice or _suggest_command(error) or transformers_tasks.suggest_model(spec, error)
     if advice is not None:
         return advice.build_error(problem)
     return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")

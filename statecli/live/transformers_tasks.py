@@ -1,0 +1,35 @@
+"""Find the model of a task of `transformers.pipeline`, for an error of a task that the library does not have."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from typing import Any
+
+from statecli.core.quoting import quote_for_shell
+from statecli.live.exception_text import get_exception_text
+from statecli.live.spec import ModelSpec
+from statecli.live.working_line import Advice
+
+#: A task whose model an error names without a better one.
+_TASK = "text-generation"
+#: Least similarity of a suggested task, from 0 to 1.
+_SIMILARITY = 0.7
+
+
+def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
+    """Return the model of the nearest task, or of the task that the message names; None for another error."""
+    library: Any = sys.modules.get("transformers.pipelines")
+    if library is None or (spec.module, spec.attribute) != ("transformers", "pipeline"):
+        return None
+    from statecli.live import hf_auto
+
+    tasks, text = library.SUPPORTED_TASKS, get_exception_text(error)
+    typed = spec.kwargs.get("task", spec.args[0] if spec.args else "")
+    near = difflib.get_close_matches(typed, tasks, 1, _SIMILARITY) if type(typed) is str else []
+    task = next(iter([*near, *(one for one in tasks if f"`{one}`" in text)]), _TASK)
+    example = next(filter(None, map(hf_auto.find_example, tasks[task]["pt"])), None)
+    if example is None:
+        return None
+    line = quote_for_shell(example)
+    return Advice(f"for a model of {task}, write {line}", (line,))
