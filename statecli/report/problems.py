@@ -199,7 +199,16 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
     if report.problems is None or exit_status == 2 or (exit_status and not problems):
         return f"{page.verdict}: exit status {exit_status}"
     accepted = f" ({plural(report.accepted_problems, 'problem')} accepted)" if report.accepted_problems else ""
-    return f"{format_counts(problems, report.not_checked)}{accepted}: exit status {exit_status}"
+    parts = [f"{format_counts(problems, report.not_checked)}{accepted}", *_count_not_checked(report.not_checked)]
+    return f"{', '.join(parts)}: exit status {exit_status}"
+
+
+def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
+    """Format `2 files not checked`, for each noun."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        counts[entry.what] += entry.count
+    return [f"{plural(count, noun)} not checked" for noun, count in counts.items()]
 
 
 def _get_cause(finding: Finding) -> object:

@@ -63,7 +63,7 @@ def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
         not_checked=(NotChecked("tensor", 3, "values not read"),),
     )
     text = format_report(report, Output.TABLE, RenderOptions(terminal=True, exit_status=0))
-    assert text.splitlines()[-1] == "no findings: exit status 0"
+    assert text.splitlines()[-1] == "no findings, 3 tensors not checked: exit status 0"
 
 
 def test_a_remark_stands_in_empty_columns():
