@@ -162,7 +162,10 @@ MANUALS: dict[str, Manual] = {
                 "statecli audit model.safetensors --model net.py:Net", "Check that a checkpoint fits a model class."
             ),
             Example("statecli audit checkpoints/ --lock statecli.lock.json", "Check that no tensor has changed."),
-            Example("statecli audit checkpoints/ --select pickles --fail-on note", "Run one group of rules only."),
+            Example(
+                "statecli audit model.safetensors --model net.py:Net --values -f github",
+                "In CI: also read the values of large files, and annotate the pull request on GitHub.",
+            ),
             Example("statecli audit checkpoints/ -f sarif -o audit.sarif", "Write a report for code scanning."),
         ),
         {
