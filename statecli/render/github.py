@@ -3,8 +3,8 @@
 The findings of one source line are one annotation, and repeated layers are folded. GitHub shows ten errors, ten
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
 lines are one annotation for each rule, at the first of their targets. If there are still more than ten, the last
-annotation counts the rest. `-q` leaves only failures, and drops the last line unless the configuration weakens
-something.
+annotation counts the rest. A target that was not checked completely is a warning, because the exit status does not
+show it. `-q` leaves only failures and what was not checked, and drops the last line if it would say nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
-from statecli.core.output_rules import CANNOT_READ
+from statecli.core.output_rules import CANNOT_READ, NOT_CHECKED
 from statecli.core.units import join_names, plural
 from statecli.report import Line, Report, Trouble, fold, label_help
 from statecli.storage import files
@@ -49,6 +49,7 @@ class _Annotation(msgspec.Struct, frozen=True):
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     findings = [problem.merge_findings() for problem in report.list_problems(quiet=options.quiet)]
     troubles = [trouble for trouble in report.troubles if not any(map(trouble.is_reported_by, findings))]
+    troubles += report.partly_checked
     for severity, level in LEVELS.items():
         annotations = _annotate_troubles(trouble for trouble in troubles if trouble.severity is severity)
         annotations += _annotate_findings([finding for finding in findings if finding.severity is severity])
@@ -61,7 +62,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
-    rules = {Severity.ERROR: CANNOT_READ.name}
+    rules = {Severity.ERROR: CANNOT_READ.name, Severity.WARNING: NOT_CHECKED.name}
     return [
         _Annotation(
             rules.get(trouble.severity, "skipped"),

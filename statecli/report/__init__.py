@@ -396,7 +396,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Unchecked target, and why. An error sets exit status 2; a note is expected."""
+    """Target that was not checked or only in part, and why. An error sets exit status 2; a note is expected."""
 
     target: str
     message: str
@@ -448,6 +448,8 @@ class Report(msgspec.Struct, frozen=True):
     troubles: tuple[Trouble, ...] = ()
     #: The parts that the run did not check, which are also in the verdict of the page.
     not_checked: tuple[NotChecked, ...] = ()
+    #: The targets with parts that the run did not check, for outputs that annotate files.
+    partly_checked: tuple[Trouble, ...] = ()
     #: The configuration of the run; None if the command reads none.
     configuration: Configuration | None = None
     #: The page without its rows, for outputs that show the flat table instead; None: the page.

@@ -95,6 +95,11 @@ def build_audit_report(
         accepted_problems=_count_accepted(audit),
         troubles=(*_list_troubles(audit), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
         not_checked=audit.not_checked,
+        partly_checked=tuple(
+            Trouble(target.target, f"not checked: {describe_not_checked(target.not_checked)}", Severity.WARNING)
+            for target in audit.targets
+            if target.status is Status.AUDITED and target.not_checked
+        ),
         configuration=audit.configuration,
     )
 

@@ -11,6 +11,8 @@ import torch
 from statecli.commands.audit import values_budget
 from statecli.commands.audit.run import Request, audit
 
+from ..published import github
+
 WHY = "values not read: the target is larger than the default limit of 256 MB; add --values"
 
 
@@ -44,6 +46,20 @@ def test_the_limit_is_of_bytes(broken, statecli, monkeypatch, limit, code):
     assert result.code == code
     assert [one["count"] for one in result.json["not_checked"]] == [1] * (code == 0)
     assert statecli("audit", broken, "--values").code == 1
+
+
+def test_unread_values_are_a_warning_on_github_and_in_the_last_line(broken, statecli, monkeypatch):
+    """The exit status alone lets a CI job pass; each target has its own warning, with the option to add."""
+    torch.save({"w": torch.zeros(10)}, "b.pt")
+    monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 39)
+    why = "not checked: 1 tensor (values not read: the target is larger than the default limit of 39 B; add --values)"
+    for quiet in ([], ["-q"]):
+        result = statecli("audit", broken, "b.pt", "-f", "github", *quiet)
+        title = {"title": "statecli not-checked"}
+        assert github(result.out) == [("warning", {"file": name, **title}, why) for name in (broken, "b.pt")]
+        assert result.code == 0
+    last = statecli("audit", broken, "-f", "table").out.splitlines()[-1]
+    assert last == "no findings, 1 tensor not checked: exit status 0"
 
 
 @pytest.mark.filterwarnings("ignore")
