@@ -197,6 +197,15 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
     assert shown(target("a.pt", *found), view=View(unfold=True)).count("NaN") == 10_000
 
 
+def test_the_rest_of_a_problem_is_counted_in_findings():
+    """A line that folds several tensors stands for all of them: 10 lines of 4 tensors each, of which 8 are shown."""
+    found = [finding(fqn=f"layers.{n}.w{m}", message=f"layers.{n}.w{m}: {m} NaN") for m in range(10) for n in range(4)]
+    text = shown(target("a.pt", *found))
+    assert "(40 findings)" in text
+    assert "… and 8 more (--all)" in text
+    assert "; 8 more" in render_audit("github", target("a.pt", *found))
+
+
 def test_repeated_layers_are_folded():
     """On a terminal and piped; data for programs has each."""
     found = [finding(fqn=f"layers.{n}.w") for n in range(48)]

@@ -470,7 +470,7 @@ class _PageWriter:
             for part in self.layout.wrap_hanging(problem.source, self.width - len(margin)):
                 self.write_line((number.rjust(len(margin) - 3) + " | ", "dim"), (part, ""))
                 number = ""
-        for line in _pack_effects(problem.effects, self.width - len(margin), show_all=self.report.show_all):
+        for line in _pack_effects(problem, self.width - len(margin), show_all=self.report.show_all):
             self.write_wrapped(line, "", margin + "  ", margin)
         label = f"  {problem.label_help()}  "
         for line in (problem.help or "").splitlines():
@@ -515,8 +515,9 @@ _SIGN_STYLES = {"✓": "green", "✗": "red", "A": "green", "D": "red", "M": "ye
 _SIGN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
-def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several in a line where they fit, and a count of the effects after MAX_EFFECTS."""
+def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
+    """Yield the effects, several in a line where they fit, and a count of the findings after MAX_EFFECTS lines."""
+    effects = problem.effects
     line, count = "", len(effects) if show_all else count_shown_effects(effects)
     for effect in effects[:count]:
         joined = f"{line} · {effect}" if line else effect
@@ -527,4 +528,4 @@ def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iter
     if line:
         yield line
     if len(effects) > count:
-        yield f"… and {len(effects) - count:,} more (--all)"
+        yield f"… and {problem.count_effects_after(count):,} more (--all)"

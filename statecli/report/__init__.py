@@ -146,6 +146,7 @@ class Problem(msgspec.Struct, frozen=True):
         message: The cause, in one line.
         target: Target of the findings.
         effects: Consequences, one line each.
+        effect_counts: Number of findings that each of the first consequences stands for; further ones stand for one.
         help: Lines to paste, or the remedy in words.
         origin: Source line to change.
         source: Text of this line; "" if the file cannot be read.
@@ -161,6 +162,7 @@ class Problem(msgspec.Struct, frozen=True):
     help: str | None = None
     origin: Origin | UnsetType = UNSET
     source: str = ""
+    effect_counts: tuple[int, ...] = ()
 
     def label_help(self) -> str:
         """Return `fix` for lines to paste, `help` for a remedy in words."""
@@ -169,6 +171,11 @@ class Problem(msgspec.Struct, frozen=True):
     def list_names(self) -> list[str]:
         """Return the names of the tensors, each once."""
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
+
+    def count_effects_after(self, shown: int) -> int:
+        """Return the number of findings that the consequences after the first `shown` stand for."""
+        further = len(self.effects) - max(shown, len(self.effect_counts))
+        return sum(self.effect_counts[shown:]) + max(0, further)
 
     def merge_findings(self) -> Finding:
         """Return one finding for the whole problem, for outputs that track problems.
@@ -180,7 +187,7 @@ class Problem(msgspec.Struct, frozen=True):
         count = count_shown_effects(self.effects)
         effects = [*self.effects[:count]]
         if len(self.effects) > count:
-            effects.append(f"{len(self.effects) - count:,} more")
+            effects.append(f"{self.count_effects_after(count):,} more")
         first = self.findings[0]
         return first.merge(
             self.rule,

@@ -333,7 +333,11 @@ def _limit_effects(problem: Problem, limit: int | None) -> Problem:
     rest = 0 if limit is None else len(problem.effects) - max(1, limit)
     if rest <= 0:
         return problem
-    return replace(problem, effects=(*problem.effects[:-rest], f"… and {rest:,} more (-n {limit})"))
+    shown = len(problem.effects) - rest
+    more = problem.count_effects_after(shown)
+    counts = tuple(problem.count_effects_after(n) - problem.count_effects_after(n + 1) for n in range(shown))
+    effects = (*problem.effects[:shown], f"… and {more:,} more (-n {limit})")
+    return replace(problem, effects=effects, effect_counts=(*counts, more))
 
 
 def select_different(diff: Diff) -> list[Change]:

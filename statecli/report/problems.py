@@ -251,6 +251,7 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
         problem.help,
         problem.origin,
         problem.source,
+        problem.effect_counts,
     )
 
 
@@ -459,14 +460,18 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
         text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
         return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {text}")
     messages = [Line((_shorten_message(finding),)) for finding in findings]
-    effects = tuple(line.cells[0] for line, _ in fold.fold_messages(messages))
+    folded = list(fold.fold_messages(messages))
+    effects = tuple(line.cells[0] for line, _ in folded)
+    problem = msgspec.structs.replace(
+        problem, effects=effects, effect_counts=tuple(len(positions) for _, positions in folded)
+    )
     if title := _describe_group(first, names):
-        return msgspec.structs.replace(problem, message=title, effects=effects)
+        return msgspec.structs.replace(problem, message=title)
     from statecli.rules.dictionary import DICTIONARY  # listing a checkpoint without findings does not import the rules
 
     known = DICTIONARY | {rule.name: rule for rule in plugin_rules}
     summary = known[first.rule].summary if first.rule in known else first.rule
-    return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)), effects=effects)
+    return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)))
 
 
 #: Verbs with which the text about one tensor begins, after the line of its assignment.
