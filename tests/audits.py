@@ -38,7 +38,7 @@ def skipped_rule(rule, reason):
     return Skipped(rule, reason)
 
 
-def render_audit(output, *targets, fail_on=WARNING, view=None, **options):
+def render_audit(output, *targets, fail_on=WARNING, view=None, model=None, **options):
     """Return an audit of these targets in this output format."""
-    report = build_audit_report(Audit(targets, fail_on), view or View())
+    report = build_audit_report(Audit(targets, fail_on, model=model), view or View())
     return render.format_report(report, Output(output), RenderOptions(**options))

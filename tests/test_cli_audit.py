@@ -309,6 +309,34 @@ def test_a_damaged_file_is_counted_once(output):
     text = render_audit(output, failed, target("a.pt", finding()), terminal=True)
     assert "1 audited: 1 error in 1 target; 1 failed" in text
     assert "unscanned-pickle" in text
+    headings = shown(failed, target("a.pt", finding())).splitlines()
+    assert [line for line in headings if line.startswith(("no.pt", "a.pt"))] == ["no.pt  failed", "a.pt  1 error"]
+
+
+@pytest.mark.parametrize(
+    ("of_class", "of_file", "counts"),
+    [
+        ((), (), "clean"),
+        ((), ("b",), "1 error in 1 target"),
+        (("a",), (), "1 error in the class"),
+        (("a",), ("b",), "2 errors in 1 target and the class"),
+    ],
+)
+def test_the_class_of_model_is_not_a_target(of_class, of_file, counts):
+    """It is what the file is checked against: only the file is counted, with its tensors and bytes."""
+    spec = "net.py:Net"
+    model = target(spec, *(finding(target=spec, fqn=fqn) for fqn in of_class))
+    file = target("a.pt", *(finding(fqn=fqn) for fqn in of_file))
+    text = shown(msgspec.structs.replace(model, tensors=9, bytes=90), file, model=spec).splitlines()
+    assert text[:2] == ["a.pt", f"1 audited against {spec}: {counts}; 2 rules ran"]
+    assert text[2].startswith("torch-zip, 2 tensors, 64 B")
+
+
+def test_a_class_that_is_given_as_a_target_is_counted(statecli):
+    """--model names one of the targets."""
+    spec = "torch.nn:Linear(2, 2)"
+    assert "2 audited: " in statecli("audit", "clean.pt", spec, "--model", spec).out
+    assert f"1 audited against {spec}: " in statecli("audit", "clean.pt", "--model", spec).out
 
 
 UNTOLD = [

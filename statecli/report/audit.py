@@ -67,7 +67,7 @@ def build_audit_report(
     notes = [note for target in audit.targets for note in target.notes] if view.verbose else []
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
     return Report(
-        title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
+        title=_format_title(audit),
         document=lambda: build_audit_document(
             audit, group_problems(), _format_verdict(audit, group_problems(), ""), run_notes
         ),
@@ -93,7 +93,7 @@ def build_audit_report(
         ),
         accepted=tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted),
         accepted_problems=_count_accepted(audit),
-        troubles=(*_list_troubles(audit), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
+        troubles=(*_list_troubles(audit.targets), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
         not_checked=audit.not_checked,
         partly_checked=tuple(
             Trouble(target.target, f"not checked: {describe_not_checked(target.not_checked)}", Severity.WARNING)
@@ -102,6 +102,12 @@ def build_audit_report(
         ),
         configuration=audit.configuration,
     )
+
+
+def _format_title(audit: Audit) -> str:
+    """Return the only checked target, else the number of targets."""
+    targets = audit.checked_targets
+    return targets[0].target if len(targets) == 1 else plural(len(targets), "target")
 
 
 def _choose_target(audit: Audit) -> str:
@@ -119,12 +125,12 @@ def _count_accepted(audit: Audit) -> int:
     return sum(len(problems) for by_reason in accepted for problems in by_reason.values())
 
 
-def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
+def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
     """Return an error for each failed target, a note for each skipped target."""
     severities = {Status.FAILED: Severity.ERROR, Status.SKIPPED: Severity.NOTE}
     return tuple(
         Trouble(target.target, target.reason or target.status.value, severities[target.status])
-        for target in audit.targets
+        for target in targets
         if target.status in severities
     )
 
@@ -222,7 +228,7 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconcl
 
 
 def _format_subtitle(audit: Audit) -> str:
-    audited = [target for target in audit.targets if target.status is Status.AUDITED]
+    audited = [target for target in audit.checked_targets if target.status is Status.AUDITED]
     tensors, size = sum(target.tensors for target in audited), sum(target.bytes for target in audited)
     formats = ", ".join(dict.fromkeys(target.format or "" for target in audited))
     if not audited:
@@ -264,7 +270,7 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
     for same_targets in alike.values():
         findings, rows = _sort_findings(same_targets[0].findings), same_targets[0].unregistered
         problems = group_findings(findings, rows, plugin_rules)
-        heading, summary = same_targets[0].target, format_severities(problems)
+        heading, summary = same_targets[0].target, _summarize_target(same_targets[0], problems)
         if len(same_targets) > 1:
             others = join_names(
                 [truncate_middle(target.target, MAX_TARGET_CHARACTERS) for target in same_targets[1:]],
@@ -274,6 +280,14 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
         hidden = 0 if view.unfold else max(0, len(problems) - MAX_GROUP_PROBLEMS)
         more = (Line((f"… and {plural(hidden, 'problem')} more (--all)",), mood="dim"),) if hidden else ()
         yield Group(heading, summary, more, problems[: len(problems) - hidden])
+
+
+def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
+    """Format `1 error, 2 warnings`; `failed` if the findings only repeat why the target failed, as in the verdict."""
+    is_repeated = target.status is Status.FAILED and all(
+        any(trouble.is_reported_by(finding) for trouble in _list_troubles([target])) for finding in target.findings
+    )
+    return Status.FAILED.value if is_repeated else format_severities(problems)
 
 
 # Lines next to the findings, so that nothing is left out silently.
@@ -375,6 +389,13 @@ def _format_lock_count(audit: Audit) -> list[str]:
     return [f"{some}{plural(count.compared, 'tensor')} {verb} the lock {audit.lock_file}"]
 
 
+def _count_targets_and_class(audit: Audit, targets: Collection[TargetResult]) -> str:
+    """Format `2 targets`, `1 target and the class`, or `the class`: the class of --model is not counted as a target."""
+    checked = [target for target in audit.checked_targets if target in targets]
+    parts = [plural(len(checked), "target")] if checked else []
+    return " and ".join([*parts, "the class"] if len(checked) < len(targets) else parts)
+
+
 def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> str:
     """Summarize the run in a line.
 
@@ -382,16 +403,18 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
     failed and skipped targets are counted too, but not a finding with the reason of a failure. The
     `hint` follows the number of skipped rules.
     """
-    failures = [trouble for trouble in _list_troubles(audit) if trouble.severity is Severity.ERROR]
+    failures = [trouble for trouble in _list_troubles(audit.targets) if trouble.severity is Severity.ERROR]
     repeated = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
     problems = [problem for problem in problems if any(id(f) not in repeated for f in problem.findings)]
-    targets_with_findings = sum(any(id(f) not in repeated for f in target.findings) for target in audit.targets)
+    with_findings = [target for target in audit.targets if any(id(f) not in repeated for f in target.findings)]
+    audited = sum(target.status is Status.AUDITED for target in audit.checked_targets)
+    against = f" against {audit.model}" if len(audit.checked_targets) < len(audit.targets) else ""
     counts_text = format_counts(problems, audit.not_checked) if audit.ran or audit.findings else "no rule ran"
-    parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
-    if not audit.count(Status.AUDITED):
+    parts = [f"{audited:,} audited{against}: {counts_text}"]
+    if not audited:
         parts = [f"nothing audited: {counts_text}" if problems else "nothing audited"]
-    if targets_with_findings and len(audit.targets) > 1:
-        parts[0] += f" in {plural(targets_with_findings, 'target')}"
+    if with_findings and len(audit.targets) > 1:
+        parts[0] += f" in {_count_targets_and_class(audit, with_findings)}"
     parts += [*_format_lock_count(audit), *_format_others(audit)]
     not_run = len({skipped.rule for skipped in audit.skipped_rules} - set(audit.ran))
     disabled = f", {audit.disabled_rules:,} disabled" if audit.disabled_rules else ""

@@ -29,6 +29,8 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     plugin_rules: tuple[PluginRule, ...] = ()
     #: Path of the lock file.
     lock_file: str | None = None
+    #: The class of --model that the targets are checked against; None if the class is itself one of the given targets.
+    model: str | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -39,6 +41,11 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     def failing(self) -> tuple[Finding, ...]:
         """The findings that set exit status 1."""
         return tuple(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
+
+    @property
+    def checked_targets(self) -> tuple[TargetResult, ...]:
+        """The targets without the class that they are checked against."""
+        return tuple(target for target in self.targets if target.target != self.model) or self.targets
 
     @property
     def lock_count(self) -> LockCount:

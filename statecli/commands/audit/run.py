@@ -71,6 +71,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
         disabled,
         list_entries(request.plugins),
         request.lock_file,
+        None if request.model in (AUTO, *request.targets) else request.model,
     )
     return (
         result
