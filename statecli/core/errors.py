@@ -71,6 +71,17 @@ class StateError(Exception):
         return [self.describe(), *listed, *([self.advice] if self.advice else [])]
 
 
+#: How a message about a truncated file begins.
+TRUNCATED = "file is truncated"
+#: How it ends, for a finding that has this advice as its help.
+_COPY_AGAIN = "; copy or download the file again"
+
+
+def strip_copy_advice(message: str) -> str:
+    """Return the message of an error without the advice to copy the file again."""
+    return message.removesuffix(_COPY_AGAIN)
+
+
 #: Choices that a sentence names, and that a list has.
 MAX_CHOICES_IN_SENTENCE = 5
 MAX_CHOICES_IN_LIST = 20

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from statecli import formats
 from statecli.core import quoting
-from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.errors import MalformedError, UnreadableError, strip_copy_advice
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
@@ -112,6 +112,8 @@ _MAX_PROGRAM_BYTES = 128 * 2**20
 #: Texts of a program that are searched for in it, to report where they are.
 _MAX_LOCATED_TEXTS = 100
 MAX_CODE_BYTES = 64 * 2**20
+#: What was scanned of an archive without a directory.
+_SEARCHED = "statecli scanned only the records that it found by searching for headers"
 #: The folder of a compiled model, and what of it is opened as a library as it is.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 _LIBRARY = compile_on_use(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
@@ -642,9 +644,7 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread(
-                piece, f"{error}. statecli read only the records that it found by searching the file for headers"
-            )
+            self._add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
             self._salvage(piece)
             return
         if piece.region.base is not None:

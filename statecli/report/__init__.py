@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
+from statecli.core.errors import strip_copy_advice
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
@@ -411,7 +412,8 @@ class Trouble(msgspec.Struct, frozen=True):
 
     def is_reported_by(self, finding: Finding) -> bool:
         """Return True if the finding about the same target has the message."""
-        return finding.target == self.target and self.message.removeprefix(f"{self.target}: ") in finding.message
+        reason = strip_copy_advice(self.message.removeprefix(f"{self.target}: "))
+        return finding.target == self.target and reason in finding.message
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import structs
 
 from statecli.core import quoting
+from statecli.core.errors import TRUNCATED, strip_copy_advice
 from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
@@ -314,7 +315,11 @@ def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Is
 
 def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
-    message = f"{_describe_place(subject, pickle)}: not scanned to the end: {unread}"
+    unread, place = strip_copy_advice(unread), _describe_place(subject, pickle)
+    if unread.startswith(TRUNCATED):
+        message = f"the {unread}" if place == "the file" else f"{place}: {unread}"
+    else:
+        message = f"{place}: not scanned to the end: {unread}"
     help = "do not load the file; copy the file from its source again, or save the checkpoint again"
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 

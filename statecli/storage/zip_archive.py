@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.errors import TRUNCATED, ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.model_state import Oddity, Place
 from statecli.core.oddity_kind import OddityKind
 from statecli.storage.byte_source import Source, Window
@@ -239,7 +239,7 @@ class Archive:
                 break
         else:
             raise MalformedError(
-                f"file is truncated: its {source.size} bytes contain no end record of a zip archive "
+                f"{TRUNCATED}: its {source.size} bytes contain no end record of a zip archive "
                 "(end-of-central-directory record); copy or download the file again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
