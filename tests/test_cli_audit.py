@@ -348,10 +348,10 @@ UNTOLD = [
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
 @pytest.mark.parametrize(("words", "why"), UNTOLD, ids=["no-rule-ran", "nothing-there"])
 def test_no_output_looks_clean_where_nothing_was_judged(statecli, output, words, why):
-    """It ends 2, and a program that has the output alone sees as much; with -q too."""
+    """It ends 2, and a program that has the output alone sees as much; with -q too. A log of github has it once."""
     Path("none").mkdir()
     result = statecli("audit", *words, "-q", "-f", output)
-    assert (result.code, result.err) == (2, f"statecli: {why}\n")
+    assert (result.code, result.err) == (2, "" if output == "github" else f"statecli: {why}\n")
     assert SIGNS.get(output, why) in result.out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
@@ -102,11 +102,28 @@ def _write_outcome(
             console.write_pieces(outcome.content, last.path)
             if outcome.saved and last.path is not None and not quiet:
                 console.print_on_terminal(outcome.saved)
-    for message in outcome.failures if quiet or not (outcome.reported and console.is_next_to_errors(last)) else ():
+    for message in _list_unreported_failures(outcome, last, quiet=quiet):
         streams.print_error(message, debug=False)
     if outcome.report is not None:
         console.print_findings(notes)
     return outcome.exit_code
+
+
+def _list_unreported_failures(outcome: Outcome, last: OutputTarget, *, quiet: bool) -> Sequence[str]:
+    """Return the failures that a reader of the last output does not see there, for standard error."""
+    report = outcome.report
+    if report is None or not outcome.reported:
+        return outcome.failures
+    reported: Collection[str] = ()
+    if last.output is Output.GITHUB and last.path is None:
+        from statecli.render import github  # it wrote the output, and no other output needs it
+
+        reported = github.list_annotated_messages(report)
+    elif console.is_next_to_errors(last):
+        findings = report.describe_failing_findings()
+        reported = {trouble.message for trouble in report.troubles if any(map(trouble.is_reported_by, findings))}
+        reported = reported if quiet else outcome.failures
+    return [message for message in outcome.failures if message not in reported]
 
 
 def _limit_time(seconds: float | None) -> None:

@@ -61,8 +61,19 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         sink.text(f"statecli: {_escape_old_command(escape_sentence(last))}\n")
 
 
+def list_annotated_messages(report: Report) -> set[str]:
+    """Return the messages of the failed targets, which are all annotated unless they are too many."""
+    messages = {trouble.message for trouble in report.troubles if trouble.severity is Severity.ERROR}
+    return messages if len(messages) <= MAX_ANNOTATIONS else set()
+
+
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
+    """Return an annotation for each target; targets that failed for a common reason share the first one."""
     rules = {Severity.ERROR: CANNOT_READ.name, Severity.WARNING: NOT_CHECKED.name}
+    different = {
+        trouble.message if trouble.severity is Severity.ERROR else trouble.target: trouble
+        for trouble in reversed(tuple(troubles))
+    }
     return [
         _Annotation(
             rules.get(trouble.severity, "skipped"),
@@ -71,7 +82,7 @@ def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
             1,
             trouble.target,
         )
-        for trouble in troubles
+        for trouble in reversed(different.values())
     ]
 
 

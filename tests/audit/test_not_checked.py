@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -163,3 +165,38 @@ def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder
     found = statecli("audit", "a.pt", "b.pt", "-f", "json").json
     assert found["not_checked"] == []
     assert "1 skipped" in found["verdict"]
+
+
+TRUNCATED = "file is truncated: its 60 bytes contain no end record of a zip archive (end-of-central-directory record)"
+
+
+@pytest.fixture
+def truncated(folder):
+    """The first 60 bytes of a checkpoint."""
+    (folder / "cut.pt").write_bytes((folder / "a.pt").read_bytes()[:60])
+    return "cut.pt"
+
+
+def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated):
+    """The advice to copy the file again is given once, as the help."""
+    message = f"the {TRUNCATED}; statecli scanned only the records that it found by searching for headers"
+    result = statecli("audit", truncated, "-f", "json")
+    (finding,) = result.json["findings"]
+    assert (finding["rule"], finding["message"]) == ("unscanned-pickle", message)
+    assert result.code == 2
+    assert "failed: cut.pt: see unscanned-pickle" in statecli("audit", truncated).out
+
+
+@pytest.mark.parametrize("options", [["-f", "github"], ["-f", "github", "-q"]])
+def test_a_truncated_file_is_reported_once_in_a_log_of_github(statecli, truncated, options):
+    """Not in an annotation and again on standard error, because the log shows both."""
+    result = statecli("audit", truncated, *options)
+    assert (result.out + result.err).count(TRUNCATED) == 1
+
+
+def test_a_truncated_file_is_reported_once_in_quiet_text(truncated):
+    """Standard output and standard error are one stream, as in a log."""
+    command = [sys.executable, "-m", "statecli", "audit", truncated, "-q"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert result.stdout.count(TRUNCATED) == 1
+    assert result.returncode == 2

@@ -169,6 +169,13 @@ def test_a_damaged_file_has_one_annotation():
     ]
 
 
+def test_targets_that_failed_for_a_common_reason_have_one_annotation():
+    """The class of --model cannot be built, so no file was compared with it."""
+    reason = "--model net.py:Net: the constructor needs config"
+    failed = [msgspec.structs.replace(failed_target(name), reason=reason) for name in ("net.py:Net", "a.pt", "b.pt")]
+    assert notes(*failed) == [("error", {"file": "net.py", "title": "statecli cannot-read"}, reason)]
+
+
 def test_the_last_line_is_the_verdict():
     """For who reads the log; it is no command."""
     assert render_audit("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
