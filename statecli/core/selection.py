@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
@@ -130,6 +130,12 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
     return any(_matches(name, glob) for glob in globs for name in names)
 
 
+def suggest_glob(glob: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'layers.0.*'?` if `layers.0` matches none of the names but begins some; else ""."""
+    longer = f"{glob.rstrip('.')}.*"
+    return f"; did you mean {longer!r}?" if matches_any(tuple(names), (longer,)) else ""
+
+
 def _matches(name: str, glob: str) -> bool:
     spellings = (glob, glob.replace("[", "[[]")) if "[" in glob else (glob,)
     return any(fnmatchcase(name, spelling) for spelling in spellings) or (
@@ -170,5 +176,9 @@ def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInf
     shapes = dict.fromkeys(tensor.shape for tensor in tensors if tensor.shape is not None)
     if selection.shape and not any(_matches_shape(shape, text) for text in selection.shape for shape in shapes):
         return f"{nothing}; the target has the shapes {names([_format_shape(shape) for shape in shapes])}"
+    fqns = [tensor.fqn for tensor in tensors]
+    longer = next(filter(None, (suggest_glob(glob, fqns) for glob in selection.include)), "")
+    if longer:
+        return nothing + longer
     wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
     return f"{nothing}; a glob matches the whole name: try {wider[0]!r}" if wider else nothing

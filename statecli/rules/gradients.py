@@ -10,7 +10,7 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, can_train
-from statecli.core.selection import glob_names, matches_any
+from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
 
@@ -75,8 +75,9 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
         for glob in globs:
             rows = _match_tensors(subject, (glob,))
             if not rows:
-                count = len(_select_model_tensors(subject))
-                yield Issue(f"policy.{key} {glob!r} matches none of the {count} model tensors")
+                names = [row.fqn for row in _select_model_tensors(subject)]
+                suggestion = suggest_glob(glob, names)
+                yield Issue(f"policy.{key} {glob!r} matches none of the {len(names)} model tensors{suggestion}")
             for row in rows:
                 if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
                     what = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"

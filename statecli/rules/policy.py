@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from statecli.commands.diff.result import Change, Status
 from statecli.core.finding import Severity
 from statecli.core.model_state import Scalar
-from statecli.core.selection import glob_names, matches_any
+from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject, needs_file
 
@@ -57,6 +57,12 @@ def _select_changes(subject: Subject, glob: str) -> list[Change]:
     ]
 
 
+def _report_unmatched(key: str, glob: str, subject: Subject) -> Issue:
+    names = [change.fqn for change in subject.reference_diff.changes] if subject.reference_diff else ()
+    problem = f"{key} {glob!r} matches no tensor of the target or the reference"
+    return Issue(problem + suggest_glob(glob, names), help=_GLOB)
+
+
 @rule(Severity.ERROR, needs_required_metadata, needs_metadata)
 def missing_metadata(subject: Subject) -> Iterator[Issue]:
     """A key that the policy requires is not in the checkpoint's metadata, or has no value.
@@ -99,7 +105,7 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
     for glob in subject.policy.must_change:
         changes = _select_changes(subject, glob)
         if not changes:
-            yield Issue(f"policy.must-change {glob!r} matches no tensor of the target or the reference", help=_GLOB)
+            yield _report_unmatched("policy.must-change", glob, subject)
         if changes and not any(_differs(change) for change in changes):
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
@@ -130,7 +136,7 @@ def changed_tensor(subject: Subject) -> Iterator[Issue]:
     for glob in subject.policy.must_not_change:
         changes = _select_changes(subject, glob)
         if not changes:
-            yield Issue(f"policy.must-not-change {glob!r} matches no tensor of the target or the reference", help=_GLOB)
+            yield _report_unmatched("policy.must-not-change", glob, subject)
         for change in changes:
             if change.not_compared is not None:
                 message = f"{change.fqn}: cannot check policy.must-not-change {glob!r}: {change.not_compared}"

@@ -165,6 +165,13 @@ def test_a_glob_without_a_tensor(option, diff):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
+def test_a_glob_that_is_the_name_of_a_module(option, diff):
+    """The tensors of the module are suggested."""
+    with pytest.raises(NothingMatched, match=r"; did you mean 'head\.\*'\?$"):
+        diff(BEFORE, BEFORE, **{option: ("head",)})
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
     "filters",
     [

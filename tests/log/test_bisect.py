@@ -156,6 +156,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
         ("", "empty"),
         ("changed zz*", "no tensor of the model matches 'zz*'"),
         ("nan zz*", "no tensor of the model matches 'zz*'"),
+        ("changed layers.0", "matches 'layers.0'; did you mean 'layers.0.*'?"),
     ],
 )
 def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):

@@ -47,6 +47,8 @@ def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(foun
 def test_trainable_mismatch_finds_a_glob_that_matches_nothing(found, tmp_path):
     """A policy with a typo holds nothing."""
     torch.save(small(), tmp_path / "m.pt")
+    (finding,) = found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0",)))
+    assert finding.message.endswith("model tensors; did you mean '0.*'?")
     (finding,) = found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("encoder.*",)))
     assert "encoder.*" in finding.message
 

@@ -34,6 +34,13 @@ def test_missing_metadata_spares_a_key_that_is_there(found, pair):
     assert not found("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
 
 
+@pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
+def test_a_glob_that_is_the_name_of_a_module(found, pair, rule):
+    """The tensors of the module are suggested."""
+    (finding,) = found(rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",)))
+    assert finding.message.endswith("matches no tensor of the target or the reference; did you mean 'head.*'?")
+
+
 @pytest.mark.parametrize("beside", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}])
 def test_missing_metadata_finds_a_key_without_a_value(found, tmp_path, beside):
     """Which says as little as no key; the key that was found is named."""

@@ -18,6 +18,7 @@ from statecli.commands.log.steps import STEP_KEYS, find_steps
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError, UnreadableError, UsageError
 from statecli.core.model_state import Oddity
+from statecli.core.selection import suggest_glob
 from statecli.core.units import join_names, plural
 
 
@@ -122,8 +123,10 @@ class _Prober:
         is_reference = self._condition.compares and self._reference is None
         sides = [measured.model] if self._reference is None else [self._reference.model, measured.model]
         if not is_reference and not any(side.tensors for side in sides):
-            glob = quoting.quote(self._condition.glob or "*")
-            raise NothingMatched(f"{measured.model.target}: no tensor of the model matches {glob}")
+            glob = self._condition.glob or "*"
+            problem = f"no tensor of the model matches {quoting.quote(glob)}"
+            suggestion = suggest_glob(glob, (tensor.fqn for tensor in measured.whole.tensors))
+            raise NothingMatched(f"{measured.model.target}: {problem}{suggestion}")
         if not self._condition.compares:
             return self._count(measured)
         if self._reference is None:

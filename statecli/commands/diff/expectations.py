@@ -31,7 +31,7 @@ from statecli.commands.diff.result import (
 from statecli.core.errors import NothingMatched, option
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
-from statecli.core.selection import glob_names, matches_any
+from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.core.setting_paths import MORE
 
 #: Names that one finding lists.
@@ -312,7 +312,9 @@ def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: 
         for glob in globs:
             if not any(entry.matches((glob,)) for entry in entries):
                 compared = f"the {len(entries)} compared tensors and settings of {' and '.join(targets)}"
-                raise NothingMatched(f"{option(flag, glob, quoted=True)}: matches none of {compared}")
+                names = (name for entry in entries for side in entry.names_by_side for name in side)
+                problem = f"matches none of {compared}{suggest_glob(glob, names)}"
+                raise NothingMatched(f"{option(flag, glob, quoted=True)}: {problem}")
 
 
 def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:

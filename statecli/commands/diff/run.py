@@ -43,7 +43,7 @@ from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
-from statecli.core.selection import Selection, glob_names
+from statecli.core.selection import Selection, glob_names, suggest_glob
 from statecli.core.units import plural
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
@@ -400,7 +400,9 @@ class _Comparison:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
             return f"{both}: neither side contains a tensor, so nothing was compared"
-        return f"{both}: none of their {count} tensors matches {self.selection.name_options()}"
+        names = {tensor.fqn for state in (self.before, self.after) for tensor in state.tensors}
+        suggestion = next(filter(None, (suggest_glob(glob, names) for glob in self.selection.include)), "")
+        return f"{both}: none of their {count} tensors matches {self.selection.name_options()}{suggestion}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
