@@ -416,6 +416,35 @@ def test_a_command_of_another_program_is_answered_with_ours(statecli, in_tmp_pat
     assert answer in result.err
 
 
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("bert", "bert"),
+        ("bert/my model.pt", "'bert/my model.pt'"),
+        ("test", "test"),
+        ("net.py:Net", "net.py:Net"),
+        ("net.py:Net(3)", "'net.py:Net(3)'"),
+        ("torchvision.models:resnet18", "torchvision.models:resnet18"),
+        ("https://host/a.pt", "https://host/a.pt"),
+    ],
+)
+def test_a_target_without_a_command_gets_inspect(statecli, in_tmp_path, word, typed):
+    """A path that exists, a URL or the spelling of a class: no command has a similar name."""
+    Path("bert").mkdir()
+    Path("test").mkdir()
+    Path("bert/my model.pt").touch()
+    result = statecli(word)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: No such command {word!r}; did you mean: statecli inspect {typed}\n"
+
+
+def test_the_command_of_another_program_is_not_a_target(statecli, in_tmp_path):
+    """A folder of the same name next to the checkpoint changes nothing."""
+    Path("test").mkdir()
+    assert statecli("test", "net.py:Net").err == "statecli: No such command 'test'; did you mean 'verify'?\n"
+    assert "did you mean 'inspect'" in statecli("inspct", "a.pt").err
+
+
 def test_a_group_of_rules_is_listed(statecli):
     """`--select pickles` takes a group, so that the list of rules does too."""
     names = [rule["name"] for rule in statecli("rules", "pickles", "-f", "json").json["rules"]]

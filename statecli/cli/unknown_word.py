@@ -56,7 +56,8 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
         return None
     commands = _read_commands()
     if words[0] not in (*OTHER_WORDS, *(name.partition(" ")[0] for name in commands)):
-        return _describe_unknown_command(words[0], commands)
+        is_only_word = len(words) == 1 or words[1].startswith("-")
+        return _describe_target(words[0], is_only_word) or _describe_unknown_command(words[0], commands)
     name = find_command(words)
     typed = [*takewhile(lambda word: word != "--", words)]
     if not name or not any(word.startswith("--") for word in typed):
@@ -111,6 +112,20 @@ def _read_commands() -> dict[str, list[str]]:
 
 def _list_options(lines: Iterable[str]) -> list[_Option]:
     return [*map(_Option, lines)]
+
+
+def _describe_target(word: str, is_only_word: bool) -> str | None:
+    """Return an error for a target in the place of the command; None for another word.
+
+    `check a.pt` is the command of another program, even next to a folder `check`.
+    """
+    module, colon, name = word.partition(":")
+    is_class = colon and module and name.partition("(")[0].replace(".", "").isidentifier()
+    if not (is_class or "://" in word or os.path.lexists(word)) or (word in _SIMILAR_COMMANDS and not is_only_word):
+        return None
+    from statecli.core.quoting import quote_for_shell
+
+    return f"No such command {word!r}; did you mean: statecli inspect {quote_for_shell(word)}"
 
 
 def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:
