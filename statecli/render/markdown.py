@@ -154,7 +154,8 @@ def _format_group(group: Group, columns: tuple[Column, ...], budget: _CharacterB
         budget.characters_left -= len(start)
         return start + budget.fit_lines(lines)
     remarks = any(line.remark for line in group.lines)
-    heads = [escape(column.name).replace("|", "\\|") for column in columns] + ([""] if remarks else [])
+    names = group.heads or [column.name for column in columns]
+    heads = [escape(name).replace("|", "\\|") for name in names] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
     table = f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n"
     if is_folded:

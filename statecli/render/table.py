@@ -97,7 +97,8 @@ class _Layout:
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
-        texts = {self.heads[column], *(line.cells[column] for line in self.lines)}
+        heads = {group.heads[column] for group in self.page.groups if group.heads}
+        texts = {self.heads[column], *heads, *(line.cells[column] for line in self.lines)}
         return max(self.cell_len(escape_name(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
@@ -192,9 +193,9 @@ class _Layout:
                 self.heads, self.widths, self.gap = heads, widths, gap
                 return
 
-    def format_heads(self) -> list[str]:
-        """Return the lines of the heads; nothing for a table of names alone."""
-        return self.format_row(tuple(self.heads)) if len(self.heads) > 1 else []
+    def format_heads(self, heads: tuple[str, ...]) -> list[str]:
+        """Return the lines of the heads of a group, or of the table; nothing for a table of names alone."""
+        return self.format_row(heads or tuple(self.heads)) if len(self.heads) > 1 else []
 
     def format_row(self, cells: tuple[str, ...]) -> list[str]:
         """Return the lines of one row of the table. A name too long for its column has its own first line."""
@@ -305,7 +306,7 @@ class _PageWriter:
             self.write_line(("", ""))
             summary = "; ".join(filter(None, [group.summary, ", ".join(self.layout.group_texts[number])]))
             self.write_heading(escape_name(group.heading), escape_sentence(summary))
-            for line in self.layout.format_heads() if number == first else ():
+            for line in self.layout.format_heads(group.heads) if number == first or group.heads else ():
                 self.write_line((line, "dim"))
             self.write_problem_blocks(group.problems)
             column = self.measure_remark_column_of_names(group.lines)

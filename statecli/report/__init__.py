@@ -202,12 +202,16 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Related rows, or the problems of a target, under a heading and a summary; lines follow the problems."""
+    """Related rows, or the problems of a target, under a heading and a summary; lines follow the problems.
+
+    `heads` replaces the names of the columns for this group.
+    """
 
     heading: str
     summary: str
     lines: tuple[Line, ...]
     problems: tuple[Problem, ...] = ()
+    heads: tuple[str, ...] = ()
 
 
 def build_problem(finding: Finding) -> Problem:

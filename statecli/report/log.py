@@ -48,6 +48,8 @@ COLUMNS = (
     Column("rel. change", right=True),
     Column(BAR_SCALE, optional=True),
 )
+#: The heads of `COLUMNS` in the group of the modules, which have no step.
+MODULE_HEADS = ("name", "", "last norm", "last change", "each change")
 TABLE_COLUMNS = (
     Column("checkpoint"),
     Column("step", right=True),
@@ -266,7 +268,7 @@ def _build_module_group(log: Log, view: LogView) -> Group:
         summary += f", {low} (▁) to {high} (█) log; {ZERO_CELL} unchanged"
     if len(shown) < len(lines):
         summary += f"; {len(lines) - len(shown)} more lines with --all"
-    return Group(heading, summary, tuple(shown))
+    return Group(heading, summary, tuple(shown), heads=MODULE_HEADS)
 
 
 def _measure_largest(module: ModuleRow) -> float:

@@ -72,7 +72,7 @@ def hoist_remark(group: Group) -> Group:
     if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
         return group
     summary = "; ".join(filter(None, (group.summary, *remarks)))
-    return Group(group.heading, summary, tuple(replace(line, remark="") for line in group.lines), group.problems)
+    return replace(group, summary=summary, lines=tuple(replace(line, remark="") for line in group.lines))
 
 
 def limit_lines(group: Group, view: RowView) -> Group:
@@ -82,7 +82,7 @@ def limit_lines(group: Group, view: RowView) -> Group:
         return group
     hidden = len(group.lines) - view.lines
     more = Line((f"… and {hidden:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
-    return Group(group.heading, group.summary, (*group.lines[: view.lines], more))
+    return replace(group, lines=(*group.lines[: view.lines], more))
 
 
 def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:

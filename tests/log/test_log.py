@@ -110,6 +110,14 @@ def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
     assert "model_4.safetensors" in result.err
 
 
+@pytest.mark.parametrize("output", ["table", "markdown", "html"])
+def test_the_modules_have_heads(statecli, saved_runs, output):
+    """Their numbers are the norm and the change at the last checkpoint, not those of a step."""
+    shown = statecli("log", saved_runs("plain"), "-f", output).out
+    after = shown[shown.index("rel. change from checkpoint to checkpoint") :]
+    assert after.index("last norm") < after.index("last change") < after.index("each change") < after.index("embed")
+
+
 def test_fail_on_warning_makes_nan_status_1(statecli, saved_runs):
     """By default NaN is shown and the status stays 0, because a log is a list."""
     assert statecli("log", saved_runs("plain")).code == 0
