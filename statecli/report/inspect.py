@@ -245,7 +245,7 @@ def _build_page(
         groups=groups,
         totals=(
             *_format_totals(state, _count_hidden_parts(inspection)),
-            *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
+            *(() if rows else _format_hidden(inspection, view)),
             *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
@@ -383,6 +383,12 @@ def _count_hidden(inspection: Inspection, view: RowView) -> int:
     if view.tree or not view.hides_rows:
         return 0
     return len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
+
+
+def _format_hidden(inspection: Inspection, view: RowView) -> tuple[str, ...]:
+    """Return the line that counts the hidden tensors of the flat table; () if no tensor is hidden."""
+    equal = _format_equal_size(inspection, view) if not view.tree else ""
+    return tuple(line + equal for line in format_hidden_count(_count_hidden(inspection, view), view))
 
 
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
@@ -690,7 +696,19 @@ def _build_top_group(
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
     noun = "row" if _count_hidden_parts(inspection) else "tensor"
-    return Group(heading, f"{len(tensors):,} of {plural(len(state.tensors), noun)}{share}", tuple(lines))
+    summary = f"{len(tensors):,} of {plural(len(state.tensors), noun)}{share}{_format_equal_size(inspection, view)}"
+    return Group(heading, summary, tuple(lines))
+
+
+def _format_equal_size(inspection: Inspection, view: RowView) -> str:
+    """Return `; 5 more have the size of the last` if `--top` cuts the list between tensors of one size; else ""."""
+    shown = _list_shown_tensors(inspection, view)
+    if view.top is None or view.sort is TensorOrder.NAME or not shown:
+        return ""
+    last = shown[-1].nbytes
+    equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, shown)]
+    more = equal[0] - equal[1]
+    return f"; {more:,} more {'has' if more == 1 else 'have'} the size of the last" if more else ""
 
 
 def _format_elements(count: int) -> str:
