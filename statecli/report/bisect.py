@@ -35,7 +35,7 @@ _WORDS = {True: "yes", False: "no", None: "?"}
 def build_bisect_report(bisection: Bisection, view: View) -> Report:
     """Return the report of `bisection`."""
     return Report(
-        title=f"{bisection.target}: first {bisection.condition}",
+        title=f"{bisection.target}: condition {quoting.quote(bisection.condition)}",
         document=lambda: build_bisect_document(bisection),
         table=lambda: Table(TABLE_COLUMNS, Rows(_build_cells, bisection.probes), has_findings=False),
         page=lambda: _build_page(bisection),

@@ -94,6 +94,14 @@ def test_cosine_is_that_of_torch(statecli, saved_runs, training):
     assert result.json["first"]["step"]["number"] == expected + 1
 
 
+def test_the_title_does_not_contradict_a_condition_that_never_holds(statecli, saved_runs):
+    """It names the condition, which the verdict calls false."""
+    shown = statecli("bisect", saved_runs("plain"), "--condition", "cosine<-0.9", "-f", "table")
+    title, verdict = shown.out.splitlines()[:2]
+    assert title.endswith(": condition 'cosine<-0.9'")
+    assert verdict == "'cosine<-0.9' is false at the last checkpoint"
+
+
 def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
     """That is said, and one checkpoint is the answer."""
     for number in range(3):
