@@ -56,7 +56,7 @@ def test_the_verdict_names_the_call_and_the_next_step(output, statecli, hostile)
     """A person who inspects a download sees both, and the note about the imported names does not repeat them."""
     result = statecli("inspect", hostile, "-f", output)
     text = " ".join(result.out.split())
-    verdict = "1 error: loading the file imports or calls posix.system; to check the file, run statecli audit net.pt"
+    verdict = "1 error: loading the file imports or calls posix.system; statecli audit net.pt lists all calls"
     assert result.code == 1
     assert verdict in text
     assert "weights_only=False" not in text
@@ -68,7 +68,7 @@ def test_the_next_step_can_be_pasted(statecli, in_tmp_path, tmp_path):
     verdict = statecli("inspect", "my net.pt", "-f", "json").json["verdict"]
     assert verdict == (
         "1 error: loading the file imports or calls posix.system and 2 more functions; "
-        "to check the file, run statecli audit 'my net.pt'"
+        "statecli audit 'my net.pt' lists all calls"
     )
 
 

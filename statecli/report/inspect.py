@@ -274,7 +274,7 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
         more = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
         command = f"statecli audit {escape(quoting.quote_for_shell(state.target))}"
         what = f"loading the file imports or calls {quoting.name(calls[0])}{more}"
-        return f"{format_severities(problems)}: {what}; to check the file, run {command}"
+        return f"{format_severities(problems)}: {what}; {command} lists all calls"
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
     return f"{format_severities(problems)}{why}"
