@@ -297,7 +297,8 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
     done = build_transformation_group(diff.changes, view.unfold, has_sections=_has_sections(diff))
     lines = done.lines if done is not None else ()
     done_lines = (": ".join(filter(None, (line.cells[0].strip(), line.remark))) for line in lines)
-    totals = (*done_lines, verdict, *_format_hidden_count(diff, view))
+    met_lines = (f"as expected: {met.option}: {met.evidence}" for met in diff.met)
+    totals = (*done_lines, *met_lines, verdict, *_format_hidden_count(diff, view))
     return Page(
         subtitle=_format_subtitle(diff),
         columns=(),
@@ -306,8 +307,17 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         verdict=verdict,
         problems=limit(report.describe_findings_without_row()),
         failing_problems=lambda: limit(report.describe_findings()),
-        outcomes=done,
+        outcomes=_add_met_expectations(done, diff),
     )
+
+
+def _add_met_expectations(done: Group | None, diff: Diff) -> Group | None:
+    """Return the group of transformations with a line for each met expectation; None for an empty group."""
+    if not diff.met:
+        return done
+    group = done or Group("expectations", f"{len(diff.met):,} met", ())
+    lines = (Line((f"✓ {met.option}",), met.evidence) for met in diff.met)
+    return replace(group, lines=(*group.lines, *lines))
 
 
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:

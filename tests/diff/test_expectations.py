@@ -296,3 +296,44 @@ def test_frozen_settings_among_too_many_to_be_told(diff):
     (broken,) = found.broken
     assert "cannot check --must-not-change 'args.*'" in broken.message
     assert not diff(before, before, frozen=("args.*",)).broken
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "met"),
+    [
+        ({"frozen": ("backbone.*",)}, ("head.w",), [("--must-not-change 'backbone.*'", "2 tensors did not change")]),
+        ({"frozen": ("backbone.*",)}, ("backbone.a.w",), []),
+        ({"frozen": ("*.a.w", "epoch")}, (), [("--must-not-change '*.a.w'", "1 tensor did not change")]),
+        (
+            {"only": ("head.*", "epoch")},
+            ("head.w",),
+            [("--may-change 'head.*' 'epoch'", "the other 2 tensors did not change")],
+        ),
+        ({"only": ("*",)}, ("head.w",), [("--may-change '*'", "all compared names match")]),
+        ({"only": ("head.*",)}, ("head.w",), []),
+        ({"changed": ("head.*", "back*")}, ("head.w",), [("--must-change 'head.*'", "1 of 2 tensors changed")]),
+        ({"changed": ("epoch",)}, (), [("--must-change 'epoch'", "1 of 1 setting changed")]),
+    ],
+)
+def test_a_met_expectation_is_listed_with_its_evidence(diff, options, changed, met):
+    """The number of tensors, so that a glob of too few names is seen; a failed option is a finding instead."""
+    result = diff({**BEFORE, "epoch": 1}, {**after(*changed), "epoch": 2}, **options)
+    assert [(item.option, item.evidence) for item in result.met] == met
+
+
+def test_an_expectation_is_not_met_by_tensors_whose_values_were_not_compared(diff):
+    """Equal shapes alone prove nothing."""
+    assert not diff(BEFORE, BEFORE, frozen=("head.*",), ignore=(Field.VALUES,)).met
+    assert diff(BEFORE, BEFORE, frozen=("head.*",)).met
+
+
+@pytest.mark.parametrize("output", ["table", "plain", "markdown", "html"])
+def test_a_met_expectation_is_a_line(statecli, in_tmp_path, output):
+    """Under a page of changes, status 0 alone does not say which expectation was checked."""
+    torch.save(BEFORE, "a.pt")
+    torch.save(after("head.w"), "b.pt")
+    result = statecli("diff", "a.pt", "b.pt", "--must-not-change", "backbone.*", "-f", output)
+    text = " ".join(result.out.replace("&#39;", "'").split())
+    assert result.code == 0
+    assert "--must-not-change 'backbone.*'" in text
+    assert "2 tensors did not change" in text

@@ -22,6 +22,7 @@ from statecli.commands.diff.result import (
     Broken,
     Change,
     Field,
+    MetExpectation,
     Rounding,
     ScalarChange,
     Status,
@@ -33,6 +34,7 @@ from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.core.setting_paths import MORE
+from statecli.core.units import plural
 
 #: Names that one finding lists.
 MAX_NAMES_IN_MESSAGE = 3
@@ -56,6 +58,14 @@ class Expectations(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         """Return True if there are any."""
         return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The findings for exit status 1, the inconclusive expectations for exit status 2, and the met ones."""
+
+    findings: list[Finding]
+    inconclusive: list[Broken] = []
+    met: tuple[MetExpectation, ...] = ()
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -251,10 +261,8 @@ def report_differences(entries: Iterable[Entry]) -> list[Finding]:
     return [entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule]
 
 
-def check_expectations(
-    expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]
-) -> tuple[list[Finding], list[Broken]]:
-    """Return the failed expectations and the inconclusive globs.
+def check_expectations(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> Verdict:
+    """Return the failed expectations, the inconclusive globs and the met expectations.
 
     Raises:
         NothingMatched: A glob matches no compared tensor or setting.
@@ -285,7 +293,38 @@ def check_expectations(
             inconclusive.append(_inconclusive_glob(glob, not_compared))
         else:
             findings.append(_unchanged_finding(glob, matched, targets))
-    return findings, inconclusive
+    met = () if inconclusive else tuple(_list_met(expected, entries))
+    return Verdict(findings, inconclusive, met)
+
+
+def _list_met(expected: Expectations, entries: Sequence[Entry]) -> Iterator[MetExpectation]:
+    """Yield the options about names that are met, with the number of entries that show it."""
+    if expected.only:
+        others = [entry for entry in entries if not entry.stays_within(expected.only)]
+        if _are_unchanged(others):
+            evidence = f"the other {_count(others)} did not change" if others else "all compared names match"
+            yield MetExpectation(f"--may-change {_quote(expected.only)}", evidence)
+    for glob in expected.frozen:
+        matched = [entry for entry in entries if entry.matches((glob,))]
+        if _are_unchanged(matched):
+            yield MetExpectation(f"--must-not-change {glob!r}", f"{_count(matched)} did not change")
+    for glob in expected.changed:
+        matched = [entry for entry in entries if entry.matches((glob,))]
+        changed = [entry for entry in matched if entry.trained]
+        if changed:
+            yield MetExpectation(f"--must-change {glob!r}", f"{len(changed):,} of {_count(matched)} changed")
+
+
+def _are_unchanged(entries: Sequence[Entry]) -> bool:
+    """Return True if every entry was compared, its values too, and none differs."""
+    return not any(entry.difference or entry.trained is None for entry in entries)
+
+
+def _count(entries: Sequence[Entry]) -> str:
+    """Return `4 tensors`, `1 setting` or `4 tensors and 1 setting`."""
+    settings_count = sum(entry.section is None for entry in entries)
+    counts = ((len(entries) - settings_count, "tensor"), (settings_count, "setting"))
+    return " and ".join(plural(count, noun) for count, noun in counts if count)
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:

@@ -204,6 +204,13 @@ class Broken(msgspec.Struct, frozen=True):
     message: str
 
 
+class MetExpectation(msgspec.Struct, frozen=True):
+    """An option such as `--must-not-change 'layers.0.*'`, and how it is met: `4 tensors did not change`."""
+
+    option: str
+    evidence: str
+
+
 class Histogram(msgspec.Struct, frozen=True):
     """How the Δ of one changed tensor are spread: `counts[i]` differences are in [edges[i], edges[i + 1])."""
 
@@ -234,6 +241,8 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     histograms: tuple[Histogram, ...] = ()
     #: Whether expectations, such as --may-change, decide the exit code, rather than any difference.
     expected: bool = False
+    #: The expectations about names that are met.
+    met: tuple[MetExpectation, ...] = ()
     #: How values were compared; None where they were not.
     how: CompareOptions | None = None
     ignored: tuple[Field, ...] = ()

@@ -264,14 +264,14 @@ class _Comparison:
         if loading is not None and loading.covers_names:
             self.notes = [note for note in self.notes if note.name not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
-        findings, inconclusive = self._findings(load_result.findings, changes, broken, setting_changes, settings)
+        verdict = self._findings(load_result.findings, changes, broken, setting_changes, settings)
         histograms = self._histograms(changes)
         return Diff(
             before=self.before,
             after=self.after,
             changes=tuple(changes),
             scalars=tuple(setting_changes),
-            findings=tuple(findings),
+            findings=tuple(verdict.findings),
             notes=tuple(
                 dict.fromkeys(
                     (*self.notes, *load_result.notes, *_list_oddities(self.before), *_list_oddities(self.after))
@@ -280,12 +280,13 @@ class _Comparison:
             broken=(
                 *broken,
                 *load_result.broken,
-                *inconclusive,
+                *verdict.inconclusive,
                 *_inconclusive_settings(self.before),
                 *_inconclusive_settings(self.after),
                 *self._moving(broken),
             ),
             histograms=histograms,
+            met=verdict.met,
             expected=bool(self.request.expected),
             how=self._get_comparison(),
             ignored=self.request.ignore,
@@ -728,8 +729,8 @@ class _Comparison:
         broken: Sequence[Broken],
         setting_changes: Sequence[ScalarChange],
         settings: Sequence[str],
-    ) -> tuple[list[Finding], list[Broken]]:
-        """Return the findings for exit status 1, and the inconclusive expectations."""
+    ) -> expectations.Verdict:
+        """Check the expectations; without any, each difference is a finding."""
         targets = self.before.target, self.after.target
         expected = self.request.expected
         if not expected:
@@ -737,10 +738,11 @@ class _Comparison:
         tensors = expectations.tensor_entries(changes, broken, targets, sectioned=self.sectioned, values=self.values)
         entries = chain(tensors, expectations.setting_entries(setting_changes, settings, targets))
         if not expected:
-            return [*loaded, *expectations.report_differences(entries)], []
-        findings, inconclusive = expectations.check_expectations(expected, list(entries), targets)
+            return expectations.Verdict([*loaded, *expectations.report_differences(entries)])
+        verdict = expectations.check_expectations(expected, list(entries), targets)
         reported = {item.fqn for item in broken}
-        return findings, [item for item in inconclusive if item.fqn not in reported]
+        inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
+        return replace(verdict, inconclusive=inconclusive)
 
     def _differing(self, changes: Sequence[Change]) -> list[Change]:
         differing = [change for change in changes if change.status is not Status.IDENTICAL]
