@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -74,7 +73,6 @@ class _Layout:
         self.lines = [line for lines in self.group_lines for line in lines]
         self.columns = list(range(1, len(page.columns)))
         self.shared_texts: list[str] = []
-        self.heads = [column.name for column in page.columns]
         self.widths = [self._measure_column(c) for c in range(len(page.columns))]
         #: Values of the groups, in order -> columns with these values, which are shown above the table.
         self.by_group: dict[tuple[str, ...], list[str]] = {}
@@ -92,13 +90,12 @@ class _Layout:
         self.gap = self.gap if fits else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if fits else 0
         self.rows = [self.columns] if fits else self._split_columns()
-        self._add_groups_to_heads()
         #: The text after the name, by the other cells: neighbouring rows have equal ones.
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
         heads = {group.heads[column] for group in self.page.groups if group.heads}
-        texts = {self.heads[column], *heads, *(line.cells[column] for line in self.lines)}
+        texts = {self.page.columns[column].name, *heads, *(line.cells[column] for line in self.lines)}
         return max(self.cell_len(escape_name(text)) for text in texts)
 
     def _measure_name_width(self) -> int:
@@ -174,28 +171,10 @@ class _Layout:
             rows[-1].append(c)
         return rows
 
-    def _add_groups_to_heads(self) -> None:
-        """Show the group of each first column of a group, `save: saved`, if each name still stands next to the cells.
-
-        Narrow gaps make room. A table of a single group has no such heads.
-        """
-        first: dict[str, int] = {}
-        for c in self.columns:
-            first.setdefault(self.page.columns[c].group, c)
-        counts = Counter(column.group for column in self.page.columns)
-        heads = list(self.heads)
-        for group, c in first.items() if len(first) > 1 else ():
-            if group and counts[group] > 1:
-                heads[c] = f"{group}: {heads[c]}"
-        widths = [max(width, self.cell_len(escape_name(head))) for width, head in zip(self.widths, heads, strict=True)]
-        for gap in (self.gap, 1) if heads != self.heads else ():
-            if INDENT + self.widths[0] + sum(widths[c] + gap for c in self.columns) <= self.width:
-                self.heads, self.widths, self.gap = heads, widths, gap
-                return
-
     def format_heads(self, heads: tuple[str, ...]) -> list[str]:
         """Return the lines of the heads of a group, or of the table; nothing for a table of names alone."""
-        return self.format_row(heads or tuple(self.heads)) if len(self.heads) > 1 else []
+        names = heads or tuple(column.name for column in self.page.columns)
+        return self.format_row(names) if len(names) > 1 else []
 
     def format_row(self, cells: tuple[str, ...]) -> list[str]:
         """Return the lines of one row of the table. A name too long for its column has its own first line."""

@@ -36,8 +36,7 @@ class Column(msgspec.Struct, frozen=True):
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
     `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
     these values. `detail` marks a column of the flat table for programs only, `optional` a column left out of a narrow
-    table if all names then have room. `has_bars`: the cells are bars made of blocks, see `Line.measure`. `group` is the
-    heading of neighbouring columns.
+    table if all names then have room. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Column(msgspec.Struct, frozen=True):
     detail: bool = False
     optional: bool = False
     has_bars: bool = False
-    group: str = ""
 
 
 #: A fact in the flat table, or None. Numbers stay numbers, because each output formats them in its own way.

@@ -61,7 +61,7 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 
 
 class ProofColumn(msgspec.Struct, frozen=True):
-    """One column of `proof` with its name in the table.
+    """One column of a proof with its name in the table.
 
     `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof. A proof
     may have `failed` for names without a row.
@@ -72,7 +72,6 @@ class ProofColumn(msgspec.Struct, frozen=True):
     reported_fqns: frozenset[str | None]
     proof_reason: str | None
     failed: bool = False
-    proof: str = ""
 
     def get_verdict(self, fqn: str) -> Verdict:
         """Return the verdict of a tensor; SKIPPED without a cell."""
@@ -226,8 +225,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
         for column in check.columns:
             is_taken = any(other.name == column.name for other in shown)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
-            failed = check.verdict is Verdict.FAILED
-            shown.append(ProofColumn(name, column.cells, reported, check.reason, failed, check.check.value))
+            shown.append(ProofColumn(name, column.cells, reported, check.reason, check.verdict is Verdict.FAILED))
     return tuple(shown)
 
 
@@ -287,12 +285,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     columns = (
         report.Column("name"),
         *(
-            report.Column(
-                column.name,
-                shared_format=_get_shared_format(column, fqns),
-                ordinary_values=ORDINARY_SIGNS,
-                group=column.proof,
-            )
+            report.Column(column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS)
             for column in shown
         ),
     )

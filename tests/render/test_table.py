@@ -189,37 +189,3 @@ def test_the_count_of_hidden_rows_widens_no_column():
     """`… and 12 more` is not a name."""
     groups = {"parameters": [("a", "float32", "4 B"), ("… and 1,200 more", "", "")]}
     assert "  a     float32  4 B" in lines_of(groups, NARROW)
-
-
-def write_groups(width, *columns, cells=()):
-    """The lines of a table with these columns, in two rows."""
-    rows = (Line(("a", *cells)), Line(("b", *cells)))
-    page = Page("net", (Column("name"), *columns), (Group("parameters", "", rows),), ())
-    report = Report("net.py:Net", lambda: None, lambda: Table((), ()), lambda: page)
-    return format_report(report, Output.TABLE, RenderOptions(terminal=True, width=width)).splitlines()
-
-
-SAVED = tuple(Column(name, shared_format=f"{name}: all {{}}", group="save") for name in ("saved", "restored"))
-
-
-def test_the_first_column_of_a_group_has_the_group_in_its_head():
-    """A group of a single column has no heading of its own."""
-    lines = write_groups(80, Column("moves", group="move"), *SAVED, cells="✓✗✓")
-    assert lines[4:6] == ["  name  moves  save: saved  restored", "  a     ✓      ✗            ✓"]
-
-
-def test_the_first_column_next_to_a_name_has_the_group_in_its_head():
-    """Another column of the group may stand above a narrow table, because all its cells are equal."""
-    saved = Column("saved", shared_format="saved: all {}", group="save")
-    columns = saved, Column("restored", group="save"), Column("casts", group="cast")
-    lines = write_groups(29, *columns, cells="✓✗✗")
-    assert lines[1] == "net; saved: all ✓"
-    assert lines[4] == "  name  save: restored  casts"
-
-
-def test_a_group_has_narrow_gaps_or_no_room():
-    """One line a tensor matters more than the name of a group; a table of one group needs no name."""
-    columns = Column("restored", group="save"), Column("safe", group="save"), Column("casts", group="cast")
-    assert write_groups(33, *columns, cells="✓✗✗")[4] == "  name save: restored safe casts"
-    assert write_groups(31, *columns, cells="✓✗✗")[4] == "  name  restored  safe  casts"
-    assert write_groups(80, *SAVED, cells="✓✗")[4] == "  name  saved  restored"
