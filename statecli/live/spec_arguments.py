@@ -11,6 +11,7 @@ from typing import Any
 
 from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.quoting import quote_for_shell
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
 
@@ -20,6 +21,7 @@ _STRING_OR_COLON = compile_on_use(
 )
 #: What stands for the colon in the syntax tree.
 _COLON = "__colon__"
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -42,17 +44,54 @@ def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict
 
 
 def _parse_call(text: str, rest: str) -> ast.Call:
-    if not rest.rstrip().endswith(")"):
-        raise UsageError(f"{text}: the parenthesis after the class name is not closed")
     try:
-        node = ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", mode="eval").body
+        node = _parse_text(rest)
     except SyntaxError as error:
-        raise UsageError(f"{text}: the arguments are not Python literals: {error.msg}") from error
+        problem = f"the arguments are not Python literals: {error.msg}"
+        if not rest.rstrip().endswith(")"):
+            problem = "the parenthesis after the class name is not closed"
+        raise UsageError(f"{text}: {problem}{_suggest_closed(text, rest)}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise UsageError(f"{text}: write one pair of parentheses with literal values, such as Net(hidden=32)")
+        problem = "write one pair of parentheses with literal values, such as Net(hidden=32)"
+        raise UsageError(f"{text}: {_suggest_first_call(text, rest, node) or problem}")
     return node
+
+
+def _parse_text(rest: str) -> ast.expr:
+    return ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", mode="eval").body
+
+
+def _suggest_closed(text: str, rest: str) -> str:
+    """Return the line with the brackets closed that are open; "" if the line is not correct then."""
+    if not text.endswith(rest):
+        return ""
+    open_brackets = [")"]
+    for character in _STRING_OR_COLON.sub("", rest):
+        if character in _BRACKETS:
+            open_brackets.append(_BRACKETS[character])
+        elif open_brackets and character == open_brackets[-1]:
+            open_brackets.pop()
+    closed = rest.rstrip().rstrip(",") + "".join(reversed(open_brackets))
+    try:
+        is_call = isinstance(_parse_text(closed), ast.Call)
+    except (SyntaxError, ValueError):
+        return ""
+    return f"; write {quote_for_shell(text.removesuffix(rest) + closed)}" if is_call else ""
+
+
+def _suggest_first_call(text: str, rest: str, node: ast.expr) -> str:
+    """Return the line without the code after the first call: `.cuda()`, `(x)`; "" for other code."""
+    while not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        if not isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+            return ""
+        node = node.func if isinstance(node, ast.Call) else node.value
+    call = ast.get_source_segment(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", node) or ""
+    call = call.replace(f".{_COLON}.", ":").removeprefix("f(")
+    if not text.endswith(rest):
+        return ""
+    return f"name the class alone, without code after it; write {quote_for_shell(text.removesuffix(rest) + call)}"
 
 
 def _replace_colon(match: re.Match[str]) -> str:

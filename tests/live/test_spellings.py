@@ -720,6 +720,27 @@ def test_modules_have_the_line_to_type(here, advise, typed, written):
 
 
 @pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("torch.nn:Linear(2, 3", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Linear(2, 3,", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Linear(", "torch.nn:Linear()"),
+        ("torch.nn:Sequential(Linear(2, 3)", "torch.nn:Sequential(Linear(2, 3))"),
+        ("torch.nn:ModuleList([torch.nn:Linear(2, 3)", "torch.nn:ModuleList([torch.nn:Linear(2, 3)])"),
+        ("torch.nn:Linear(2, 3).cuda()", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Linear(2, 3)(x)", "torch.nn:Linear(2, 3)"),
+        ("torch.nn:Sequential(torch.nn:Linear(2, 3)).eval().weight[0]", "torch.nn:Sequential(torch.nn:Linear(2, 3))"),
+    ],
+)
+def test_brackets_and_code_after_the_call_have_the_line_to_type(here, statecli, typed, written):
+    """Open brackets are closed; a method that is called on the model is left out."""
+    refused = statecli("inspect", typed)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert refused.err.endswith(f"; write {shlex.quote(written)}\n")
+    assert statecli("inspect", written).code == (2 if written.endswith("()") else 0)
+
+
+@pytest.mark.parametrize(
     ("typed", "call"), [("hold(size=3)", "hold(size=3).model"), ("hold", "hold().model"), ("pack", "pack()[0]")]
 )
 def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(here, statecli, typed, call):
