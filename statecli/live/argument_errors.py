@@ -90,6 +90,10 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     unquoted = spell(spec, _unquote_numbers)
     if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
         return advise_line(unquoted)
+    chosen = {spell(spec, functools.partial(_choose_option, write(text))): None for write in (str, str.lower)}
+    options = tuple(line for line in chosen if line != spell(spec)) if isinstance(error, ValueError) else ()
+    if options:
+        return Advice(f"write {options[0]}", options)
     try:
         signature = inspect.signature(callee)
         bound = signature.bind_partial(*spec.args, **spec.kwargs).arguments
@@ -189,6 +193,14 @@ def _unquote_numbers(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_unquote_numbers, value))
     return {key: _unquote_numbers(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _choose_option(text: str, value: Any) -> Any:
+    """Return the option nearest to a string among those that a message quotes; other values unchanged."""
+    options = [option for option in _QUOTED.findall(text) if option != value]
+    known = {option.lower(): option for option in options} if type(value) is str else {}
+    near = difflib.get_close_matches(value.lower(), known, 1, _SIMILARITY) if known else []
+    return known[near[0]] if near else value
 
 
 def _is_configured_folder(value: Any) -> bool:

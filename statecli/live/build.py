@@ -119,11 +119,21 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         end = f", or, for example, {quote_for_shell(example)}" if example else ""
         raise ModelError(f"{spec.text}: needs a configuration; {path}{end}")
     models = suggest_models_of(spec.module, getattr(sys.modules.get(spec.module), "__file__", None))
-    example = None if spec.is_file else find_example(spec.module)
+    example = None if spec.is_file else _find_model_of_config(obj) or find_example(spec.module)
     end = (
         "; name a model class or a function:" if models.choices else f"; write, for example, {example}" * bool(example)
     )
     raise models.build_error(ModelError, spec.text, f"the class {spec.attribute} is not an nn.Module{end}")
+
+
+def _find_model_of_config(config_class: Any) -> str | None:
+    """Return the target of the model of a configuration class of transformers; None for other classes."""
+    auto_class = getattr(sys.modules.get("transformers"), "AutoModel", None)
+    kind = getattr(config_class, "model_type", None)
+    if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
+        return None
+    example = hf_auto.find_example(auto_class, kind)
+    return None if example is None else quote_for_shell(example)
 
 
 def _build_once(

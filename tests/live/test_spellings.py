@@ -115,6 +115,10 @@ STAND_INS = {
     "graphs/layers.py": """
         from typing import Callable
         import torch
+        class Chosen(torch.nn.Module):
+            def __init__(self, task):
+                super().__init__()
+                if task not in ("binary", "multiclass"): raise ValueError("one of 'BINARY', 'MULTICLASS'")
         class Held:
             def __init__(self): self.model = torch.nn.Linear(2, 3)
         def hold(size=2): return Held()
@@ -693,6 +697,7 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(here, st
         ("torch.nn:Sequential(Linear, 'relu')", "torch.nn:Sequential(Linear(3, 3), torch.nn.Linear(2, 3))"),
         ("torch.nn:ModuleList(Linear(2, 3))", "torch.nn:ModuleList([Linear(2, 3)])"),
         ("torch.nn:Sequential(Linear(in_features=2))", "torch.nn:Sequential(Linear(in_features=2, out_features=3))"),
+        ("graphs.layers:Chosen('multiclas')", "graphs.layers:Chosen('multiclass')"),
         ("torch.nn:ModuleDict(a=Linear(2, 3))", "torch.nn:ModuleDict({'a': Linear(2, 3)})"),
         ("torch.nn:ModuleDict(a='relu')", "torch.nn:ModuleDict({'a': torch.nn.Linear(2, 3)})"),
         ("torch.nn:ModuleDict([Linear(2, 3)])", "torch.nn:ModuleDict({'0': Linear(2, 3)})"),
@@ -766,12 +771,14 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
     assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
 
 
-def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
+def test_the_name_of_a_configuration_has_the_line_to_type(here, advise, statecli):
     """No file has the name."""
     pytest.importorskip("transformers")
     for config in ("config='BertConfig'", "'BertConfig'"):
         line = "transformers:BertModel(config=BertConfig())"
         assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [line]
+    end = "write, for example, 'transformers:GPT2Model(config=GPT2Config())'\n"
+    assert statecli("inspect", "transformers:GPT2Config()").err.endswith(end)
     for typed in ("AutoModel('bert')", "AutoModel('bert-base-uncased')"):
         message, line = advise(f"transformers:{typed}")
         assert "for the default configuration, write" in message
