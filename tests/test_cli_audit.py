@@ -276,6 +276,14 @@ def test_verbose_says_which_rules_did_not_run(output):
     assert "(-v" not in verbose
 
 
+def test_verbose_does_not_advise_to_run_audit(statecli):
+    """The note about foreign names is of `inspect`; the rules of audit report the names."""
+    torch.save({"w": torch.ones(2), "posix": os.system}, "evil.pt")
+    text = statecli("audit", "evil.pt", "-v").out
+    assert "unsafe-global" in text
+    assert "run statecli audit" not in text
+
+
 def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
     """A class has no pickles; the checkpoint beside it was scanned."""
     text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out

@@ -14,6 +14,7 @@ from statecli.commands.audit.result import Audit
 from statecli.core.errors import strip_copy_advice
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import (
     describe_configuration,
@@ -65,7 +66,13 @@ def build_audit_report(
 
     `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
     """
-    notes = [note for target in audit.targets for note in target.notes] if view.verbose else []
+    # The note about foreign names advises to run audit, whose rules report them.
+    notes = [
+        note
+        for target in audit.targets
+        for note in target.notes
+        if view.verbose and note.kind is not OddityKind.FOREIGN_GLOBALS
+    ]
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
     return Report(
         title=_format_title(audit),

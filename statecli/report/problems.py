@@ -56,6 +56,7 @@ _TIE_RULES = BROKEN_TIES | {
 #: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
+_REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
 #: Rules whose findings have one cause whatever their source lines, with a heading for several findings.
 ONE_CAUSE = {
     MISSING_ENTRY.name: "{} keys of {} are missing",
@@ -281,7 +282,7 @@ def _build_import_problem(findings: Sequence[Finding]) -> Problem:
     """Return the problem of an import, with the refused load as its consequence."""
     refused = [finding for finding in findings if finding.rule == _REFUSED_LOAD]
     problem = _build_problem([finding for finding in findings if finding.rule != _REFUSED_LOAD])
-    effects = dict.fromkeys(finding.message.partition(": ")[0] for finding in refused)
+    effects = (_REFUSED_EFFECT,) if refused else ()
     return msgspec.structs.replace(problem, findings=tuple(findings), effects=(*problem.effects, *effects))
 
 

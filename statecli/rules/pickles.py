@@ -71,16 +71,25 @@ def _describe_load(pickle: ScannedPickle) -> str:
     return "loading the nested pickle" if pickle.hidden else "loading the file"
 
 
-def _describe_place(subject: Subject, pickle: ScannedPickle) -> str:
-    """Return the file of the target and the pickle in it, as text."""
+def _describe_place(subject: Subject, pickle: ScannedPickle, *, says_record: bool = False) -> str:
+    """Return the file of the target and the pickle in it, as text.
+
+    With `says_record`, the word `record` precedes a record of an archive, whose name looks like the path of a file.
+    """
     file = subject.member(pickle.place)
     within = pickle.where.removeprefix("the file").removeprefix(", ") if file else pickle.where
+    if says_record and "/" in within.partition(",")[0]:
+        within = f"record {within}"
     return quoting.name(": ".join(filter(None, (file, within))))
+
+
+def _describe_byte(subject: Subject, pickle: ScannedPickle, position: int) -> str:
+    return f"{_describe_place(subject, pickle, says_record=True)}, byte {position}"
 
 
 def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Issue:
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
-    where = f"{_describe_place(subject, pickle)}, byte {mention.position}"
+    where = _describe_byte(subject, pickle, mention.position)
     doer = pickle.doer or _describe_load(pickle)
     message = f"{doer} {_describe_use(mention)} {name}, which {why} ({where})"
     return Issue(
@@ -304,11 +313,7 @@ def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Is
     place = pickle.place
     if pickle.exact and bomb.position:
         place = Place(place.path, place.offset + bomb.position, _NAME_BYTES)
-    where = (
-        f"{_describe_place(subject, pickle)}, byte {bomb.position}"
-        if bomb.position
-        else _describe_place(subject, pickle)
-    )
+    where = _describe_byte(subject, pickle, bomb.position) if bomb.position else _describe_place(subject, pickle)
     message = f"{_describe_load(pickle)} {quoting.name(bomb.text)}" + (f" ({where})" if where else "")
     return Issue(message, help=_DO_NOT_LOAD, place=place, about=bomb.text)
 

@@ -572,7 +572,7 @@ def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
     file = optimizer(folder, 1)
     file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
     assert statecli("inspect", str(folder)).code == 2
-    place = f"{file.relative_to(folder)}: archive/data.pkl, byte 2"
+    place = f"{file.relative_to(folder)}: record archive/data.pkl, byte 2"
     assert f"os.system, which runs shell commands ({place})" in told(statecli, folder)
     assert not mark.exists()
 

@@ -48,7 +48,7 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
     (finding,) = found("unsafe-global", path)
     at = pickle.index(b"cos\n")
     assert finding.message == (
-        f"loading the file calls os.system, which runs shell commands (archive/data.pkl, byte {at})"
+        f"loading the file calls os.system, which runs shell commands (record archive/data.pkl, byte {at})"
     )
     assert path.read_bytes()[finding.place.offset :].startswith(b"cos\nsystem")
     assert finding.severity is Severity.ERROR
@@ -402,7 +402,7 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
     at = pickle.index(b"cbuiltins")
     assert (
         finding.message
-        == f"loading the file allocates 64.0 GiB in calls to builtins.bytearray (archive/data.pkl, byte {at})"
+        == f"loading the file allocates 64.0 GiB in calls to builtins.bytearray (record archive/data.pkl, byte {at})"
     )
     assert finding.severity is Severity.ERROR
 
