@@ -287,8 +287,20 @@ def test_verbose_does_not_advise_to_run_audit(statecli):
 def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
     """A class has no pickles; the checkpoint beside it was scanned."""
     text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out
-    assert "unsafe-global (on 1 target)" in text
-    assert "unregistered-tensor (on 1 target)" in text
+    (of_class,) = (line for line in text.splitlines() if "unsafe-global" in line)
+    assert of_class.startswith("not run on torch.nn:Linear(2, 2): ")
+    (of_file,) = (line for line in text.splitlines() if "unregistered-tensor" in line)
+    assert of_file.startswith("not run on clean.pt: unregistered-tensor, ")
+
+
+def test_rules_of_the_other_sort_are_not_listed_with_model(statecli):
+    """A class has no values to check, and a file no code: neither is a gap of the audit."""
+    result = statecli("audit", "clean.pt", "--model", "torch.nn:Linear(2, 2)", "-v", "--no-values")
+    lines = [line for line in result.out.splitlines() if line.startswith("not run")]
+    assert [line.endswith(": values not read: --no-values") for line in lines if "nan, " in line] == [True]
+    assert not any(
+        word in line for line in lines for word in ("unregistered-tensor", "a class", "give --model", " on ")
+    )
 
 
 @pytest.mark.parametrize("output", PEOPLE)
@@ -603,8 +615,8 @@ def test_each_target_is_told_why_a_rule_did_not_run_on_it():
     other = target("b.pt", skipped=(skipped_rule("nan", "it saved no names"),))
     two = [msgspec.structs.replace(each, ran=()) for each in (one, other)]
     text = render_audit("plain", *two, view=View(verbose=True))
-    assert "not run: nan (on 1 target): there is no optimizer" in text
-    assert "not run: nan (on 1 target): it saved no names" in text
+    assert "not run on a.pt: nan: there is no optimizer" in text
+    assert "not run on b.pt: nan: it saved no names" in text
 
 
 def test_a_reason_is_said_once(statecli, in_tmp_path):

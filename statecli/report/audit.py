@@ -363,17 +363,25 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
-    """Yield a line for each reason, with the skipped rules; with the number of targets if reasons differ."""
-    alike: dict[str, Counter[str]] = {}
-    for target in audit.targets:
+    """Yield a line for each reason, with the skipped rules; with the target or number of targets if reasons differ.
+
+    The class of --model and the targets checked against it share the rules: those about code ran on the class, all
+    others on the targets. So nothing is said of a rule that can only run on the other side.
+    """
+    ran_on_class = {rule for target in audit.targets if target.target == audit.model for rule in target.ran}
+    targets_of: dict[str, dict[str, list[str]]] = {}
+    for target in audit.checked_targets:
         for skipped in target.skipped:
-            alike.setdefault(skipped.reason, Counter())[skipped.rule] += 1
-    reasons = Counter((*audit.ran, *(rule for rules in alike.values() for rule in rules)))
-    for reason, rules in alike.items():
-        names = (
-            f"{rule} (on {plural(count, 'target')})" if reasons[rule] > 1 else rule for rule, count in rules.items()
-        )
-        yield Line((f"not run: {', '.join(names)}",), reason, "dim")
+            if target.target == audit.model or skipped.rule not in ran_on_class:
+                targets_of.setdefault(skipped.reason, {}).setdefault(skipped.rule, []).append(target.target)
+    reasons = Counter((*audit.ran, *(rule for rules in targets_of.values() for rule in rules)))
+    for reason, rules in targets_of.items():
+        by_targets: dict[str, list[str]] = {}
+        for rule, targets in rules.items():
+            where = targets[0] if len(targets) == 1 else plural(len(targets), "target")
+            by_targets.setdefault(f" on {where}" if reasons[rule] > 1 else "", []).append(rule)
+        for where, names in by_targets.items():
+            yield Line((f"not run{where}: {', '.join(names)}",), reason, "dim")
 
 
 def _format_others(audit: Audit) -> list[str]:
