@@ -55,6 +55,7 @@ class OddityKind(Enum):
     SECTIONS_LEFT_OUT = "sections-left-out"
     SECTIONS_APART = "sections-apart"
     WRAPPER_PREFIX = "wrapper-prefix"
+    NOT_LOCKED = "not-locked"
     VALUES_NOT_COMPARED = "values-not-compared"
     NOT_SAVED_BY_CLASS = "not-saved-by-class"
     NOT_READ_BY_CLASS = "not-read-by-class"

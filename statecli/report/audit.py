@@ -14,6 +14,7 @@ from statecli.commands.audit.result import Audit
 from statecli.core.errors import strip_copy_advice
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.units import (
@@ -66,13 +67,6 @@ def build_audit_report(
 
     `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
     """
-    # The note about foreign names advises to run audit, whose rules report them.
-    notes = [
-        note
-        for target in audit.targets
-        for note in target.notes
-        if view.verbose and note.kind is not OddityKind.FOREIGN_GLOBALS
-    ]
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
     return Report(
         title=_format_title(audit),
@@ -86,7 +80,7 @@ def build_audit_report(
         ),
         page=lambda: _build_page(audit, group_problems(), view, inconclusive),
         findings=audit.findings,
-        notes=tuple(notes),
+        notes=_list_notes(audit, view),
         rules_in_rows=frozenset(finding.rule for finding in audit.findings),
         fail_on=audit.fail_on,
         show_all=view.unfold,
@@ -110,6 +104,15 @@ def build_audit_report(
         ),
         configuration=audit.configuration,
     )
+
+
+def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
+    """Return the notes about the targets; without -v only those about sections that are not in the lock, each once."""
+    notes = [note for target in audit.targets for note in target.notes]
+    if not view.verbose:
+        return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
+    # The note about foreign names advises to run audit, whose rules report them.
+    return tuple(note for note in notes if note.kind is not OddityKind.FOREIGN_GLOBALS)
 
 
 def _format_title(audit: Audit) -> str:

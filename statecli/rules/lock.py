@@ -39,12 +39,6 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = _RESTORE_FILE
         yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
-    not_locked = {
-        pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == OTHER_SECTION
-    }
-    if not_locked:
-        message = f"{join_names(tuple(not_locked))}: not part of a model and not in the lock, so not compared"
-        yield Issue(message, severity=Severity.NOTE)
 
 
 @rule(Severity.ERROR, needs_lock, needs_locked_companions)

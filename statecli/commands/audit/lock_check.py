@@ -11,8 +11,9 @@ from statecli.commands.audit import references
 from statecli.commands.lock import compare_lock
 from statecli.commands.lock.companion_files import compare_companions, compare_files, find_pipeline_folders
 from statecli.commands.lock.compare_lock import LockMatch
-from statecli.core.model_state import ModelState
-from statecli.core.units import plural
+from statecli.core.model_state import ModelState, Oddity
+from statecli.core.oddity_kind import OddityKind
+from statecli.core.units import join_names, plural
 from statecli.live import spec
 from statecli.rules.audit_rule import Issue
 from statecli.rules.audit_subject import Subject
@@ -73,6 +74,15 @@ def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
     """Count the tensors compared with the lock; a tensor on one side only does not match."""
     compared = [pair for pair in pairs if pair.differ != compare_lock.OTHER_SECTION]
     return LockCount(len(compared), sum(pair.agrees for pair in compared))
+
+
+def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
+    """Return the note about sections, such as an optimizer, that the lock of a model leaves out; none without any."""
+    sections = {
+        pair.tensor.section: None for pair in pairs if pair.tensor and pair.differ == compare_lock.OTHER_SECTION
+    }
+    message = f"{join_names(tuple(sections))}: not part of a model and not in the lock, so not compared"
+    return (Oddity(OddityKind.NOT_LOCKED.value, message),) if sections else ()
 
 
 def find_missing(request: Request, audited: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:

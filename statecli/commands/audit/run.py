@@ -504,7 +504,12 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
         findings=add_places([finding for findings in findings_by_rule.values() for finding in findings], state.tensors),
         ran=tuple(rule.name for rule in findings_by_rule if rule not in inconclusive),
         skipped=tuple(skipped),
-        notes=(*state.oddities, *subject.section_notes, *unreadable),
+        notes=(
+            *state.oddities,
+            *subject.section_notes,
+            *unreadable,
+            *lock_check.list_unlocked_sections((subject.lock or ()) if ran_lock_rule else ()),
+        ),
         not_checked=(
             *_count_unread_values(subject),
             *_list_unhashed_files(subject),
