@@ -32,6 +32,13 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
             yield "architecture", f"architecture {named}"
 
 
+def names_class(settings: Settings) -> bool:
+    """Return True if `--model auto` finds a class in the configuration; `auto_map` names code of the checkpoint."""
+    values = settings.values
+    is_named = any(isinstance(values.get(f"config.{key}"), str) for key in ("architectures", "_class_name"))
+    return "config" in settings.beside and is_named and not any(key.startswith("config.auto_map") for key in values)
+
+
 def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
     """Return the settings by the file of the folder that has them; those of the checkpoint itself first."""
     groups: dict[str, list[tuple[str, str]]] = {}

@@ -19,7 +19,7 @@ from statecli.core.escaping import escape
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
 from statecli.core.parameter_or_buffer import match_optimizer_entries
@@ -626,7 +626,7 @@ def _build_group(
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {_format_elements(total.elements)}, {format_size(total.bytes)}"
-    summary += _describe_evidence(examples)
+    summary += _describe_evidence(examples, inspection.state.metadata)
     live = state.traits.is_class
     statuses = {describe_status(row, live) for row in examples}
     shared = statuses.pop() if len(statuses) == 1 else None
@@ -715,9 +715,10 @@ def _format_elements(count: int) -> str:
     return "1 element" if count == 1 else f"{format_count(count)} elements"
 
 
-def _describe_evidence(rows: Sequence[TensorInfo]) -> str:
+def _describe_evidence(rows: Sequence[TensorInfo], settings: Settings) -> str:
+    model = "auto" if folder_settings.names_class(settings) else "CLASS"
     words = {
-        Evidence.ASSUMED: "kinds guessed; --model CLASS shows the exact kinds",
+        Evidence.ASSUMED: f"kinds guessed; --model {model} shows the exact kinds",
         Evidence.CONVENTION: "by convention",
         Evidence.OPTIMIZER: "trained by the optimizer",
         Evidence.TYPE: "pickled as nn.Parameter",

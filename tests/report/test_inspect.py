@@ -165,3 +165,20 @@ def test_a_name_in_several_sections_is_linked_with_its_section(statecli, tmp_pat
     torch.save({"model": one, "ema": {"w": torch.ones(1)}}, tmp_path / "net.pt")
     page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
     assert '1 tensor holds NaN: <a href="#tensor=model%3A%20w">model: w</a>' in page
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ({"architectures": ["BertModel"]}, "auto"),
+        ({"_class_name": "UNet2DModel"}, "auto"),
+        ({"architectures": ["Net"], "auto_map": {"AutoModel": "net.Net"}}, "CLASS"),
+        ({"architectures": None}, "CLASS"),
+    ],
+)
+def test_guessed_kinds_name_the_option_that_works(statecli, tmp_path, config, model):
+    """`--model auto`, if the configuration in the folder names a class whose code is installed."""
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shown = " ".join(statecli("inspect", tmp_path, "-f", "table").out.split())
+    assert f"kinds guessed; --model {model} shows the exact kinds" in shown
