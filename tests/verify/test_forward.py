@@ -598,7 +598,7 @@ def test_train_mode_is_called_too():
     (finding,) = train.findings
     assert ", in train mode" in finding.message
     assert train.columns[0].cells["table"].verdict is Verdict.FAILED
-    assert train.how.startswith("eval mode, train mode, backward on a fake CUDA device")
+    assert train.how.startswith("eval mode, train mode, backward on a fake CUDA device, shapes only")
     (finding,) = forward.prove(
         live(lambda: Branches(lambda m, x: x if m.training else x + m.table), (3,)), FAKE
     ).findings

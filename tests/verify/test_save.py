@@ -53,7 +53,8 @@ def test_three_columns():
     check = sample(Name.SAVE, "positions:Positions")
     assert verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
     assert verdicts(check, "restored") == verdicts(check, "safetensors") == {"embed.weight": "passed"}
-    assert cell(check, "saved", "positions").reason == "not saved; the constructor creates an equal tensor"
+    reason = "not in state_dict() (persistent=False); the constructor creates an equal tensor"
+    assert cell(check, "saved", "positions").reason == reason
 
 
 # --- what the constructor makes again --------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
         _Trial(
             fake_gpu.DEVICE,
             fake_gpu.DISPLAY_NAME,
-            "called on a fake CUDA device, without data",
+            "called on a fake CUDA device, shapes only",
             fake_gpu.use_fake_gpu,
             values=False,
         )

@@ -232,9 +232,9 @@ class _Proof(Proof):
     def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
         """Return the cell of a tensor if the verdict needs no second build, else None."""
         if row.fqn in self._recomputed:
-            return judging.skip_cell(f"not saved; {judging.RECOMPUTED_REASON}")
+            return judging.skip_cell(f"{_describe_unsaved(row)}; {judging.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
-            return judging.skip_cell("not saved; the first forward creates the tensor again")
+            return judging.skip_cell(f"{_describe_unsaved(row)}; the first forward creates the tensor again")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
@@ -245,18 +245,19 @@ class _Proof(Proof):
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
-            return judging.skip_cell("not saved, because the buffer has persistent=False")
+            return judging.skip_cell(_describe_unsaved(row))
         why = (
             "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a "
             "new instance"
         )
-        return judging.build_inconclusive_cell(f"not saved; {why}")
+        return judging.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
-            return judging.skip_cell("not saved; the constructor creates an equal tensor")
+            return judging.skip_cell(f"{_describe_unsaved(row)}; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
-            return judging.build_inconclusive_cell("not saved; the tensors of two instances cannot be compared")
+            why = "the tensors of two instances cannot be compared"
+            return judging.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
         message = f"{row.fqn}: {RANDOM_VALUE}"
         help = PERSISTENT if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
@@ -506,3 +507,8 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
 
 #: Elements. Fewer may be the same by chance after they were changed.
 _FEW_ELEMENTS = 4_096
+
+
+def _describe_unsaved(row: TensorInfo) -> str:
+    """Return `not in state_dict()`, with the reason of a non-persistent buffer."""
+    return "not in state_dict() (persistent=False)" if row.persistent is False else "not in state_dict()"
