@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from os.path import commonprefix
 
 from statecli.commands.fix.line_diff import format_unified_diff
 from statecli.commands.fix.result import ChangedFile, Edit, Fixes
 from statecli.commands.fix.rules import NOT_FIXED, PROPOSED_FIX, WRITTEN_FIX
 from statecli.commands.verify.result import Verdict
 from statecli.core.finding import Finding, Severity
+from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.units import join_names, plural
 from statecli.report import Cell, Column, Page, Problem, Report, Table, View, junit_cases, rule_texts
@@ -19,6 +21,8 @@ from statecli.report.documents.fix import build_fix_document
 _COLUMNS = tuple(map(Column, ("names", "rule", "file", "line", "status", "proofs", "reason")))
 #: Names of a defect that its message shows.
 MAX_NAMES = 3
+#: The module at the beginning of several names: `layers` of `layers.` and of `layers[1`.
+_MODULE = compile_on_use(r"(.+)[.\[]")
 
 
 def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
@@ -80,8 +84,15 @@ def _split_lines(text: str) -> list[str]:
 
 def _describe_names(edit: Edit) -> str:
     if edit.names:
-        return join_names(edit.names, MAX_NAMES)
+        return _shorten_names(edit.names)
     return f"a tensor created at {edit.file}:{edit.line}" if edit.file else "a tensor of unknown origin"
+
+
+def _shorten_names(names: Sequence[str]) -> str:
+    """Return `layers.* (16 tensors)` for many names of one module or list of modules, else the first names."""
+    prefix = commonprefix(names) if len(names) > MAX_NAMES else ""  # noqa: RUF071  # names, not paths
+    module = _MODULE.match(prefix)
+    return f"{module[1]}.* ({plural(len(names), 'tensor')})" if module else join_names(names, MAX_NAMES)
 
 
 def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
@@ -96,7 +107,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     if edit.kept and failed:
         effects.append(f"not repaired: {', '.join(failed)}")
     if edit.new_keys:
-        names = join_names(edit.new_keys, MAX_NAMES)
+        names = _shorten_names(edit.new_keys)
         effects.append(
             f"older checkpoints lack {names}; load such checkpoints with model.load_state_dict(state, strict=False), "
             "which keeps the initial values"

@@ -334,3 +334,22 @@ def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statec
     assert (result.code, result.err) == (0, "")
     assert result.out.count("note[") == 1
     assert statecli("verify", "net.py:Net", "--input", "2x4").code == 0
+
+
+def test_many_tensors_of_a_list_are_one_name(desk, statecli):
+    """As in verify: `layers.*` with the number of its tensors, in the finding and for older checkpoints."""
+    lines = [
+        "from torch import nn\n\n",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.layers = [nn.Linear(2, 2) for _ in range(12)]\n",
+    ]
+    (desk / "net.py").write_text("\n".join(lines))
+    shown = " ".join(statecli("fix", "net.py:Net", "-f", "table").out.split())
+    assert "warning[proposed-fix]: layers.* (24 tensors): " in shown
+    assert "older checkpoints lack layers.* (24 tensors); load" in shown
+    (desk / "net.py").write_text((desk / "net.py").read_text().replace("range(12)", "range(1)"))
+    assert "layers[0].weight and layers[0].bias" in statecli("fix", "net.py:Net", "-f", "table").out.replace(
+        ",", " and"
+    )
