@@ -21,11 +21,16 @@ _STRING_OR_COLON = compile_on_use(
 )
 #: What stands for the colon in the syntax tree.
 _COLON = "__colon__"
+#: A whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
+_UNQUOTED = compile_on_use(r"(?:(?<=\A)|(?<==))(?:[A-Za-z][\w.]*/)?[A-Za-z][\w.]*(?:-[\w.]+)+(?=\)\Z)")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Parse the arguments of the spec `text`: `rest` begins after the parenthesis. Raises UsageError."""
+    quoted = _UNQUOTED.sub(r"'\g<0>'", rest)
+    if quoted != rest and text.endswith(rest):
+        raise UsageError(f"{text}: a name needs quotes; write {quote_for_shell(text.removesuffix(rest) + quoted)}")
     try:
         return _convert_arguments(text, _parse_call(text, rest))
     except (RecursionError, MemoryError) as error:
