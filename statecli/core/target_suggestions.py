@@ -17,6 +17,8 @@ from statecli.core.similar_paths import suggest_similar_paths
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+#: `from torch.nn import Linear`, `import torch.nn as nn`.
+_IMPORT = compile_on_use(r"(?:from (?P<module>[\w.]+) )?import (?P<name>[\w.]+)(?: as \w+)?;?")
 #: `net.py.Class`, with a call behind it.
 _FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `organization/name`, or a name with a hyphen.
@@ -47,6 +49,8 @@ _EXAMPLES = {
 _REGISTRIES = ("timm", "torchvision")
 _REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
+#: Libraries whose models are repositories -> what their names begin with.
+_ORGANIZATIONS = {"sentence_transformers": "sentence-transformers/", "transformers": "", "diffusers": ""}
 #: `resnet-50`, which timm and torchvision spell `resnet50`.
 _NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
@@ -88,6 +92,9 @@ def suggest_for_missing(path: str) -> Suggestion:
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
+    imported = find_imported_name(path)
+    if imported is not None:
+        return suggest_for_missing(imported)
     dotted = _DOTTED.match(path)
     suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
     if suggestion is not None:
@@ -102,6 +109,12 @@ def suggest_for_missing(path: str) -> Suggestion:
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
 
 
+def find_imported_name(text: str) -> str | None:
+    """Return `torch.nn.Linear` for `from torch.nn import Linear`; None for a text that is not an import."""
+    statement = _IMPORT.fullmatch(text)
+    return ".".join(filter(None, statement.group("module", "name"))) if statement is not None else None
+
+
 def _correct_punctuation(path: str) -> Suggestion | None:
     """Return the line for `net.py::Net`, `torch-geometric:GCNConv` and `timm:resnet-50`; None for other texts."""
     head, parenthesis, call = path.partition("(")
@@ -111,8 +124,8 @@ def _correct_punctuation(path: str) -> Suggestion | None:
     if not colon:
         dotted = _DOTTED.match(f"{module}{call}") if "-" in head else None
         return _suggest_name(dotted["path"].split("."), call) if dotted else None
-    if "-" in name and module == "sentence_transformers":  # it has classes, and its models are repositories
-        return Suggestion(suggest_repository(f"{head.partition(':')[0]}/{name}"))
+    if "-" in name and module in _ORGANIZATIONS:  # it has classes, and its models are repositories
+        return Suggestion(suggest_repository(f"{_ORGANIZATIONS[module]}{name}"))
     name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
     parts = module.split(".")
     is_known = os.path.isfile(module) or parts[0] in MODEL_LIBRARIES or len(list(_find_modules(parts))) == len(parts)

@@ -107,11 +107,15 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 def _parse_dotted_name(text: str) -> ModelSpec | None:
     """Return the spec of `Identity`, `torch.nn.Identity` and `timm.create_model('resnet18')`; None for any other text.
 
-    The name is of an installed package, and has a call or is the name of a class.
+    The name is of an installed package, and has a call or is the name of a class. It may stand in an import.
     """
-    from statecli.core.target_suggestions import is_layer, split_module_name
+    from statecli.core.target_suggestions import find_imported_name, is_layer, split_module_name
     from statecli.live import search_path
 
+    imported = find_imported_name(text)
+    if imported is not None:
+        spec = _parse_dotted_name(imported)
+        return spec and replace(spec, text=text)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and is_layer(layer):
         spec = parse_spec(f"torch.nn:{layer}")
