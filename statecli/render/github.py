@@ -4,7 +4,8 @@ The findings of one source line are one annotation, and repeated layers are fold
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
 lines are one annotation for each rule, at the first of their targets. If there are still more than ten, the last
 annotation counts the rest. A target that was not checked completely is a warning, because the exit status does not
-show it. `-q` leaves only failures and what was not checked, and drops the last line if it would say nothing else.
+show it. `-q` leaves only failures and such warnings; the last line is then what was not checked, and a configuration
+that weakens something.
 """
 
 from __future__ import annotations
