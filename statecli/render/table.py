@@ -496,12 +496,15 @@ _SIGN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several in a line where they fit, and a count of the findings after MAX_EFFECTS lines."""
+    """Yield the effects, several in a line where they fit, and a count of the findings after MAX_EFFECTS lines.
+
+    An example has its own line, because another cause would read as a part of the example.
+    """
     effects = problem.effects
     line, count = "", len(effects) if show_all else count_shown_effects(effects)
     for effect in effects[:count]:
         joined = f"{line} · {effect}" if line else effect
-        if line and len(joined) > width:
+        if line and (len(joined) > width or line.startswith("example: ")):
             yield line
             joined = effect
         line = joined

@@ -45,7 +45,7 @@ def describe_verdict(explanation: Explanation) -> str:
         return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
     if diagnosis is None or not diagnosis.code:
         return "does not load"
-    judgement = "proved, but" if diagnosis.proved else "not proved, and"
+    judgement = "tested, but" if diagnosis.proved else "not certain, and"
     if diagnosis.warnings:
         return f"does not load; the code below is {judgement} leaves {join_names(diagnosis.initial)} at initial values"
     return f"does not load; the code below is {judgement.partition(',')[0]}"
@@ -90,10 +90,10 @@ def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...
 def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
     first, *others = diagnosis.causes
     code = "\n".join(diagnosis.code) or None
-    label = "proved" if diagnosis.proved else "not proved"
+    label = "tested" if diagnosis.proved else "not certain"
     proof = (
         f"{label}: {diagnosis.proof}"
-        if diagnosis.code and not diagnosis.proof.startswith("not proved")
+        if diagnosis.code and not diagnosis.proof.startswith("not tested")
         else diagnosis.proof
     )
     warnings = [f"warning: {warning}" for warning in diagnosis.warnings]

@@ -333,7 +333,7 @@ def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
     torch.save({f"module.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "other.pt")
     result = statecli("explain", "net.py:Hooked", "other.pt")
     assert "version 1 is too old" in result.out + result.err
-    assert "not proved" in result.out
+    assert "not certain: the load on the meta device failed" in result.out
 
 
 def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
@@ -430,7 +430,7 @@ RANDOM = "drawn at random by the constructor and {} not loaded from the checkpoi
 @pytest.mark.parametrize(
     ("lacks", "warnings", "end"),
     [
-        (["positions"], [], "is proved"),
+        (["positions"], [], "the code below is tested"),
         (
             ["table", "positions"],
             [f"table is {RANDOM.format('is')} than the saved model"],
@@ -439,7 +439,7 @@ RANDOM = "drawn at random by the constructor and {} not loaded from the checkpoi
         (
             ["head.bias"],
             [f"head.bias is a weight and {WEIGHT}"],
-            "is proved, but leaves head.bias at initial values",
+            "is tested, but leaves head.bias at initial values",
         ),
         (
             ["frozen.weight", "frozen.bias"],
@@ -499,3 +499,11 @@ def test_running_statistics_that_are_not_loaded_are_warned_of(desk, explain, ver
         "1.running_mean, 1.running_var are running statistics and not loaded from the checkpoint: in eval mode, the "
         "loaded model normalizes with initial values"
     ]
+
+
+def test_a_second_cause_is_not_the_tail_of_an_example(desk, net, statecli):
+    """A prefix, and another name of a layer: the second cause has its own line."""
+    torch.save({f"module.{k.replace('head', 'top')}": v for k, v in net["Net"]().state_dict().items()}, "both.pt")
+    lines = [line.strip(" |") for line in statecli("explain", "net.py:Net", "both.pt", "-f", "table").out.splitlines()]
+    assert any(line.startswith("1 name differs") or "names differ: " in line for line in lines), lines
+    assert not any(line.startswith("example: ") and " · " in line for line in lines)

@@ -14,8 +14,8 @@ DOES_NOT_LOAD = Rule(
     why="""`load_state_dict` lists each missing and unexpected key, although all of them often have one cause: a prefix,
 other names, or another number of classes.""",
     example="all 39 names of the checkpoint have the prefix `module.` of DistributedDataParallel.",
-    fix="""load the checkpoint with the printed code. If the code is not proved, compare the results of the loaded
-model with known results.""",
+    fix="""load the checkpoint with the printed code. If the code is not tested or not certain, compare the results of
+the loaded model with known results.""",
 )
 OTHER_WAY_TO_LOAD = Rule(
     "other-way-to-load",

@@ -19,7 +19,7 @@ from statecli.live.spec import ModelSpec
 from statecli.storage.checkpoint_folder import CONFIG
 from statecli.targets.section_of_target import split_section
 
-NOT_RUN = "not proved: statecli does not run {}"
+NOT_RUN = "not tested: statecli does not run {}"
 #: Dtypes of blocks of codes with a common scale, as GGUF has.
 _BLOCK_DTYPE = compile_on_use(r"i?q\d|tq\d|mxfp|nvfp", re.IGNORECASE)
 _ADAPTER = compile_on_use(

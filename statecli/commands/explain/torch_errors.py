@@ -20,7 +20,7 @@ from statecli.core.units import plural
 
 #: Characters of standard input that are read.
 MAX_CHARACTERS = 16 << 20
-NOT_PROVED = "not proved; to prove the code, run: statecli explain CLASS CHECKPOINT"
+NOT_PROVED = "not tested; to test the code, run: statecli explain CLASS CHECKPOINT"
 _MISSING = compile_on_use(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
 _UNEXPECTED = compile_on_use(r'Unexpected key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
 _MISMATCH = compile_on_use(
