@@ -268,9 +268,11 @@ class _PageWriter:
             self.write_wrapped(self.page.verdict, "bold", "")
         for sentence in self.page.unusual:
             self.write_wrapped(sentence.text, "bold", "")
-        shared = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
+        with_checks = self.has_columns_of_checks()
+        texts = () if with_checks else self.layout.format_shared_texts()
+        shared = (("; " if ":" in text else ", ") + text for text in texts)
         lines = [("".join([self.page.subtitle, *shared]), "")] if self.page.subtitle else []
-        for values in self.layout.format_grouped_values():
+        for values in () if with_checks else self.layout.format_grouped_values():
             joined = f"{lines[-1][0]}; {values}" if lines else values
             if lines and self.layout.cell_len(escape_sentence(joined)) <= self.width:
                 lines[-1] = joined, lines[-1][1]
@@ -299,12 +301,21 @@ class _PageWriter:
         for line in self.report.patch:
             self.write_line((line.removesuffix("\r").expandtabs(), get_patch_style(line)))
 
+    def has_columns_of_checks(self) -> bool:
+        """Return True if the columns are results of the checks that `write_outcomes` lists."""
+        return self.page.outcomes is not None and any(column.group for column in self.page.columns)
+
     def write_outcomes(self) -> None:
         group = self.page.outcomes
         if group is None or not group.lines:
             return
         self.write_line(("", ""))
-        self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
+        summary = [group.summary]
+        if self.has_columns_of_checks():
+            summary += [*self.layout.format_shared_texts(), *self.layout.format_grouped_values()]
+        self.write_heading(
+            escape_name(group.heading), escape_sentence("; ".join(summary)).replace(_NO_BREAK_SPACE, " ")
+        )
         widths = [self.layout.cell_len(escape_name(row.cells[0])) for row in group.lines]
         remark_column = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
         for row, width in zip(group.lines, widths, strict=True):

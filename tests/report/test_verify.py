@@ -418,13 +418,13 @@ def test_a_table_is_never_wider_than_its_terminal(width):
 
 
 def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
-    """A column of ticks and dashes, alike in each group, is a line above; one with a cross stays where it is."""
+    """A column of ticks and dashes, alike in each group, stands with the checks; one with a cross keeps its place."""
     rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
     cells = {"encoder.weight": passed(), "b": passed(), "table": Cell(SKIPPED)}
     columns = tuple(Column(name, cells) for name in ("saved", "restored"))
     found = run(moved(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
     text = written(found, width=29).replace("\n  ", " ")
-    assert "saved, restored: ✓ parameters and buffers, – unregistered" in text
+    assert "passed; saved, restored: ✓ parameters and buffers, – unregistered" in text
     assert "name            moves" in text
     assert "saved, restored:" not in written(found, width=60)
 
