@@ -303,7 +303,7 @@ class _PageWriter:
 
     def has_columns_of_checks(self) -> bool:
         """Return True if the columns are results of the checks that `write_outcomes` lists."""
-        return self.page.outcomes is not None and any(column.group for column in self.page.columns)
+        return self.page.outcomes is not None and any(column.ordinary_values for column in self.page.columns)
 
     def write_outcomes(self) -> None:
         group = self.page.outcomes
