@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from statecli.core.lazy_pattern import compile_on_use
+
 #: The name on the package index. The command and the import package are `statecli`; on the index, the name `statecli`
 #: belongs to another project.
 DISTRIBUTION = "torch-statecli"
@@ -15,6 +17,8 @@ MODEL_LIBRARIES = (
     *("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics", "peft"),
     *("sentence_transformers", "open_clip_torch", "torchaudio"),
 )
+#: A command that installs packages, in a text.
+INSTALL_COMMAND = compile_on_use(r"\bpip install (?:-U )?[\w.-]+(?:\[[\w,-]+\])?(?<![.])")
 #: Modules whose package has another name.
 _PACKAGES = {
     "PIL": "pillow",

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import ModelError, StateError
-from statecli.core.installed_package import MODEL_LIBRARIES, install_module, install_packages
+from statecli.core.installed_package import INSTALL_COMMAND, MODEL_LIBRARIES, install_module, install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
@@ -26,8 +26,6 @@ from statecli.live.working_line import Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
-#: A command that installs packages, in the message of a library.
-_COMMAND = compile_on_use(r"\bpip install (?:-U )?[\w.-]+(?:\[[\w,-]+\])?(?<![.])")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -80,7 +78,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 
 def _suggest_command(error: BaseException) -> Advice | None:
     """Return the command that installs a package, if the message names the command; the last has no extras."""
-    commands = _COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
+    commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
     return Advice(f"install the package: {commands[-1]}") if commands else None
 
 

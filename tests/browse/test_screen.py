@@ -93,7 +93,9 @@ async def settle(pilot):
     await pilot.pause(0.03)
     for _ in range(1000):
         app = pilot.app
-        if not (app._reader.is_busy or app._progress or app._reading is not None):
+        rest = app._rest._task
+        rests = rest is not None and not rest.done()  # a busy machine needs longer
+        if not (rests or app._reader.is_busy or app._progress or app._reading is not None):
             break
         await pilot.pause(0.005)
     await pilot.pause(0)
