@@ -6,8 +6,9 @@ A check reads both tensors once, block by block. Both have the same shape; their
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -194,42 +195,58 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
     operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor), (np.divide, divisor)]
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
-    elements, fitting = 0, [0, 0]
-    for size, *counts in compare(task, before, after, operations):
+    elements, exceptions, possible = 0, [0, 0], [0, 1]
+    for size, count_fitting in compare(task, before, after, operations):
         elements += size
-        fitting = [total + count for total, count in zip(fitting, counts, strict=True)]
-        if elements - max(fitting) > task.max_exceptions:
+        for n in possible:
+            exceptions[n] += size - count_fitting(n)
+        possible = [n for n in possible if exceptions[n] <= task.max_exceptions]
+        if not possible:
             break
-    return CheckResult(elements, elements - max(fitting))
+    return CheckResult(elements, min(exceptions[n] for n in possible or (0, 1)))
+
+
+#: The size of a block, and the number of its elements that are the result of an operation, by the operation's number.
+_ScaledBlock = tuple[int, Callable[[int], int]]
 
 
 def _compare_scaled_values(
     task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
-) -> Iterator[list[int]]:
-    """Yield of each block its elements, and how many are the result of each operation."""
+) -> Iterator[_ScaledBlock]:
     for old, new in _pair_blocks(read_values(before), read_values(after)):
-        yield [old.size, *(int(np.count_nonzero(_is_scaled(task, old, new, *how))) for how in operations)]
+        yield old.size, partial(_count_scaled, task, old, new, operations)
 
 
 def _compare_scaled_codes(
     task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
-) -> Iterator[list[int]]:
-    """As `_compare_scaled_values`; the answer of each pair of one-byte codes is looked up in a table."""
+) -> Iterator[_ScaledBlock]:
+    """The answer of each pair of one-byte codes is looked up in a table."""
     values = build_small_float_table(task.before.dtype)
     old, new = (side.ravel() for side in np.meshgrid(values, values, indexing="ij"))
-    answers = [_is_scaled(task, old, new, *how) for how in operations]
+    results = [_scale(task, old, *how) for how in operations]
+    answers = [(new == result) | (np.isnan(new) & np.isnan(result)) for result in results]
     for old_codes, new_codes in _pair_blocks(read_items(before), read_items(after)):
         pairs = (old_codes.astype(np.uint16) << np.uint16(8)) | new_codes
-        yield [pairs.size, *(int(np.count_nonzero(answer[pairs])) for answer in answers)]
+        yield pairs.size, partial(_count_answers, answers, pairs)
 
 
-def _is_scaled(task: CheckTask, old: Array, new: Array, operation: np.ufunc, number: float) -> Array:
-    """Return which values are the rounded result of an operation with a number."""
+def _scale(task: CheckTask, values: Array, operation: np.ufunc, number: float) -> Array:
+    """Return the result of an operation with a number, rounded to the dtype after."""
     with np.errstate(all="ignore"):
-        scaled = operation(old, np.asarray(number, np.float64 if task.before.dtype == "float64" else np.float32))
-    result = scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
-    is_same: Array = (new == result) | (np.isnan(new) & np.isnan(result))
-    return is_same
+        scaled: Array = operation(values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32))
+    return scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
+
+
+def _count_scaled(
+    task: CheckTask, old: Array, new: Array, operations: Sequence[tuple[np.ufunc, float]], number: int
+) -> int:
+    result = _scale(task, old, *operations[number])
+    equal = int(np.count_nonzero(new == result))
+    return equal if equal == new.size else equal + int(np.count_nonzero(np.isnan(new) & np.isnan(result)))
+
+
+def _count_answers(answers: Sequence[Array], pairs: Array, number: int) -> int:
+    return int(np.count_nonzero(answers[number][pairs]))
 
 
 def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
