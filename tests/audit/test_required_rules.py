@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from statecli.commands.audit import required_rules
+from statecli.commands.audit.result import Audit
 from statecli.rules.audit_subject import needs_class_or_reference, needs_module, needs_values
 from statecli.rules.dictionary import RULES
 from statecli.rules.policy_config import Policy
+from statecli.targets.target_result import Skipped, Status, TargetResult
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 
@@ -107,3 +109,14 @@ def test_no_rule_left_is_refused(statecli, words):
     result = statecli("audit", "a.pt", *words)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("statecli: no rule is selected: ")
+
+
+def test_the_rules_of_many_targets_are_joined_once(monkeypatch):
+    """Not for each skipped rule: the audit of 1,000 files took 7 s instead of 2."""
+    joins = []
+    ran = Audit.ran.fget
+    monkeypatch.setattr(Audit, "ran", property(lambda audit: joins.append(1) or ran(audit)))
+    skipped = tuple(Skipped(f"rule-{n}", "no values") for n in range(50))
+    target = TargetResult("a.pt", Status.AUDITED, ran=("nan",), skipped=skipped)
+    assert Audit((target,) * 100).find_unrun_rules(["rule-7"]) == (skipped[7],)
+    assert len(joins) == 2

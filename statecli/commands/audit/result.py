@@ -82,6 +82,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     def find_unrun_rules(self, requested: Collection[str]) -> tuple[Skipped, ...]:
         """Return the requested rules that ran on no target; if no rule ran at all, the first skipped rule."""
-        skipped = {entry.rule: entry for entry in reversed(self.skipped_rules) if entry.rule not in self.ran}
+        ran = frozenset(self.ran)
+        skipped = {entry.rule: entry for entry in reversed(self.skipped_rules) if entry.rule not in ran}
         matching = tuple(entry for rule, entry in skipped.items() if rule in requested)
-        return matching if matching or self.ran else tuple(skipped.values())[-1:]
+        return matching if matching or ran else tuple(skipped.values())[-1:]
