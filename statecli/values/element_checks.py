@@ -189,64 +189,54 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check products, and quotients by one over the factor, which is often a whole number: both round once."""
+    """Check products, and quotients by one over the factor, which is often a whole number: both round once.
+
+    Quotients are only checked if a product differs.
+    """
     inverse = 1 / task.factor
     divisor = round(inverse) if abs(round(inverse) * task.factor - 1) < 1e-9 else inverse
-    operations: list[tuple[np.ufunc, float]] = [(np.multiply, task.factor), (np.divide, divisor)]
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
-    elements, exceptions, possible = 0, [0, 0], [0, 1]
-    for size, count_fitting in compare(task, before, after, operations):
-        elements += size
-        for n in possible:
-            exceptions[n] += size - count_fitting(n)
-        possible = [n for n in possible if exceptions[n] <= task.max_exceptions]
-        if not possible:
+    results: list[CheckResult] = []
+    for scale in (partial(_scale, task, np.multiply, task.factor), partial(_scale, task, np.divide, divisor)):
+        elements = exceptions = 0
+        for size, fitting in compare(task, before, after, scale):
+            elements, exceptions = elements + size, exceptions + size - fitting
+            if exceptions > task.max_exceptions:
+                break
+        results.append(CheckResult(elements, exceptions))
+        if not exceptions:
             break
-    return CheckResult(elements, min(exceptions[n] for n in possible or (0, 1)))
+    return min(results, key=lambda result: result.exceptions)
 
 
-#: The size of a block, and the number of its elements that are the result of an operation, by the operation's number.
-_ScaledBlock = tuple[int, Callable[[int], int]]
-
-
-def _compare_scaled_values(
-    task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
-) -> Iterator[_ScaledBlock]:
-    for old, new in _pair_blocks(read_values(before), read_values(after)):
-        yield old.size, partial(_count_scaled, task, old, new, operations)
-
-
-def _compare_scaled_codes(
-    task: CheckTask, before: Strided, after: Strided, operations: Sequence[tuple[np.ufunc, float]]
-) -> Iterator[_ScaledBlock]:
-    """The answer of each pair of one-byte codes is looked up in a table."""
-    values = build_small_float_table(task.before.dtype)
-    old, new = (side.ravel() for side in np.meshgrid(values, values, indexing="ij"))
-    results = [_scale(task, old, *how) for how in operations]
-    answers = [(new == result) | (np.isnan(new) & np.isnan(result)) for result in results]
-    for old_codes, new_codes in _pair_blocks(read_items(before), read_items(after)):
-        pairs = (old_codes.astype(np.uint16) << np.uint16(8)) | new_codes
-        yield pairs.size, partial(_count_answers, answers, pairs)
-
-
-def _scale(task: CheckTask, values: Array, operation: np.ufunc, number: float) -> Array:
+def _scale(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
     """Return the result of an operation with a number, rounded to the dtype after."""
     with np.errstate(all="ignore"):
         scaled: Array = operation(values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32))
     return scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
 
 
-def _count_scaled(
-    task: CheckTask, old: Array, new: Array, operations: Sequence[tuple[np.ufunc, float]], number: int
-) -> int:
-    result = _scale(task, old, *operations[number])
-    equal = int(np.count_nonzero(new == result))
-    return equal if equal == new.size else equal + int(np.count_nonzero(np.isnan(new) & np.isnan(result)))
+def _compare_scaled_values(
+    _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
+) -> Iterator[tuple[int, int]]:
+    """Yield the elements of each block, and how many of them are scaled."""
+    for old, new in _pair_blocks(read_values(before), read_values(after)):
+        result = scale(old)
+        equal = int(np.count_nonzero(new == result))
+        yield new.size, equal if equal == new.size else equal + int(np.count_nonzero(np.isnan(new) & np.isnan(result)))
 
 
-def _count_answers(answers: Sequence[Array], pairs: Array, number: int) -> int:
-    return int(np.count_nonzero(answers[number][pairs]))
+def _compare_scaled_codes(
+    task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
+) -> Iterator[tuple[int, int]]:
+    """As `_compare_scaled_values`; the answer of each pair of one-byte codes is looked up in a table."""
+    values = build_small_float_table(task.before.dtype)
+    old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
+    answers = (new == old) | (np.isnan(new) & np.isnan(old))
+    for old_codes, new_codes in _pair_blocks(read_items(before), read_items(after)):
+        pairs = (old_codes.astype(np.uint16) << np.uint16(8)) | new_codes
+        yield pairs.size, int(np.count_nonzero(answers[pairs]))
 
 
 def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
