@@ -67,8 +67,8 @@ def lines(folder: Path) -> list[str]:
         parcels = [_parcel("Dask", python(PARCELS, *files, f"dask:{address}", "dask"))]
     parcels += [
         _parcel("Ray", python(PARCELS, *files, "ray", "ray")),
-        _parcel("a rank of MPI", _ranks(folder, *files, "mpi", "elsewhere")),
-        _parcel("a process of an `Executor`", python(PARCELS, *files, "", "elsewhere")),
+        _parcel("a rank of MPI", _ranks(folder, *files, "mpi", "futures")),
+        _parcel("a process of an `Executor`", python(PARCELS, *files, "", "futures")),
     ]
     return [
         _row("two processes", processes, threads, None),
