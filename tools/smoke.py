@@ -112,17 +112,18 @@ def list_schemas(program: list[str]) -> list[str]:
     return [line.split("\t")[0] for line in answer[2:]]
 
 
-def list_commands(packages: str, schemas: list[str], address: str) -> list[tuple[str, int, str]]:
+def list_commands(details: str, schemas: list[str], address: str) -> list[tuple[str, int, str]]:
     """Return each command line with its exit status and a text that its output contains.
 
-    `packages` is the list of `--version -v`; the files are served at `address`.
+    `details` is the output of `--version -v`; the files are served at `address`.
     """
+    packages = details.partition("packages")[2].replace("\n", " ")
     has_numpy, has_torch, has_libcst, has_urllib3, has_gguf = (
         f" {name} " in packages for name in ("numpy", "torch", "libcst", "urllib3", "gguf")
     )
     values = (lambda status, text: (status, text)) if has_numpy else (lambda _, __: (2, ADVICE_NUMPY))
     # Small files are compared by the compiled kernel alone.
-    small = (lambda status, text: (status, text)) if "kernel    compiled" in packages else values
+    small = (lambda status, text: (status, text)) if "kernel    compiled" in details else values
     commands = [
         ("--version", 0, "statecli "),
         ("--version -v", 0, "kernel    "),
@@ -210,7 +211,7 @@ def main() -> int:
         details = run(program, "--version -v")[1]
         schemas = list_schemas(program)
         with serve_folder() as address:
-            commands = list_commands(details.partition("packages")[2].replace("\n", " "), schemas, address)
+            commands = list_commands(details, schemas, address)
             failures = sum(not check(program, *command) for command in commands)
         texts = "".join(run(program, f"schema {name}")[1] for name in schemas)
         os.chdir(os.path.dirname(folder))
