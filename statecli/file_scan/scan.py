@@ -31,10 +31,10 @@ from statecli.file_scan.storage_records import ArchiveRecords
 from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array
-from statecli.formats.shared.code_in_text import find_code_in_text
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
+from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.pickle_scan.export_expressions import UnknownText, find_program_calls
 from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.one_pickle import (

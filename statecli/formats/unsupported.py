@@ -10,7 +10,7 @@ from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.formats import registry
-from statecli.formats.shared.code_in_text import find_code_in_text
+from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.storage import files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
 

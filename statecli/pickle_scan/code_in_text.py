@@ -103,7 +103,7 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     content = source.read(0, source.size)
     if signs is _YAML_SIGNS:
         # Imported here, because every command imports this module.
-        from statecli.formats.shared import yolo_activation
+        from statecli.pickle_scan import yolo_activation
 
         if yolo_activation.has_code(content):
             return "Ultralytics evaluates the value of `activation` as Python code"
