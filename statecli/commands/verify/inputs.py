@@ -120,7 +120,7 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     def make(seed: int = 0) -> Call:
         with model.user_code("calling the function"), use_seed(seed):
             arguments = resolve_arguments(spec, loaded.module, function)
-            return _convert_to_call(text, function(*arguments.args, **arguments.kwargs))
+            return convert_to_call(text, function(*arguments.args, **arguments.kwargs))
 
     return Inputs(describe_call(make()), make)
 
@@ -135,7 +135,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
             sys.modules.setdefault(name, module)
 
 
-def _convert_to_call(
+def convert_to_call(
     text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "return at least one tensor"
 ) -> Call:
     """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share tensors.
@@ -144,7 +144,7 @@ def _convert_to_call(
     """
     import torch
 
-    args, kwargs = _split_arguments(value)
+    args, kwargs = split_arguments(value)
     if not args and not kwargs:
         description = "nothing" if value is None else f"an empty {type(value).__name__}"
         raise ModelError(
@@ -159,7 +159,8 @@ def _convert_to_call(
     return call
 
 
-def _split_arguments(value: Any) -> Call:
+def split_arguments(value: Any) -> Call:
+    """Return the positional and the keyword arguments that a function's result stands for."""
     if value is None:
         return (), {}
     if isinstance(value, Mapping):
@@ -229,7 +230,7 @@ def _read_attribute(built: BuiltModel, name: str) -> Call | None:
         value = attribute() if callable(attribute) and not issubclass(type(attribute), torch.Tensor) else attribute
     if value is None:
         return None
-    args, kwargs = _split_arguments(value)
+    args, kwargs = split_arguments(value)
     return args, {key: value for key, value in kwargs.items() if value is not None}
 
 

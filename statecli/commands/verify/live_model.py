@@ -51,7 +51,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
     if python_inputs is None or texts:
         inputs_found, why_not = inputs.find_inputs(texts, None, built)
         return (inputs_found and _move_beside_model(built.module, inputs_found)), why_not
-    args, kwargs = inputs._split_arguments(python_inputs)
+    args, kwargs = inputs.split_arguments(python_inputs)
     input_text = next(filter(is_input_text, (*args, *kwargs.values())), None)
     if input_text is not None:
         examples = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
@@ -62,9 +62,9 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
 
     def make(seed: int = 0) -> Call:
         if not callable(python_inputs) or isinstance(python_inputs, torch.Tensor):
-            return inputs._convert_to_call("inputs", python_inputs, "the value is", _suggest_inputs(args))
+            return inputs.convert_to_call("inputs", python_inputs, "the value is", _suggest_inputs(args))
         with model.user_code("calling the function"), inputs.use_seed(seed):
-            return inputs._convert_to_call("inputs", python_inputs())
+            return inputs.convert_to_call("inputs", python_inputs())
 
     return Inputs(inputs.describe_call(make()), make), ""
 
