@@ -43,22 +43,8 @@ def run_and_exit(options: Options) -> NoReturn:
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
-    if isinstance(options, GitSetupOptions):
-        return _set_up_git(options)
-    if isinstance(options, GitTextconvOptions):
-        return _convert_for_git(options)
-    if isinstance(options, GitExternalDiffOptions):
-        return _show_in_git_diff(options)
-    if isinstance(options, GitDifftoolOptions):
-        return _show_in_difftool(options)
-    if isinstance(options, WatchOptions):
-        return _watch_run(options)
-    if isinstance(options, BrowseOptions):
-        return _browse(options)
-    if isinstance(options, CompletionOptions):
-        return _print_completion_script(options)
-    if isinstance(options, SamplesOptions):
-        return _write_samples(options)
+    if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
+        return run_own(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
         check_not_empty(options)
@@ -265,3 +251,16 @@ def _show_in_difftool(options: GitDifftoolOptions) -> int:
     except StateError as error:
         streams.open_stdout().text(f"{error}\n")
     return 0
+
+
+#: Commands that write their output themselves; the others return an outcome.
+_OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
+    GitSetupOptions: _set_up_git,
+    GitTextconvOptions: _convert_for_git,
+    GitExternalDiffOptions: _show_in_git_diff,
+    GitDifftoolOptions: _show_in_difftool,
+    WatchOptions: _watch_run,
+    BrowseOptions: _browse,
+    CompletionOptions: _print_completion_script,
+    SamplesOptions: _write_samples,
+}
