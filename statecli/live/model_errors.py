@@ -22,6 +22,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
+from statecli.live.suggested_arguments import set_argument
 from statecli.live.working_line import Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
@@ -116,16 +117,16 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, what: s
     if argument is None:
         return without_download.advise_line(spec, callee, error).build_error(problem)
     name, value = argument
-    kwargs = {**spec.kwargs, name: value}
+    changed = set_argument(spec, callee, name, value)
     try:
-        inspect.signature(callee).bind(*spec.args, **kwargs)
+        inspect.signature(callee).bind(*changed.args, **changed.kwargs)
     except (TypeError, ValueError):
         if spec.is_file or refusal.owner is None:
             return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
         line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
         advice = f"for its part {refusal.owner.__name__} alone, write {line}, or {downloads.ALLOW}"
         return ModelError(problem, advice=advice, lines=(line,))
-    line = quote_for_shell(f"{spec.base}({format_call(spec.args, kwargs)})")
+    line = quote_for_shell(f"{spec.base}({format_call(changed.args, changed.kwargs)})")
     return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))
 
 

@@ -6,13 +6,16 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
+
+from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
 from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
-from statecli.live.object_scope import Scope
+from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName
 
@@ -72,13 +75,49 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     return ObjectCall(value.name, (), write_values(spec, found, needed, number) or {}, value.module)
 
 
+def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
+    """Yield a line for each other value of an argument whose annotation lists the values: `Literal["G", "B"]`."""
+    if spec.is_file:
+        return
+    for name, options in list_options(callee).items():
+        for option in options:
+            changed = set_argument(spec, callee, name, option)
+            if changed.args != spec.args or changed.kwargs != spec.kwargs:
+                yield spell(replace(changed, called=True))
+
+
+def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the values that the annotations of the arguments list."""
+    with suppress(Exception):  # of any kind: the code of an annotation runs
+        function: Any = callee
+        hints = typing.get_type_hints(function.__init__ if isinstance(callee, type) else function)
+        options = {one.name: _list_literals(hints.get(one.name)) for one in list_parameters(callee)}
+        return {name: values for name, values in options.items() if values}
+    return {}
+
+
+def _list_literals(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return tuple(value for inner in typing.get_args(hint) for value in _list_literals(inner))
+
+
+def set_argument(spec: ModelSpec, callee: Any, name: str, value: object) -> ModelSpec:
+    """Return the spec with another value of an argument, in its place if the spec gives the argument by position."""
+    names = [parameter.name for parameter in list_parameters(callee)]
+    if name not in names[: len(spec.args)]:
+        return replace(spec, kwargs={**spec.kwargs, name: value})
+    index = names.index(name)
+    return replace(spec, args=(*spec.args[:index], value, *spec.args[index + 1 :]))
+
+
 def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth: int = 0) -> Any:
     parameters = inspect.signature(callee).parameters
     if name not in parameters:  # of a constructor to which the callee passes `**kwargs`
         return ObjectName("...") if number is None else number
-    annotation = parameters[name].annotation
-    if typing.get_origin(annotation) is typing.Literal:
-        return typing.get_args(annotation)[0]
+    options = list_options(callee).get(name)
+    if options:
+        return options[0]
     text = get_annotation_text(parameters[name])
     example = write_example(name, text, parameters)
     if example is not None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
+
+from msgspec.structs import replace
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import model_registries
+from statecli.live.configuration_argument import list_parameters
 from statecli.live.downloads import ALLOW, iter_causes
+from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
+from statecli.live.suggested_arguments import set_argument, write_options
 from statecli.live.working_line import Advice
 
 #: Argument of the functions of transformers that take the name of a repository.
@@ -34,7 +40,16 @@ def advise_line(spec: ModelSpec, callee: Any, error: BaseException) -> Advice:
         return Advice(f"with a copy of the repository in FOLDER, write {copy}, or {ALLOW}")
     if repository is not None and _REPOSITORY.fullmatch(repository):
         return Advice(f"to list the tensors of the repository, write hf://{repository}, or {ALLOW}")
-    return Advice(ALLOW)
+    return Advice(ALLOW, tuple(_list_lines(spec, callee)))
+
+
+def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
+    """Yield lines with another option of an argument, or with None or False for an argument that is a text or True."""
+    yield from write_options(spec, callee)
+    for parameter in list_parameters(callee) if not spec.is_file else ():
+        if parameter.default is True or type(parameter.default) is str:
+            value = False if parameter.default is True else None
+            yield spell(replace(set_argument(spec, callee, parameter.name, value), called=True))
 
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from statecli.core.errors import ModelError, StateError
@@ -52,20 +52,22 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
 @dataclass
 class _Trial:
     build: Callable[[str], object]
-    builds: int = 0
+    tried: set[str] = field(default_factory=set)
 
     def find_advice(self, error: ModelError) -> str | None:
         """Return the advice that works, or the advice of the error of a refused line; None without one."""
         for line in error.lines:
             # Else the advice has a line with `...`, or another line.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
-            if self.builds == _MAX_BUILDS:
+            if len(self.tried) == _MAX_BUILDS:
                 break
+            if line in self.tried:
+                continue
             refusal = self._try_line(line)
             if refusal is None:
                 return error.advice if is_written else f"write {line}"
             advice = self.find_advice(refusal)
-            if advice is None and is_written and refusal.advice is not None:
+            if advice is None and is_written and refusal.advice:
                 advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
             if advice is not None:
                 return (error.advice or "").replace(f"write {line}", advice) if is_written else advice
@@ -73,7 +75,7 @@ class _Trial:
 
     def _try_line(self, line: str) -> ModelError | None:
         """Return the error of a line; None if the line builds a model."""
-        self.builds += 1
+        self.tried.add(line)
         try:
             self.build(" ".join(shlex.split(line)))
         except ModelError as error:

@@ -567,12 +567,21 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
 # --- a line that would be refused again -------------------------------------------------------------------------------
 
 FETCHING = """
+from typing import Literal
 import torch
 from torch import nn
 class Fetching(nn.Linear):
     def __init__(self, pretrained: bool = True):
         super().__init__(2, 2)
         if pretrained: torch.hub.load_state_dict_from_url("https://example.invalid/net.pt", "nowhere")
+class Sized(nn.Linear):
+    def __init__(self, kind: "Literal['big', 'small', 'tiny']" = "big"):
+        super().__init__(2, 2)
+        if kind == "big": torch.hub.load_state_dict_from_url("https://example.invalid/net.pt", "nowhere")
+class Source(nn.Linear):
+    def __init__(self, features: str = "disk"):
+        super().__init__(2, 2)
+        if features is not None: torch.hub.load_state_dict_from_url("https://example.invalid/net.pt", "nowhere")
 class Around(nn.Module):
     def __init__(self, sizes: "tuple[int, ...]", rate: float, name: str):
         super().__init__()
@@ -615,6 +624,11 @@ def fetching(here):
         ("graphs:Flagged", "graphs.fetching:Flagged(pretrained=False)"),
         ("graphs:Fetching", "graphs.fetching:Fetching(pretrained=False)"),
         ("graphs:fetchin", "graphs.fetching:Fetching(pretrained=False)"),
+        ("graphs.fetching:Fetching(True)", "graphs.fetching:Fetching(False)"),
+        ("graphs.fetching:Sized", "graphs.fetching:Sized(kind='small')"),
+        ("graphs.fetching:Sized('big')", "graphs.fetching:Sized('small')"),
+        ("graphs.fetching:Source", "graphs.fetching:Source(features=None)"),
+        ("graphs.fetching:Source('disk')", "graphs.fetching:Source(None)"),
     ],
 )
 def test_the_first_line_is_not_refused_again(fetching, advise, typed, written):
