@@ -2,6 +2,7 @@
 
     StateError                 base class; exit status 2
     ├── UsageError             contradictory or unknown option, argument or name
+    │   ├── MisspeltArguments  the arguments of a class are not written as Python writes them
     │   └── NothingMatched     no tensor left by the globs, the kind or the section
     │       └── FilteredOut    no tensor of one target left by the globs or the kind
     ├── UnreadableError        the file cannot be opened, or its format is not supported
@@ -131,6 +132,14 @@ class UsageError(StateError):
             return arguments[flag] + in_python if flag in arguments else flag + on_line
 
         return _OPTION.sub(spell, super().describe())
+
+
+class MisspeltArguments(UsageError):
+    """The arguments of a spec are not written as Python writes them. `line`: the spec to type, quoted for a shell."""
+
+    def __init__(self, problem: str, line: str) -> None:
+        super().__init__(problem, advice=f"write {line}")
+        self.line = line
 
 
 class NothingMatched(UsageError):

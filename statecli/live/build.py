@@ -12,7 +12,7 @@ import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.errors import MissingDependency, ModelError, UsageError
+from statecli.core.errors import MissingDependency, MisspeltArguments, ModelError, StateError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
@@ -50,9 +50,21 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
         raise working_line.correct_advice(error, _build_line) from error.__cause__
 
 
+def correct_spelling(error: MisspeltArguments) -> StateError:
+    """Return the error with the advice that works: the arguments of the line may be refused too."""
+    if ".py:" in error.line:
+        return error
+    refused = ModelError(error.describe(), advice=error.advice, lines=(error.line,))
+    corrected = working_line.correct_advice(refused, _build_line)
+    return UsageError(error.describe(), choices=corrected.choices, advice=corrected.advice)
+
+
 def _build_line(text: str) -> object:
     """Build the model of a line to type without values: on meta, or on the cpu if the constructor reads values."""
-    spec = parse_spec(text)
+    try:
+        spec = parse_spec(text)
+    except MisspeltArguments as error:
+        raise ModelError(error.describe(), advice=error.advice, lines=(error.line,)) from error
     if spec is None or spec.is_file:
         raise ModelError(f"{text}: is not a class of a package")
     spec = configured_model.resolve_config(spec)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from statecli.core.errors import UsageError
+from statecli.core.errors import MisspeltArguments, UsageError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live.spec_objects import ObjectCall, ObjectName
@@ -21,16 +22,24 @@ _STRING_OR_COLON = compile_on_use(
 )
 #: What stands for the colon in the syntax tree.
 _COLON = "__colon__"
-#: A whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
-_UNQUOTED = compile_on_use(r"(?:(?<=\A)|(?<==))(?:[A-Za-z][\w.]*/)?[A-Za-z][\w.]*(?:-[\w.]+)+(?=\)\Z)")
+#: A string, or a whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
+_STRING_OR_NAME = compile_on_use(
+    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
+    r"(?:(?<=\A)|(?<=[=,(\[ ]))(?P<name>[A-Za-z][\w.]*(?:-[\w.]+|/[A-Za-z][\w.-]*)+)(?=\s*[,)\]])",
+    re.DOTALL,
+)
+#: A whole argument with a quote at one end alone.
+_HALF_QUOTED = compile_on_use(
+    r"(?:(?<=\A)|(?<=[=,(\[ ]))(?:['\"](?P<opened>[\w./-]+)|(?P<closed>[\w./-]+)['\"])(?=\s*[,)\]])"
+)
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Parse the arguments of the spec `text`: `rest` begins after the parenthesis. Raises UsageError."""
-    quoted = _UNQUOTED.sub(r"'\g<0>'", rest)
+    quoted = _STRING_OR_NAME.sub(_quote_name, rest)
     if quoted != rest and text.endswith(rest):
-        raise UsageError(f"{text}: a name needs quotes; write {quote_for_shell(text.removesuffix(rest) + quoted)}")
+        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, rest, quoted))
     try:
         return _convert_arguments(text, _parse_call(text, rest))
     except (RecursionError, MemoryError) as error:
@@ -49,19 +58,32 @@ def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict
 
 
 def _parse_call(text: str, rest: str) -> ast.Call:
+    problem = "write one pair of parentheses with literal values, such as Net(hidden=32)"
+    cause: Exception | None = None
     try:
         node = _parse_text(rest)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return node
     except SyntaxError as error:
-        problem = f"the arguments are not Python literals: {error.msg}"
-        if not rest.rstrip().endswith(")"):
-            problem = "the parenthesis after the class name is not closed"
-        raise UsageError(f"{text}: {problem}{_suggest_closed(text, rest)}") from error
+        problem, cause = f"the arguments are not Python literals: {error.msg}", error
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        problem = "write one pair of parentheses with literal values, such as Net(hidden=32)"
-        raise UsageError(f"{text}: {_suggest_first_call(text, rest, node) or problem}")
-    return node
+    call = _cut_after_call(rest)
+    if call and _is_call(call) and text.endswith(rest):
+        problem = "name the class alone, without code after it"
+        raise MisspeltArguments(f"{text}: {problem}", _write_line(text, rest, call)) from cause
+    if cause is not None and not rest.rstrip().endswith(")"):
+        problem = "the parenthesis after the class name is not closed"
+    line = _suggest_closed(text, rest) if cause is not None else ""
+    raise (MisspeltArguments(f"{text}: {problem}", line) if line else UsageError(f"{text}: {problem}")) from cause
+
+
+def _quote_name(match: re.Match[str]) -> str:
+    return match[0] if match["name"] is None else f"'{match['name']}'"
+
+
+def _write_line(text: str, rest: str, corrected: str) -> str:
+    return quote_for_shell(text.removesuffix(rest) + corrected)
 
 
 def _parse_text(rest: str) -> ast.expr:
@@ -69,34 +91,40 @@ def _parse_text(rest: str) -> ast.expr:
 
 
 def _suggest_closed(text: str, rest: str) -> str:
-    """Return the line with the brackets closed that are open; "" if the line is not correct then."""
+    """Return the line with the brackets and quotes closed that are open; "" if the line is not correct then."""
     if not text.endswith(rest):
         return ""
+    half = _HALF_QUOTED.sub(lambda match: f"'{match['opened'] or match['closed']}'", f"{rest.rstrip(' ,;)')})")
+    if any(rest.count(quote) % 2 for quote in "'\"") and _is_call(half):
+        return _write_line(text, rest, half)
     open_brackets = [")"]
-    for character in _STRING_OR_COLON.sub("", rest):
+    for _, open_brackets in _iter_open_brackets(rest):  # noqa: B007  # the last
+        pass
+    closed = rest.rstrip(" ,;") + "".join(reversed(open_brackets))
+    return _write_line(text, rest, closed) if _is_call(closed) else ""
+
+
+def _cut_after_call(rest: str) -> str:
+    """Return the arguments up to the parenthesis that closes the call; "" without one."""
+    return next((rest[:end] for end, brackets in _iter_open_brackets(rest) if not brackets), "")
+
+
+def _iter_open_brackets(rest: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the place after each character outside of strings, and the brackets that close what is open there."""
+    open_brackets = [")"]
+    for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), rest), 1):
         if character in _BRACKETS:
             open_brackets.append(_BRACKETS[character])
         elif open_brackets and character == open_brackets[-1]:
             open_brackets.pop()
-    closed = rest.rstrip().rstrip(",") + "".join(reversed(open_brackets))
+        yield end, open_brackets
+
+
+def _is_call(rest: str) -> bool:
     try:
-        is_call = isinstance(_parse_text(closed), ast.Call)
+        return isinstance(_parse_text(rest), ast.Call)
     except (SyntaxError, ValueError):
-        return ""
-    return f"; write {quote_for_shell(text.removesuffix(rest) + closed)}" if is_call else ""
-
-
-def _suggest_first_call(text: str, rest: str, node: ast.expr) -> str:
-    """Return the line without the code after the first call: `.cuda()`, `(x)`; "" for other code."""
-    while not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        if not isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
-            return ""
-        node = node.func if isinstance(node, ast.Call) else node.value
-    call = ast.get_source_segment(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", node) or ""
-    call = call.replace(f".{_COLON}.", ":").removeprefix("f(")
-    if not text.endswith(rest):
-        return ""
-    return f"name the class alone, without code after it; write {quote_for_shell(text.removesuffix(rest) + call)}"
+        return False
 
 
 def _replace_colon(match: re.Match[str]) -> str:

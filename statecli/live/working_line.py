@@ -81,5 +81,5 @@ class _Trial:
         except ModelError as error:
             return error
         except StateError as error:
-            return ModelError(str(error))
+            return ModelError(error.describe(), advice=error.advice)
         return None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from statecli import formats, live
 from statecli.core import parameter_or_buffer
-from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
+from statecli.core.errors import MalformedError, MisspeltArguments, UnreadableError, UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
@@ -26,7 +26,16 @@ LoadedNames = dict[str, tuple[str, ...]]
 
 
 def find_class_spec(text: str) -> ModelSpec | None:
-    """Return the model class named by the text; None for a file, a folder or a URL."""
+    """Return the model class named by the text; None for a file, a folder or a URL. Raises UsageError."""
+    try:
+        return _find_class_spec(text)
+    except MisspeltArguments as error:
+        from statecli.live import build
+
+        raise build.correct_spelling(error) from error
+
+
+def _find_class_spec(text: str) -> ModelSpec | None:
     model, options = split_class_options(text)
     if os.path.lexists(text) or files.is_remote(model) or os.path.lexists(model):
         path = text if os.path.lexists(text) else model
@@ -57,7 +66,7 @@ _REGISTRIES = ("timm", "torchvision")
 #: The end of the name of a file that may name a model class.
 _CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)
 #: `package.Class`, `package.Class(…)`, `package.module.function(…)`.
-_DOTTED_NAME = compile_on_use(r"(?P<path>[A-Za-z_][\w-]*(?:\.\w+)*\.(?P<name>\w+))(?P<call>\(.*\).*)?\Z", re.DOTALL)
+_DOTTED_NAME = compile_on_use(r"(?P<path>[A-Za-z_][\w-]*(?:\.\w+)*\.(?P<name>\w+))(?P<call>\(.*)?\Z", re.DOTALL)
 #: A name that can only be a class. Another may be the extension of a file.
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*[a-z]\w*")
 #: `torchhub:pytorch/vision/resnet18`, `torch.hub:pytorch/vision:main/resnet18`.
