@@ -9,9 +9,10 @@ import difflib
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from statecli.core.errors import ModelError
+from statecli.core.registry_functions import REGISTRIES, Registry
 from statecli.live import search_path
 from statecli.live.library_lines import hide_library_lines
 from statecli.live.spec import ModelSpec
@@ -24,24 +25,10 @@ _SIMILARITY = 0.6
 _EXAMPLE = "resnet18"
 
 
-class _Registry(NamedTuple):
-    """The module of a registry, and its functions that build a model by name and list the names."""
-
-    module: str
-    build: str
-    names: str
-
-
-_REGISTRIES = {
-    "timm": _Registry("timm", "create_model", "list_models"),
-    "torchvision": _Registry("torchvision.models", "get_model", "list_models"),
-}
-
-
-def _find_registry(module: str) -> _Registry | None:
+def _find_registry(module: str) -> Registry | None:
     """Return the registry of a package; its module has it too."""
-    by_module = (registry for registry in _REGISTRIES.values() if registry.module == module)
-    return _REGISTRIES.get(module) or next(by_module, None)
+    by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
+    return REGISTRIES.get(module) or next(by_module, None)
 
 
 def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
@@ -65,7 +52,7 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 def find_target(name: str) -> str | None:
     """Return the target for a name in the registry of an installed package; None without one."""
-    for package, registry in _REGISTRIES.items():
+    for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():
                 module = importlib.import_module(registry.module)
@@ -83,7 +70,7 @@ def format_builder(spec: ModelSpec) -> tuple[str, str]:
     return registry.module, f"{registry.module}.{registry.build}"
 
 
-def _refuse_function(spec: ModelSpec, registry: _Registry, module: Any) -> None:
+def _refuse_function(spec: ModelSpec, registry: Registry, module: Any) -> None:
     """Raise ModelError for the function that lists the names, or builds a model, without a name."""
     names = list(getattr(module, registry.names)())
     example = f"{spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
@@ -93,7 +80,7 @@ def _refuse_function(spec: ModelSpec, registry: _Registry, module: Any) -> None:
     raise ModelError(f"{spec.text}: {spec.attribute} {problem}; for a model, write {example}")
 
 
-def _check_name(spec: ModelSpec, name: str, registry: _Registry, module: Any) -> None:
+def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> None:
     """Raise ModelError, with the nearest names, for a name that the registry does not have."""
     if ":" in name:  # a repository of the hub
         return

@@ -99,5 +99,5 @@ def parse_spec(text: str) -> ModelSpec | None:
     if parenthesis:
         from statecli.live.spec_arguments import parse_arguments
 
-        args, kwargs = parse_arguments(text, rest)
+        args, kwargs = parse_arguments(text, f"{module}:{attribute}", rest)
     return ModelSpec(text, module, is_file, attribute, args, kwargs, bool(parenthesis), options)

@@ -35,13 +35,20 @@ _HALF_QUOTED = compile_on_use(
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
-def parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the arguments of the spec `text`: `rest` begins after the parenthesis. Raises UsageError."""
+class _CodeArgument(Exception):
+    """An argument is neither a literal nor a name."""
+
+
+def parse_arguments(text: str, base: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `rest` after it. Raises UsageError."""
     quoted = _STRING_OR_NAME.sub(_quote_name, rest)
     if quoted != rest and text.endswith(rest):
         raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, rest, quoted))
     try:
-        return _convert_arguments(text, _parse_call(text, rest))
+        call = _parse_call(text, rest)
+        return _convert_arguments(text, call)
+    except _CodeArgument as error:
+        raise UsageError(f"{text}: {error}; {_write_function(base, call)}") from error
     except (RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
 
@@ -50,7 +57,7 @@ def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict
     kwargs: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise UsageError(f"{text}: ** is not a literal; write each argument out")
+            raise _CodeArgument("** is not a literal")
         if keyword.arg in kwargs:
             raise UsageError(f"{text}: the argument {keyword.arg} is given twice")
         kwargs[keyword.arg] = _convert_value(text, keyword.arg, keyword.value)
@@ -76,6 +83,14 @@ def _parse_call(text: str, rest: str) -> ast.Call:
         problem = "the parenthesis after the class name is not closed"
     line = _suggest_closed(text, rest) if cause is not None else ""
     raise (MisspeltArguments(f"{text}: {problem}", line) if line else UsageError(f"{text}: {problem}")) from cause
+
+
+def _write_function(base: str, call: ast.Call) -> str:
+    if f".{_COLON}." in ast.unparse(call):
+        return "write a function that builds the model, and give this function instead: build.py:make"
+    from statecli.live import code_arguments
+
+    return code_arguments.write_function(base, call)
 
 
 def _quote_name(match: re.Match[str]) -> str:
@@ -145,8 +160,8 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
         return items if isinstance(node, ast.List) else tuple(items)
     if isinstance(node, ast.Dict) and all(node.keys):
         pairs = zip(node.keys, node.values, strict=True)
-        return {_read_literal(text, name, key): _convert_value(text, name, value) for key, value in pairs if key}
-    return _read_literal(text, name, node)
+        return {_read_literal(name, key): _convert_value(text, name, value) for key, value in pairs if key}
+    return _read_literal(name, node)
 
 
 def _find_name(node: ast.expr) -> ObjectName | None:
@@ -162,14 +177,11 @@ def _find_name(node: ast.expr) -> ObjectName | None:
     return ObjectName(name, module if colon else None)
 
 
-def _read_literal(text: str, name: str, node: ast.expr) -> Any:
+def _read_literal(name: str, node: ast.expr) -> Any:
     try:
         return _restore_urls(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError) as error:
-        raise UsageError(
-            f"{text}: {name} is code, not a literal; write a function that builds the model, and give this function "
-            "instead: build.py:make"
-        ) from error
+        raise _CodeArgument(f"{name} is code, not a literal") from error
 
 
 def _restore_urls(value: Any) -> Any:

@@ -46,7 +46,7 @@ def _is_called(kind: type, name: str) -> bool:
 def _spell_with_module(scope: Scope, text: str) -> str:
     """Return the spec with the module that the text names, or with another, in place of the text."""
     try:
-        (value,), _ = parse_arguments(text, f"{text})")
+        (value,), _ = parse_arguments(text, text, f"{text})")
     except (UsageError, ValueError):
         value = None
     module = scope.rewrite(value) if isinstance(value, ObjectCall) else ObjectName(write_example("module", "") or "...")

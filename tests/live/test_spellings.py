@@ -566,6 +566,44 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
     assert [2, 4] in [row["shape"] for row in result.rows().values()]
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "torch.nn:Linear(2, 2 * 2)",
+        "torch.nn:Sequential(*[nn.Linear(size, 4) for size in (2, 4)])",
+        "torch.nn.ModuleList([Linear(2, 4) for _ in range(3)])",
+        "torch.nn:Sequential(**{})",
+        "graphs.layers:Conv(nn=Sequential(Linear(2, 4)), scale=math.sqrt(2) + 1, name='a')",
+        "graphs.layers:Conv(torch.nn.Linear(2, 4), scale=(lambda x: x)(2.0))",
+        "own.py:Net(size=2 + 2)",
+    ],
+)
+def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, statecli, typed):
+    """With the imports of the names in the code."""
+    source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, size): super().__init__(size, 2)\n"
+    Path("own.py").write_text(source)
+    refused = statecli("inspect", typed)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    (line, file), *_ = re.findall(r"add the line `(.*)` to (\S+), and give \2:make$", refused.err)
+    with Path(file).open("a") as opened:
+        opened.write(line + "\n")
+    result = statecli("inspect", f"{file}:make", "-f", "json")
+    assert result.code == 0, result.err
+
+
+def test_the_function_for_a_model_of_a_registry_calls_the_registry():
+    from statecli.core.errors import UsageError
+    from statecli.live.spec import parse_spec
+
+    with pytest.raises(UsageError) as caught:
+        parse_spec("timm:resnet18(act_layer=lambda: nn.ReLU())")
+    assert str(caught.value).endswith(
+        "act_layer is code, not a literal; add the line `def make(): from torch import nn; from timm import "
+        "create_model; return create_model('resnet18', act_layer=lambda: nn.ReLU())` to build.py, and give "
+        "build.py:make"
+    )
+
+
 # --- a line that would be refused again -------------------------------------------------------------------------------
 
 FETCHING = """

@@ -1,0 +1,53 @@
+"""Write the function that builds a model from arguments that are code: a lambda, a comprehension, `partial(...)`."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+
+from statecli.core import build_function, registry_functions
+from statecli.core.installed_package import MODEL_LIBRARIES
+from statecli.core.target_suggestions import is_layer
+
+#: Imports of names that code of models uses.
+_IMPORTS = {
+    "F": "from torch.nn import functional as F",
+    "functools": "import functools",
+    "math": "import math",
+    "nn": "from torch import nn",
+    "np": "import numpy as np",
+    "partial": "from functools import partial",
+}
+
+
+def write_function(base: str, call: ast.Call) -> str:
+    """Return the function to add to a file, for the class or function `base` and the call of its arguments.
+
+    `base`: `net.py:Net`, `torch.nn:Linear`. `call`: `f(2, act=lambda: nn.ReLU())`.
+    """
+    module, _, attribute = base.rpartition(":")
+    builder = registry_functions.find_function(module, attribute)
+    if builder is not None:
+        module, name, attribute = builder.module, attribute, builder.build
+        call = ast.Call(call.func, [ast.Constant(name), *call.args], call.keywords)
+    call = ast.Call(ast.parse(attribute, mode="eval").body, call.args, call.keywords)
+    own, imports = {attribute.partition(".")[0]}, set()
+    for name in _list_free_names(call) - own:
+        if name in _IMPORTS:
+            imports.add(_IMPORTS[name])
+        elif name == "torch" or name in MODEL_LIBRARIES:
+            imports.add(f"import {name}")
+        elif is_layer(name) and module != "torch.nn":
+            imports.add(f"from torch.nn import {name}")
+        elif name[:1].isupper():
+            own.add(name)
+    lines = "".join(f"{line}; " for line in sorted(imports))
+    return build_function.write_function(module, ast.unparse(call), sorted(own), imports=lines)
+
+
+def _list_free_names(call: ast.Call) -> set[str]:
+    """Return the names that the code reads and does not define."""
+    nodes = list(ast.walk(call))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return read - stored - {node.arg for node in nodes if isinstance(node, ast.arg)} - set(dir(builtins))
