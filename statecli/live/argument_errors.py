@@ -26,7 +26,13 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
-from statecli.live.suggested_arguments import get_annotation_text, list_factories, write_modules, write_values
+from statecli.live.suggested_arguments import (
+    get_annotation_text,
+    list_factories,
+    write_modules,
+    write_options,
+    write_values,
+)
 from statecli.live.working_line import Advice, advise_line
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
@@ -112,6 +118,19 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
         alone = [line for name in named[:2] for line in _list_lines(spec, callee, [name])] if len(named) > 1 else []
         return advice._replace(lines=(*advice.lines, *alone))
     return _advise_modules(spec, callee, absent, text) if not bound else None
+
+
+def list_attempts(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
+    """Return lines to try after an error that names no argument: quotes around names, other options."""
+    if spec.is_file:
+        return ()
+    lines = (spell(spec, _quote_names), *write_options(spec, callee))
+    return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
+
+
+def _quote_names(value: Any) -> Any:
+    """Return an argument with a text in place of a name: 'resnet18' for resnet18, which may be a function too."""
+    return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
 
 def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Parameter], text: str) -> Advice | None:

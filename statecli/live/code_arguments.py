@@ -45,6 +45,13 @@ def write_function(base: str, call: ast.Call) -> str:
     return build_function.write_function(module, ast.unparse(call), sorted(own), imports=lines)
 
 
+def parse_call(code: str) -> ast.Call:
+    """Return the syntax tree of a call."""
+    call = ast.parse(code, mode="eval").body
+    assert isinstance(call, ast.Call)  # noqa: S101 - the caller writes a call
+    return call
+
+
 def _list_free_names(call: ast.Call) -> set[str]:
     """Return the names that the code reads and does not define."""
     nodes = list(ast.walk(call))

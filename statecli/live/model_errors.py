@@ -23,7 +23,7 @@ from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
-from statecli.live.working_line import Advice
+from statecli.live.working_line import INSTALL, Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
@@ -74,13 +74,15 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     advice = advice or _suggest_command(error) or transformers_tasks.suggest_model(spec, error)
     if advice is not None:
         return advice.build_error(problem)
-    return ModelError(f"{problem}{_suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)}")
+    end = _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
+    lines = argument_errors.list_attempts(spec, callee) if callee is not None and not end else ()
+    return ModelError(f"{problem}{end}", lines=lines)
 
 
 def _suggest_command(error: BaseException) -> Advice | None:
     """Return the command that installs a package, if the message names the command; the last has no extras."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
-    return Advice(f"install the package: {commands[-1]}") if commands else None
+    return Advice(f"{INSTALL}{commands[-1]}") if commands else None
 
 
 def _suggest_package(error: BaseException) -> str:

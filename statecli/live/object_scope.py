@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -54,10 +54,14 @@ class Replacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Scope:
-    """The modules whose names an argument may use: the most specific first."""
+    """The modules whose names an argument may use: the most specific first.
+
+    `quotes_names`: an unknown name is a text without its quotes, rather than another name that is similar.
+    """
 
     spec: ModelSpec
     namespaces: tuple[types.ModuleType, ...]
+    quotes_names: bool = False
 
     @classmethod
     def around(cls, spec: ModelSpec, module: types.ModuleType, callee: Any) -> Scope:
@@ -68,7 +72,7 @@ class Scope:
         """Return the scope of the arguments of a class in the arguments."""
         if callee.owner is None:
             return self
-        return Scope(self.spec, (*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
+        return replace(self, namespaces=(*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
 
     def find(self, named: ObjectName) -> FoundObject:
         """Return the object of a name. Raises ModelError."""
@@ -140,6 +144,14 @@ class Scope:
         if replacement is None:
             return Advice("an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)")
         line = spell(self.spec, self.rewrite)
+        if line == spell(self.spec):
+            from statecli.live import code_arguments
+
+            call = code_arguments.parse_call(f"f({format_call(self.spec.args, self.spec.kwargs)})")
+            return Advice(code_arguments.write_function(self.spec.base, call))
+        quoted = spell(self.spec, replace(self, quotes_names=True).rewrite)
+        if replacement.is_similar and quoted != line:
+            return Advice(f"did you mean {replacement.value}? write {line}", (quoted, line))
         if isinstance(replacement.value, str):
             return Advice(f"for a string, write {line}", (line,))
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
@@ -181,7 +193,8 @@ class Scope:
         own = {} if owner else {key: ObjectName(key, named.module) for key in self._list_own(named)}
         same = [key for key in owners if owner and key.lower() == last.lower()]
         near = same or get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
-        if near:
+        is_text = self.quotes_names and last.islower() and not owner and last not in map(str.lower, near)
+        if near and not is_text:
             return Replacement({**owners, **own}[near[0]], is_similar=True)
         return None if owner or named.module else Replacement(named.name)
 

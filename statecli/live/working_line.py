@@ -13,6 +13,8 @@ from typing import NamedTuple
 from statecli.core.errors import ModelError, StateError
 from statecli.live.downloads import ALLOW
 
+#: How advice to install a package begins.
+INSTALL = "install the package: "
 #: Builds after one error.
 _MAX_BUILDS = 12
 
@@ -43,7 +45,10 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
 
     `build`: build the model of a line, without values. Raises StateError.
     """
-    advice = _Trial(build).find_advice(error)
+    trial = _Trial(build)
+    advice = trial.find_advice(error)
+    if advice is None or "..." in advice:
+        advice = trial.install or advice
     if advice is None or advice == error.advice:
         return error
     return ModelError(error.describe(), choices=error.choices, advice=advice)
@@ -53,6 +58,8 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
 class _Trial:
     build: Callable[[str], object]
     tried: set[str] = field(default_factory=set)
+    #: The advice to install a package, of a line that needs only this.
+    install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
         """Return the advice that works, or the advice of the error of a refused line; None without one."""
@@ -66,6 +73,8 @@ class _Trial:
             refusal = self._try_line(line)
             if refusal is None:
                 return error.advice if is_written else f"write {line}"
+            if (refusal.advice or "").startswith(INSTALL):
+                self.install = self.install or refusal.advice
             advice = self.find_advice(refusal)
             if advice is None and is_written and refusal.advice:
                 advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice

@@ -121,6 +121,8 @@ STAND_INS = {
             def __init__(self, task):
                 super().__init__()
                 if task not in ("binary", "multiclass"): raise ValueError("one of 'BINARY', 'MULTICLASS'")
+        class Called(torch.nn.Module):
+            def __init__(self, name): super(Called, self).__init__(*[] * name.count("."))
         class Held:
             def __init__(self): self.model = torch.nn.Linear(2, 3)
             @staticmethod
@@ -574,6 +576,7 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
         "torch.nn.ModuleList([Linear(2, 4) for _ in range(3)])",
         "torch.nn:Sequential(**{})",
         "graphs.layers:Conv(nn=Sequential(Linear(2, 4)), scale=math.sqrt(2) + 1, name='a')",
+        "graphs.layers:Conv(nn=partial(nn.Linear, 2, 4))",
         "graphs.layers:Conv(torch.nn.Linear(2, 4), scale=(lambda x: x)(2.0))",
         "own.py:Net(size=2 + 2)",
     ],
@@ -589,6 +592,11 @@ def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, stat
         opened.write(line + "\n")
     result = statecli("inspect", f"{file}:make", "-f", "json")
     assert result.code == 0, result.err
+
+
+def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching, statecli):
+    """And not a line that asks for values."""
+    assert statecli("inspect", "graphs:Optional").err.endswith("; install the package: pip install more-layers\n")
 
 
 def test_the_function_for_a_model_of_a_registry_calls_the_registry():
@@ -640,6 +648,16 @@ class Flagged(Fetching):
     def __init__(self, pretrained: bool): super().__init__(pretrained)
 class Reads(nn.Linear):
     def __init__(self, size): super().__init__(size, int(torch.linspace(0, 1, size).sum().item()) + 1)
+class Optional(nn.Module):
+    def __init__(self, size):
+        raise ModuleNotFoundError("Install as `pip install fetching[all]` or `pip install more-layers`.")
+class Kinds(nn.Linear):
+    def __init__(self, kind: "Literal['even', 'odd']", multi=None):
+        super().__init__(2, 2)
+        kind.replace("-", "_")
+        assert kind in ("even", "odd"), "wrong"
+class even_kind: pass
+def small(): return nn.Linear(2, 2)
 class Impossible(nn.Module):
     def __init__(self, size): raise ValueError("never")
 """
@@ -664,6 +682,12 @@ def fetching(here):
         ("graphs:Flagged", "graphs.fetching:Flagged(pretrained=False)"),
         ("graphs:Fetching", "graphs.fetching:Fetching(pretrained=False)"),
         ("graphs:fetchin", "graphs.fetching:Fetching(pretrained=False)"),
+        ("graphs.fetching:Kinds(evn)", "graphs.fetching:Kinds('even')"),
+        ("graphs.fetching:Kinds(odd)", "graphs.fetching:Kinds('odd')"),
+        ("graphs.fetching:Kinds(even, mult=odds)", "graphs.fetching:Kinds('even', multi='odds')"),
+        ("graphs.fetching:Kinds('wrong')", "graphs.fetching:Kinds('even')"),
+        ("graphs.layers:Chosen(binary)", "graphs.layers:Chosen('binary')"),
+        ("graphs.layers:Called(build)", "graphs.layers:Called('build')"),
         ("graphs.fetching:Fetching(True)", "graphs.fetching:Fetching(False)"),
         ("graphs.fetching:Sized", "graphs.fetching:Sized(kind='small')"),
         ("graphs.fetching:Sized('big')", "graphs.fetching:Sized('small')"),
