@@ -23,7 +23,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
 from statecli.live.exception_text import get_exception_text
-from statecli.live.object_scope import spell
+from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.live.suggested_arguments import (
@@ -121,11 +121,28 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
 
 
 def list_attempts(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
-    """Return lines to try after an error that names no argument: quotes around names, other options."""
+    """Return lines to try after an error that names no argument.
+
+    Names have quotes, an argument has another option or is left out, or the arguments are those of an example.
+    """
     if spec.is_file:
         return ()
-    lines = (spell(spec, _quote_names), *write_options(spec, callee))
+    names = tuple(spec.kwargs)
+    fewer = [replace(spec, kwargs={key: spec.kwargs[key] for key in names if key != name}) for name in names]
+    fewer += [replace(spec, args=spec.args[:count]) for count in reversed(range(len(spec.args)))]
+    shorter = [spell(call) for call in fewer]
+    documented = _list_documented(spec, callee)
+    lines = (spell(spec, _quote_names), *write_options(spec, callee), *shorter, *documented)
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
+
+
+def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:
+    module = sys.modules.get(spec.module)
+    if module is None:
+        return []
+    from statecli.live import documented_example
+
+    return documented_example.list_lines(spec, callee, Scope.around(spec, module, callee))
 
 
 def _quote_names(value: Any) -> Any:
@@ -287,7 +304,7 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
         return ()
     values = (write_values(spec, callee, missing, number) for number in _NUMBERS)
     lines = [_format_line(spec, given) for given in values if given is not None]
-    return tuple(dict.fromkeys([*lines, *list_factories(callee)]))
+    return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee)]))
 
 
 def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:

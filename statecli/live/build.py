@@ -71,7 +71,7 @@ def _build_line(text: str) -> object:
     try:
         return _build_model(spec, "meta", values=False)
     except ModelError as error:
-        if error.lines or error.advice:
+        if error.advice:
             raise
     return _build_model(spec, "cpu", values=False)
 

@@ -75,7 +75,9 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     if advice is not None:
         return advice.build_error(problem)
     end = _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
-    lines = argument_errors.list_attempts(spec, callee) if callee is not None and not end else ()
+    # A build that needs too much memory, or a file that is missing, is not repeated.
+    is_refused = not isinstance(error, (MemoryError, OSError, SystemExit)) and "memory" not in error_text
+    lines = argument_errors.list_attempts(spec, callee) if callee is not None and is_refused and not end else ()
     return ModelError(f"{problem}{end}", lines=lines)
 
 

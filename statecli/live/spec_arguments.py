@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from statecli.core.errors import MisspeltArguments, UsageError
@@ -33,6 +34,29 @@ _HALF_QUOTED = compile_on_use(
     r"(?:(?<=\A)|(?<=[=,(\[ ]))(?:['\"](?P<opened>[\w./-]+)|(?P<closed>[\w./-]+)['\"])(?=\s*[,)\]])"
 )
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of the call in a documentation, without the items of lists that are code; None for others.
+
+    `code` begins after the parenthesis of the call.
+    """
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError, UsageError, _CodeArgument):
+        call = ast.parse(f"f({_cut_after_call(code)}", mode="eval").body
+        for node in ast.walk(call):
+            if isinstance(node, ast.List):
+                known = [item for item in node.elts if _is_value(item)]
+                node.elts = known if len(known) == len(node.elts) else known[:1]
+        return _convert_arguments("", call) if isinstance(call, ast.Call) else None
+    return None
+
+
+def _is_value(node: ast.expr) -> bool:
+    try:
+        _convert_value("", "", node)
+    except (UsageError, _CodeArgument):
+        return False
+    return True
 
 
 class _CodeArgument(Exception):

@@ -88,12 +88,13 @@ def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
     """Return the values that the annotations of the arguments list."""
-    with suppress(Exception):  # of any kind: the code of an annotation runs
-        function: Any = callee
-        hints = typing.get_type_hints(function.__init__ if isinstance(callee, type) else function)
-        options = {one.name: _list_literals(hints.get(one.name)) for one in list_parameters(callee)}
-        return {name: values for name, values in options.items() if values}
-    return {}
+    hints: dict[str, Any] = {}
+    is_class = isinstance(callee, type)
+    for function in [getattr(callee, name) for name in ("__new__", "__init__")] if is_class else [callee]:
+        with suppress(Exception):  # of any kind: the code of an annotation runs
+            hints.update(typing.get_type_hints(function))
+    options = {one.name: _list_literals(hints.get(one.name, one.annotation)) for one in list_parameters(callee)}
+    return {name: values for name, values in options.items() if values}
 
 
 def _list_literals(hint: Any) -> tuple[Any, ...]:

@@ -75,7 +75,8 @@ class _Trial:
                 return error.advice if is_written else f"write {line}"
             if (refusal.advice or "").startswith(INSTALL):
                 self.install = self.install or refusal.advice
-            advice = self.find_advice(refusal)
+            # A refusal without advice has lines that are only tried; the next line comes before these.
+            advice = self.find_advice(refusal) if refusal.advice or len(error.lines) == 1 else None
             if advice is None and is_written and refusal.advice:
                 advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
             if advice is not None:

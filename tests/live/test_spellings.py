@@ -614,7 +614,7 @@ def test_the_function_for_a_model_of_a_registry_calls_the_registry():
 
 # --- a line that would be refused again -------------------------------------------------------------------------------
 
-FETCHING = """
+FETCHING = '''
 from typing import Literal
 import torch
 from torch import nn
@@ -658,9 +658,24 @@ class Kinds(nn.Linear):
         assert kind in ("even", "odd"), "wrong"
 class even_kind: pass
 def small(): return nn.Linear(2, 2)
+class Documented(nn.Linear):
+    """A layer.
+
+    Example:
+        >>> from graphs.fetching import Documented
+        >>> layer = Documented(
+        ...     'b, a', [(Linear(2, 4), 'b'), (Linear(size, 4), 'a'), (lambda x: x, 'a')], **options)
+        >>> layer = Documented('b, a', [(Linear(2, 4), 'b'), (Linear(size, 4), 'a'), (lambda x: x, 'a')])
+    """
+    def __init__(self, names: str, parts: "list[tuple[Callable, str]]", size=2):
+        super().__init__(size, 2)
+        assert names == "b, a" and len(parts) == 1
+class Created(nn.Module):
+    def __new__(cls, task: Literal["one", "two"], **kwargs): return nn.Linear(2, 2)
+    def __init__(self, *args, **kwargs): super().__init__()
 class Impossible(nn.Module):
     def __init__(self, size): raise ValueError("never")
-"""
+'''
 
 
 @pytest.fixture
@@ -686,6 +701,14 @@ def fetching(here):
         ("graphs.fetching:Kinds(odd)", "graphs.fetching:Kinds('odd')"),
         ("graphs.fetching:Kinds(even, mult=odds)", "graphs.fetching:Kinds('even', multi='odds')"),
         ("graphs.fetching:Kinds('wrong')", "graphs.fetching:Kinds('even')"),
+        ("graphs:Documented", "graphs.fetching:Documented('b, a', [(torch.nn.Linear(2, 4), 'b')])"),
+        (
+            "graphs.fetching:Documented('b, a', size=3)",
+            "graphs.fetching:Documented(names='b, a', parts=[(torch.nn.Linear(2, 4), 'b')], size=3)",
+        ),
+        ("graphs.fetching:Created", "graphs.fetching:Created(task='one')"),
+        ("graphs.fetching:Halves(4, rounds=2)", "graphs.fetching:Halves(4)"),
+        ("torch.nn:MultiheadAttention(4, 2, kdim='x')", "torch.nn:MultiheadAttention(4, 2)"),
         ("graphs.layers:Chosen(binary)", "graphs.layers:Chosen('binary')"),
         ("graphs.layers:Called(build)", "graphs.layers:Called('build')"),
         ("graphs.fetching:Fetching(True)", "graphs.fetching:Fetching(False)"),

@@ -1,0 +1,67 @@
+"""Arguments of a class in the examples of its documentation: `>>> metric = SpeechQuality(8000, 'nb')`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from statecli.core.errors import StateError
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.live.object_scope import Scope, spell
+from statecli.live.spec import ModelSpec
+from statecli.live.spec_arguments import parse_example
+from statecli.live.spec_objects import ObjectName, map_names
+
+#: What begins a line of an example.
+_PROMPT = compile_on_use(r"^\s*(?:>>>|\.\.\.)", re.MULTILINE)
+#: Examples that are read, and characters of a call.
+_MAX_EXAMPLES = 3
+_MAX_CHARACTERS = 2000
+
+
+def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
+    """Return lines with the arguments of documented calls of a class; the spec's own arguments come first."""
+    lines = []
+    for args, kwargs in _iter_calls(callee):
+        with suppress(StateError):
+            values = [_resolve(scope, value) for value in args]
+            named = {name: _resolve(scope, value) for name, value in kwargs.items()}
+            if spec.args or spec.kwargs:
+                names = list(inspect.signature(callee).parameters)
+                named = {**dict(zip(names, values, strict=False)), **named, **dict(zip(names, spec.args, strict=False))}
+                values, named = [], {**named, **spec.kwargs}
+            lines.append(spell(replace(spec, args=tuple(values), kwargs=named, called=True)))
+    return lines
+
+
+def _iter_calls(callee: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    name = getattr(callee, "__name__", "")
+    text = _PROMPT.sub("", inspect.getdoc(callee) or "")
+    calls = list(re.finditer(rf"(?<![\w.`:]){re.escape(name)}\(", text)) if name else []
+    for match in calls[:_MAX_EXAMPLES]:
+        example = parse_example(text[match.end() : match.end() + _MAX_CHARACTERS])
+        if example is not None and any(example):
+            yield example
+
+
+def _resolve(scope: Scope, value: Any) -> Any:
+    """Return an argument with full names; of a list, the first item alone if others are unknown. Raises StateError."""
+    if type(value) is list:
+        known = []
+        for item in value:
+            with suppress(StateError):
+                known.append(_resolve(scope, item))
+        return known if len(known) == len(value) else known[:1]
+    return map_names(value, lambda named: _find_name(scope, named))
+
+
+def _find_name(scope: Scope, named: ObjectName) -> ObjectName:
+    full = scope.rewrite(named)
+    found: ObjectName = named if not isinstance(full, ObjectName) else full
+    scope.find(found)
+    return found
