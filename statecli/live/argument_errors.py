@@ -21,6 +21,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
+from statecli.live import downloads
 from statecli.live.configuration_argument import is_of_transformers, list_parameters
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import Scope, spell
@@ -274,14 +275,19 @@ def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelEr
     fields = {name: value for name, value in spec.kwargs.items() if not _has_parameter(callee, name)}
     if not fields or spec.args or not _has_parameter(callee, "config"):
         return None
+    weights = [name for name in fields if downloads.names_weights(name)]
+    fields = {name: value for name, value in fields.items() if name not in weights}
     others = getattr(config_class, "attribute_map", {})
     config = replace(spec, attribute=config_class.__name__, args=(), kwargs=fields)
     config = _rename_unknown(config, config_class, [name for name in fields if name not in others])
     value = ObjectCall(config.attribute, (), {name: _unquote_numbers(value) for name, value in config.kwargs.items()})
-    rest = {name: value for name, value in spec.kwargs.items() if name not in fields}
+    rest = {name: value for name, value in spec.kwargs.items() if name not in fields and name not in weights}
     line = spell(replace(spec, kwargs={"config": value, **rest}))
+    if weights:
+        problem = f"{spec.text}: {spec.attribute} has no argument {weights[0]}: its values are random"
+        return advise_line(line).build_error(problem)
     verb = "belongs" if len(fields) == 1 else "belong"
-    return ModelError(f"{spec.text}: {join_names(list(fields))} {verb} to {config.attribute}; write {line}")
+    return advise_line(line).build_error(f"{spec.text}: {join_names(list(fields))} {verb} to {config.attribute}")
 
 
 def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:

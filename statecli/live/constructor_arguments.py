@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live.argument_errors import find_missing_arguments
-from statecli.live.configuration_argument import build_from_json, find_configuration
+from statecli.live.configuration_argument import build_from_json, find_configuration, is_of_transformers
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, replace_call
@@ -87,8 +87,13 @@ def _check_signature(scope: Scope, call: ObjectCall, called: type, given: Argume
         signature = inspect.signature(called)
     except (TypeError, ValueError):
         return
+    # A configuration of transformers has fields that its signature does not name, such as num_labels.
+    settings = called if is_of_transformers(called) else None
+    other_names = getattr(settings, "attribute_map", {})
+    named = {key: given.kwargs[key] for key in given.kwargs if not (hasattr(settings, key) or key in other_names)}
+    named.update((key, given.kwargs[key]) for key in signature.parameters if key in given.kwargs)
     try:
-        signature.bind(*given.args, **given.kwargs)
+        signature.bind(*given.args, **named)
     except TypeError as error:
         problem = f"{scope.spec.text}: {call.callee!r}: {error}"
         raise _advise_call(scope, call, called, list(signature.parameters)).build_error(problem) from error

@@ -197,6 +197,11 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
     """Return the argument that asks for weights, and its value without weights: False or None; None without one."""
     for name, value in tuple(arguments.items()):
-        if _ARGUMENT.fullmatch(name) and (value is True or (value and isinstance(value, (str, Enum)))):
+        if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None
     return None
+
+
+def names_weights(argument: str) -> bool:
+    """Return True for the name of an argument that asks for weights: `pretrained`, `encoder_weights`."""
+    return _ARGUMENT.fullmatch(argument) is not None

@@ -1055,6 +1055,21 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(he
     assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        ("pretrained=True", "BertConfig()"),
+        ("weights='own/net', hidden_size=24", "BertConfig(hidden_size=24)"),
+        ("num_labels=3", "BertConfig(num_labels=3)"),
+    ],
+)
+def test_arguments_of_a_class_of_transformers_are_those_of_its_configuration(here, advise, arguments, config):
+    """And not an argument that asks for weights."""
+    pytest.importorskip("transformers")
+    line = advise(f"transformers:BertForSequenceClassification({arguments})")[1]
+    assert shlex.split(line) == [f"transformers:BertForSequenceClassification(config={config})"]
+
+
 TOWER = """from dataclasses import dataclass
 from torch import nn
 
