@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,9 @@ from statecli.core.similar_paths import suggest_similar_paths
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `from torch.nn import Linear`, `import torch.nn as nn`.
 _IMPORT = compile_on_use(r"(?:from (?P<module>[\w.]+) )?import (?P<name>[\w.]+)(?: as \w+)?;?")
+#: `python -c "..."`, and a text that begins as a statement of Python.
+_PYTHON_COMMAND = compile_on_use(r"python3? -c (?P<quote>['\"])(?P<code>.*)(?P=quote)", re.DOTALL)
+_STATEMENT = compile_on_use(r"import |from |(?P<name>[A-Za-z_]\w*) *= *")
 #: `net.py.Class`, with a call behind it.
 _FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
 #: `organization/name`, or a name with a hyphen.
@@ -105,7 +109,7 @@ def suggest_for_missing(path: str) -> Suggestion:
     if near:
         return Suggestion(near)
     if dotted is None:
-        return Suggestion(suggest_repository(path) or _describe_missing_folder(path))
+        return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path))
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
 
 
@@ -113,6 +117,34 @@ def find_imported_name(text: str) -> str | None:
     """Return `torch.nn.Linear` for `from torch.nn import Linear`; None for a text that is not an import."""
     statement = _IMPORT.fullmatch(text)
     return ".".join(filter(None, statement.group("module", "name"))) if statement is not None else None
+
+
+def find_model_in_code(text: str) -> str | None:
+    """Return `torch.nn.Linear(2, 3)` for `import torch.nn as nn; model = nn.Linear(2, 3)`; None for other texts.
+
+    `timm:resnet18` for `model = timm:resnet18`.
+    """
+    command = _PYTHON_COMMAND.fullmatch(text)
+    code = command["code"] if command else text
+    statement = _STATEMENT.match(code)
+    if statement is None:
+        return None
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code[statement.end() :].strip() or None if statement["name"] else None
+    value = next((node.value for node in reversed(body) if isinstance(node, (ast.Assign, ast.Expr))), None)
+    root: ast.expr | None = value
+    while isinstance(root, (ast.Attribute, ast.Call)):
+        root = root.value if isinstance(root, ast.Attribute) else root.func
+    if value is None or not isinstance(root, ast.Name):
+        return None
+    for node in body:
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            if root.id == (alias.asname or alias.name):
+                return f"{module}{alias.name}{ast.unparse(value)[len(root.id) :]}"
+    return ast.unparse(value)
 
 
 def _correct_punctuation(path: str) -> Suggestion | None:

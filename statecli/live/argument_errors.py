@@ -266,8 +266,9 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
         return None
     args = (value, *spec.args[1:]) if "config" not in spec.kwargs else spec.args
     kwargs = {**spec.kwargs, "config": value} if "config" in spec.kwargs else spec.kwargs
-    line = build_function.spell(f"{spec.base}({format_call(args, kwargs)})")
-    return ModelError(f"{spec.text}: {spec.attribute} needs a {name}, not {what}; {line}")
+    line = f"{spec.base}({format_call(args, kwargs)})"
+    problem = f"{spec.text}: {spec.attribute} needs a {name}, not {what}"
+    return ModelError(problem, advice=build_function.spell(line), lines=(quote_for_shell(line),))
 
 
 def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelError | None:

@@ -12,6 +12,8 @@ import types
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from statecli.core.errors import MissingDependency, MisspeltArguments, ModelError, StateError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
@@ -23,10 +25,13 @@ from statecli.live.builder_function import write_builder
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
-from statecli.live.object_scope import Scope
+from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec, parse_spec
+from statecli.live.suggested_arguments import is_module_class
 from statecli.live.user_code import protect_process
+from statecli.live.working_line import advise_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -144,7 +149,8 @@ def _find_model_of_config(config_class: Any) -> str | None:
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
         return None
-    example = hf_auto.find_example(auto_class, kind)
+    with hide_library_lines():
+        example = hf_auto.find_example(auto_class, kind)
     return None if example is None else quote_for_shell(example)
 
 
@@ -170,6 +176,12 @@ def _build_once(
         return _call_spec(spec, loaded, init_device, origins, seed)
 
 
+def _is_model_of(module: types.ModuleType, name: str) -> bool:
+    """Return True for a model class that the module defines."""
+    value = vars(module)[name]
+    return is_module_class(value) and value.__module__ == module.__name__ and not name.startswith("_")
+
+
 def _seed_torch(seed: int) -> None:
     """Do the same as `torch.manual_seed`, which takes 5 ms to note a seed for each kind of device that is not here."""
     import torch
@@ -190,9 +202,12 @@ def _call_spec(
             raise ModelError(f"{spec.text}: {spec.attribute} is already a model; remove the parentheses")
         return obj
     if not callable(obj):
-        raise ModelError(
-            f"{spec.text}: {spec.attribute} is {describe_type(obj)}, not a model class or a function that returns one"
-        )
+        what = describe_type(obj)
+        problem = f"{spec.text}: {spec.attribute} is {what}, not a model class or a function that returns one"
+        names = [name for name in vars(obj) if _is_model_of(obj, name)] if isinstance(obj, types.ModuleType) else []
+        names.sort(key=lambda name: name.lower() != obj.__name__.rpartition(".")[2].replace("_", ""))
+        lines = [spell(replace(spec, module=obj.__name__, attribute=name)) for name in names[:1]]
+        raise advise_line(lines[0]).build_error(problem) if lines else ModelError(problem)
     _seed_torch(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.
     device = nullcontext() if init_device == "cpu" else torch.device(init_device)

@@ -13,13 +13,19 @@ from typing import Any
 
 import msgspec
 
+from statecli.core.errors import MisspeltArguments
 from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.quoting import quote_for_shell
 
 #: What stands for a class in place of its name: the class that config.json names.
 AUTO = "auto"
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
 _DRIVE = compile_on_use(r"[A-Za-z]")
+#: Methods of a model that return the model.
+_METHODS = frozenset(["bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"])
+#: `Net[32]`.
+_INDEXED = compile_on_use(r"(?P<name>[^\W\d][\w.]*)\[(?P<arguments>[^\[\]]*)\]")
 _DOTTED = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: The options that belong to a class, at the end of its text.
 _OPTIONS = compile_on_use(
@@ -87,13 +93,21 @@ def parse_spec(text: str) -> ModelSpec | None:
     model, options = split_class_options(text)
     head, parenthesis, rest = model.partition("(")
     module, colon, attribute = head.strip().rpartition(":")
-    attribute = attribute.strip()
+    attribute = attribute.strip() if parenthesis else attribute.rstrip(" ,;")
+    indexed = _INDEXED.fullmatch(f"{attribute}{parenthesis}{rest}".rstrip(" ,;")) if colon else None
+    if indexed is not None:
+        line = quote_for_shell(f"{module}:{indexed['name']}({indexed['arguments']})")
+        raise MisspeltArguments(f"{text}: the arguments stand in parentheses", line)
     is_file = module.endswith(".py")
     module = module if is_file else correct_package(module)
     if not colon or "://" in head or _DRIVE.fullmatch(module) or not _DOTTED.fullmatch(attribute):
         return None
     if not is_file and not _DOTTED.fullmatch(module):
         return None
+    owner, _, method = attribute.rpartition(".")
+    if owner and method in _METHODS and rest:
+        problem = f"{text}: name the class alone, without code after it"
+        raise MisspeltArguments(problem, quote_for_shell(f"{module}:{owner}"))
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if parenthesis:

@@ -116,14 +116,18 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 def _parse_dotted_name(text: str) -> ModelSpec | None:
     """Return the spec of `Identity`, `torch.nn.Identity` and `timm.create_model('resnet18')`; None for any other text.
 
-    The name is of an installed package, and has a call or is the name of a class. It may stand in an import.
+    The name is of an installed package, and has a call or is the name of a class. It may stand in an import or in code.
     """
-    from statecli.core.target_suggestions import find_imported_name, is_layer, split_module_name
+    from statecli.core.target_suggestions import find_imported_name, find_model_in_code, is_layer, split_module_name
     from statecli.live import search_path
 
     imported = find_imported_name(text)
     if imported is not None:
         spec = _parse_dotted_name(imported)
+        return spec and replace(spec, text=text)
+    written = find_model_in_code(text)
+    if written is not None:
+        spec = _find_class_spec(written)
         return spec and replace(spec, text=text)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and is_layer(layer):
@@ -139,7 +143,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         split = split_module_name(correct_package(match["path"]))
     if split is None:
         return None
-    spec = find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
+    spec = _find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
     return spec and replace(spec, text=text, is_library=True)
 
 

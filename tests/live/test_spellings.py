@@ -612,6 +612,44 @@ def test_the_function_for_a_model_of_a_registry_calls_the_registry():
     )
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "model = torch.nn.Linear(2, 3)",
+        "model=torch.nn:Linear(2, 3)",
+        "torch.nn:Identity;",
+        "import torch.nn as nn; nn.Linear(2, 3)",
+        "import torch\nmodel = torch.nn.Linear(2, 3)\n",
+        "from torch import nn; model = nn.Linear(2, 3)",
+        "from torch.nn import Linear as Layer; model = Layer(2, 3)",
+        'python -c "import torch; torch.nn.Linear(2, 3)"',
+    ],
+)
+def test_code_that_builds_a_model_is_the_model(here, statecli, typed):
+    """It is not run: the call is read."""
+    result = statecli("inspect", typed, "-f", "json")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    "typed", ["model = ", "model = 3", "import torch; torch", "python -c 'print(1)'", "a = b = (lambda: 1)()", "from x"]
+)
+def test_other_code_is_not_a_model(here, statecli, typed):
+    result = statecli("inspect", typed)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_a_module_in_place_of_its_class_has_the_line_to_type(here, advise):
+    """The class has the name of the module."""
+    installed = here.parent / "installed/graphs"
+    source = "from torch import nn\nclass Other(nn.Identity): pass\nclass TinyNet(nn.Linear): pass\n"
+    (installed / "tiny_net.py").write_text(source)
+    (installed / "__init__.py").write_text("import graphs.tiny_net")
+    message, line = advise("graphs:tiny_net")
+    assert "tiny_net is a Python module, not a model class" in message
+    assert shlex.split(line) == ["graphs.tiny_net:TinyNet(in_features=3, out_features=3)"]
+
+
 # --- a line that would be refused again -------------------------------------------------------------------------------
 
 FETCHING = '''
@@ -862,6 +900,11 @@ def test_modules_have_the_line_to_type(here, advise, typed, written):
         ("torch.nn.Linear(2, 3", "torch.nn:Linear(2, 3)"),
         ("torch.nn:Linear(2, out_feature=3).eval()", "torch.nn:Linear(2, out_features=3)"),
         ("torch:nn.Linear(2, 3", "torch:nn.Linear(2, 3)"),
+        ("torch.nn:Linear[2, 3]", "torch.nn:Linear(2, 3)"),
+        ("graphs.wrapped:Task.eval()", "graphs.wrapped:Task(task='binary')"),
+        ("torch.nn:Identity.to('cuda')", "torch.nn:Identity"),
+        ("x = torch.nn.Linear(2, 3", "torch.nn:Linear(2, 3)"),
+        ("from torch import nn; m = nn.Linear(2, 3).eval()", "torch.nn:Linear(2, 3)"),
         ("torch.nn:Sequential(Linear(2, 3)", "torch.nn:Sequential(Linear(2, 3))"),
         ("torch.nn:ModuleList([torch.nn:Linear(2, 3)", "torch.nn:ModuleList([torch.nn:Linear(2, 3)])"),
         ("torch.nn:Linear(2, 3).cuda()", "torch.nn:Linear(2, 3)"),
@@ -1061,13 +1104,15 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(he
         ("pretrained=True", "BertConfig()"),
         ("weights='own/net', hidden_size=24", "BertConfig(hidden_size=24)"),
         ("num_labels=3", "BertConfig(num_labels=3)"),
+        ("BertConfig).eval(", "BertConfig()"),
     ],
 )
 def test_arguments_of_a_class_of_transformers_are_those_of_its_configuration(here, advise, arguments, config):
     """And not an argument that asks for weights."""
     pytest.importorskip("transformers")
     line = advise(f"transformers:BertForSequenceClassification({arguments})")[1]
-    assert shlex.split(line) == [f"transformers:BertForSequenceClassification(config={config})"]
+    name = "" if arguments.startswith("Bert") else "config="
+    assert shlex.split(line) == [f"transformers:BertForSequenceClassification({name}{config})"]
 
 
 TOWER = """from dataclasses import dataclass
