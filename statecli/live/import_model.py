@@ -284,6 +284,16 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
     return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
 
 
+def _find_moved_class(module: Any, name: str) -> _Hint | None:
+    """Return the model class of this name in another module of the package; None without one."""
+    package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
+    if package is None or package is module or not hasattr(package, "__path__"):
+        return None
+    owner = _map_model_classes(package).get(name)
+    hint = _Hint("", name, owner) if owner else _find_unloaded_class(package, name)
+    return hint if hint is not None and hint.near == name else None
+
+
 def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
     """Return the class of this name, or of these initials, in a file of a package that is not imported yet."""
     start = f"{getattr(package, '__name__', '')}."
@@ -354,6 +364,9 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     inner = _find_inner_class(obj, name, is_similar=not models)
     if inner is not None and (inner.near == name or not near):
         return inner
+    moved = _find_moved_class(obj, name)
+    if moved is not None:
+        return moved
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear

@@ -650,6 +650,18 @@ def test_a_module_in_place_of_its_class_has_the_line_to_type(here, advise):
     assert shlex.split(line) == ["graphs.tiny_net:TinyNet(in_features=3, out_features=3)"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("graphs.layers:Decorated", "graphs.wrapped:Decorated(size=3)"),
+        ("metrics.image:MeanPartSharpness", "metrics.parts.sharp:MeanPartSharpness"),
+    ],
+)
+def test_a_class_of_another_module_of_the_package_has_the_line_to_type(here, advise, typed, written):
+    """Before a class with a similar name; the module may not be imported yet."""
+    assert shlex.split(advise(typed)[1]) == [written]
+
+
 # --- a line that would be refused again -------------------------------------------------------------------------------
 
 FETCHING = '''
