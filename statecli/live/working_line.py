@@ -80,7 +80,8 @@ class _Trial:
             if advice is None and is_written and refusal.advice:
                 advice = f"write {line}, and {ALLOW}" if refusal.advice == ALLOW else refusal.advice
             if advice is not None:
-                return (error.advice or "").replace(f"write {line}", advice) if is_written else advice
+                is_line = is_written and advice.startswith("write ")
+                return (error.advice or "").replace(f"write {line}", advice) if is_line else advice
         return None
 
     def _try_line(self, line: str) -> ModelError | None:

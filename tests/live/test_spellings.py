@@ -594,6 +594,11 @@ def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, stat
     assert result.code == 0, result.err
 
 
+def test_the_function_for_a_name_in_quotes_is_not_a_string(here, statecli):
+    error = statecli("inspect", "adapters:change(torch.nn.Linear(2, 3), zqxj)").err
+    assert "zqxj is not defined in adapters; add the line `def make(): from adapters import " in error
+
+
 def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching, statecli):
     """And not a line that asks for values."""
     assert statecli("inspect", "graphs:Optional").err.endswith("; install the package: pip install more-layers\n")
