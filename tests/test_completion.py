@@ -185,7 +185,8 @@ def test_every_kind_of_value_is_offered_something_or_known_to_be_free():
         if not (parameter.is_flag or parameter.choices or parameter.suggestions)
     }
     free = {None, "GLOB", "I/N", "N", "SECONDS", "SHAPE", "TEXT", "URL", "REGEX=REPLACEMENT", "[NAME]"}
-    assert guessed - free == {*completion._VALUES, *completion._FILES, "RULE"}
+    files = {parameter.metavar for parameter in parameters if parameter.reads_file}
+    assert guessed - free == {*completion._VALUES, *files, *completion._WRITTEN, "RULE"}
 
 
 def test_report_formats_are_offered():

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from statecli.cli import output_files as outputs
 from statecli.render import Output
-from statecli.requests.options import DiffOptions, RulesOptions
+from statecli.requests.options import COMMANDS, DiffOptions, RulesOptions
+from statecli.requests.parameters import parameters_of
 
 from .forked_python import write_command
 from .published import github, gitlab, junit, sarif
@@ -132,6 +133,121 @@ def test_what_is_read_is_never_written_to(statecli, here, words, path, option):
     assert result.code == 2
     assert "the command also reads this file" in result.err
     assert Path(path).read_bytes() == before
+
+
+#: A file for the value of an option or target, and the value; by the word for the value in the help.
+INPUT_VALUES = {
+    "MODULE": ("in.py", "./in.py"),
+    "SPEC": ("in.py", "in.py:Net"),
+    "MODEL": ("in.py", "in.py:Net(2)"),
+    "FILE.PY:MAKE": ("in.py", "in.py:make"),
+    "SCRIPT::FUNCTION": ("in.py", "in.py::main"),
+}
+READERS = [
+    (command, parameter)
+    for command, kind in COMMANDS.items()
+    for parameter in parameters_of(kind)
+    if parameter.reads_file and {"output", "report", "write_baseline"} & set(kind.__struct_fields__)
+]
+
+
+@pytest.mark.parametrize(("command", "parameter"), READERS, ids=lambda part: getattr(part, "field", part))
+def test_no_output_replaces_an_input_of_any_command(statecli, here, command, parameter):
+    """Whatever option or target names the input, and under any name of the file, in one line."""
+    file, value = INPUT_VALUES.get(parameter.metavar, ("in.bin", "in.bin"))
+    Path(file).write_text("content")
+    Path("folder").mkdir()
+    Path("link").symlink_to(file)
+    os.link(file, "hard")
+    fields = {row.field: row for row in parameters_of(COMMANDS[command])}
+    targets = [row for row in fields.values() if row.is_target and (row is parameter or row.is_required)]
+    words = [value if row is parameter else f"other{n}.bin" for n, row in enumerate(targets)]
+    words = ["net.py:Net"] * (parameter.field == "checkpoint") + words
+    words += [] if parameter.is_target else [parameter.flags[0], value]
+    others = ["-o", "other.json"] if command == "report" else []
+    for name in (file, "link", "hard", f"folder/../{file}", str(here / file)):
+        outputs = [["-o", name]] if "output" in fields else []
+        outputs += [[*others, "--report", f"json={name}"]] if "report" in fields else []
+        outputs += [["--write-baseline", name, "--reason", "x"]] if "write_baseline" in fields else []
+        for output in outputs:
+            if output[0] == "--write-baseline" and parameter.field == "baseline":
+                continue  # the reasons of the file are kept
+            result = statecli(*command.split(), *words, *output)
+            flag = "--report" if "--report" in output else output[0]
+            shown = f"json={name}" if flag == "--report" else name
+            message = f"{flag} {shown}: the command also reads this file; write to another file"
+            assert (result.code, result.out, result.err) == (2, "", f"statecli: {message}\n")
+    assert Path(file).read_text() == "content"
+    assert not Path("other.json").exists()
+
+
+def test_each_option_that_names_a_file_reads_or_writes_the_file():
+    """A new option whose value is a file says which."""
+    written = {"output", "report", "write_baseline", "folder"}
+    for kind in COMMANDS.values():
+        for row in parameters_of(kind):
+            names_file = any(
+                word in (row.metavar or "") for word in ("FILE", "MODULE", "SPEC", "CHECKPOINT", "ADAPTER")
+            )
+            assert row.reads_file or not names_file or row.field in written, row
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("inspect net.py:Net --config-json net.json", "net.json"),
+        ("inspect 'net.py:Net --config-json net.json'", "net.json"),
+        ("diff a.pt b.pt --adapter a.safetensors", "a.safetensors"),
+        ("audit a.pt --plugin ./rules.py", "rules.py"),
+        ("audit a.pt --plugin rules", "rules.py"),
+        ("rules --plugin ./rules.py", "rules.py"),
+        ("config", "pyproject.toml"),
+        ("config --config pyproject.toml", "pyproject.toml"),
+        ("audit a.pt", "pyproject.toml"),
+        ("inspect model", "model/config.json"),
+        ("inspect model --from-config", "model/config.json"),
+        ("inspect model --trust-remote-code", "model/modeling.py"),
+    ],
+)
+def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, here, words, path):
+    """Also a configuration that was found, and files of a model's folder."""
+    Path("net.json").write_text("{}")
+    Path("rules.py").write_text("RULES = ()")
+    Path("pyproject.toml").write_text("[tool.statecli]\n")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    Path("model/modeling.py").write_text("")
+    before = Path(path).read_bytes()
+    result = statecli(*shlex.split(words), "-f", "json", "-o", path)
+    message = f"statecli: -o {path}: the command also reads this file; write to another file\n"
+    assert (result.code, result.out, result.err) == (2, "", message)
+    assert Path(path).read_bytes() == before
+
+
+def test_merge_replaces_no_input_of_the_command(statecli, here):
+    """The command of the parts reads the adapter, and `merge` has no option for the adapter."""
+    statecli("diff", "a.pt", "b.pt", "--adapter", "a.safetensors", "--shard", "1/1", "-o", "1.part")
+    before = Path("a.safetensors").read_bytes()
+    result = statecli("merge", "1.part", "-f", "json", "-o", "a.safetensors")
+    message = "statecli: -o a.safetensors: the command also reads this file; write to another file\n"
+    assert (result.code, result.out, result.err) == (2, "", message)
+    assert Path("a.safetensors").read_bytes() == before
+
+
+def test_a_baseline_is_written_again_with_its_reasons(statecli, here):
+    """The only file that a run reads and writes."""
+    for _ in range(2):
+        words = ["--baseline", "b.json"] if Path("b.json").exists() else []
+        assert statecli("audit", "found.pt", *words, "--write-baseline", "b.json", "--reason", "x").code == 0
+
+
+def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, here):
+    """A hard link is another name of the file."""
+    Path("x.json").write_text("")
+    os.link("x.json", "y.json")
+    result = statecli("inspect", "a.pt", "-o", "x.json", "--report", "json=y.json")
+    assert "writes to the same file" in result.err
+    assert Path("x.json").read_text() == ""
 
 
 def test_a_report_in_an_audited_folder_is_written_again(statecli, here):

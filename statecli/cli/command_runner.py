@@ -134,6 +134,11 @@ class _CommandLine(Caller):
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:
         return console.show_steps(count, enabled=self._enabled, color=self._color)
 
+    def check_command(self, options: Options) -> None:
+        """Raise UsageError for an output that would overwrite a file of the command that `merge` repeats."""
+        for output in self._outputs:
+            output_files.check_output(output, options)
+
     def check_states(self, *states: ModelState) -> None:
         """Raise UsageError for an output that would overwrite a file of a state."""
         existing = [output for output in self._outputs if output.path is not None and os.path.isfile(output.path)]

@@ -203,7 +203,7 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
     candidates = [(suggestion, "") for suggestion in parameter.suggestions]
     candidates += list_values(current) if list_values else ()
     matching = tuple(candidate for candidate in candidates if candidate[0].startswith(current))
-    if parameter.metavar in _FILES and not (current and matching):
+    if (parameter.reads_file or parameter.metavar in _WRITTEN) and not (current and matching):
         return Completion(Kind.FILES)
     if parameter.metavar == "FORMAT=FILE" and "=" in current:
         return Completion(Kind.FILES, file_start=current.index("=") + 1)
@@ -280,10 +280,5 @@ _VALUES: dict[str, Callable[[str], Candidates]] = {
         ("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "[OTHER]"), _list_parts_of_target
     ),
 }
-#: Values that are names of files.
-_FILES = frozenset(
-    (
-        *("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "FILE", "FILE.PY:MAKE", "PART", "RUN"),
-        *("LOCAL", "REMOTE", "ARGUMENT", "MODULE", "DIR", "SCRIPT::FUNCTION", "[OTHER]"),
-    )
-)
+#: Words for a value that name a file or folder to write.
+_WRITTEN = frozenset(("FILE", "DIR"))

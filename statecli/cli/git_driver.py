@@ -32,6 +32,7 @@ from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.byte_source import Source
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
+from statecli.values.digest_algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
 
 #: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.
@@ -111,7 +112,6 @@ def describe_failure(error: BaseException) -> str:
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
     with require_numpy():
         from statecli.values.digest import compute_digests
-        from statecli.values.digest_algorithm import Algorithm
 
     digests = compute_digests(tensors, Algorithm.BLAKE3)
     rows = []

@@ -16,16 +16,15 @@ import msgspec
 
 from statecli.core.errors import UsageError, option
 from statecli.formats import find_format
+from statecli.live.spec import split_class_options
 from statecli.render import Output
+from statecli.requests.options import Options
+from statecli.requests.parameters import parameters_of
 from statecli.storage import files
 from statecli.storage.byte_source import Source
-from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
 from statecli.targets import location
 
-#: Options that name files to read.
-INPUT_FIELDS = (
-    *("target", "before", "after", "targets", "parts", "model", "input_from", "lock", "against", "baseline", "config"),
-)
 #: Value of `-o` for standard output.
 STDOUT = "-"
 
@@ -51,12 +50,15 @@ def list_outputs(options: Any) -> tuple[OutputTarget, ...]:
     output = getattr(options, "output", None)
     path = None if output == STDOUT else output
     outputs = (*reports, OutputTarget(getattr(options, "output_format", Output.JSON), path, option("-o", str(output))))
-    baseline = getattr(options, "write_baseline", None)
-    if baseline is not None:
-        check_place(baseline, option("--write-baseline"))
-    check_distinct((*outputs, OutputTarget(Output.JSON, baseline, option("--write-baseline", str(baseline)))))
+    path = getattr(options, "write_baseline", None)
+    baseline = OutputTarget(Output.JSON, path, option("--write-baseline", str(path)))
+    if path is not None:
+        check_place(path, option("--write-baseline"))
+    check_distinct((*outputs, baseline))
     for target in outputs:
         check_output(target, options)
+    # The baseline that a run reads may be the baseline that the run writes.
+    check_not_read(baseline, _list_inputs(options, other_than="baseline"))
     return outputs
 
 
@@ -82,23 +84,41 @@ def _parse_report(text: str) -> OutputTarget:
 
 def check_distinct(targets: Sequence[OutputTarget]) -> None:
     """Raise UsageError for two outputs in one file."""
-    first_by_path: dict[str, OutputTarget] = {}
+    first_by_path: dict[object, OutputTarget] = {}
     for target in targets:
         if target.path is None:
             continue
-        first = first_by_path.setdefault(os.path.realpath(target.path), target)
+        first = first_by_path.setdefault(_identify(target.path), target)
         if first is not target:
             raise UsageError(f"{target.option_text}: {first.option_text} writes to the same file; give another file")
 
 
-def _list_inputs(options: Any) -> Iterator[str]:
-    """Yield the files and folders to read, from the command line."""
-    for name in INPUT_FIELDS:
-        value = getattr(options, name, None)
+def _identify(path: str) -> object:
+    """Return the same value for each spelling and each hard link of a file."""
+    if os.path.isfile(path) and (found := os.stat(path)).st_ino:
+        return found.st_dev, found.st_ino
+    return os.path.realpath(path)
+
+
+def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
+    """Yield the files and folders to read, from the command line, without the field `other_than`."""
+    for parameter in parameters_of(type(options)):
+        if not parameter.reads_file or parameter.field == other_than:
+            continue
+        value = getattr(options, parameter.field)
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
-                yield from (text, location.find_file(text))
-                yield from () if os.path.lexists(text) else _match_files(text)
+                yield from _list_files(text)
+
+
+def _list_files(text: str) -> Iterator[str]:
+    """Yield the paths that a text can name: a path, a glob, a class and its options, `script.py::main`, a module."""
+    file = location.find_file(text.partition("::")[0])
+    configuration = split_class_options(text)[1].config_json
+    yield from (text, file, *(() if configuration is None else (configuration,)))
+    module = file.removesuffix(".py") if ":" in text else text.replace(".", os.sep)
+    yield from (f"{module}.py", os.path.join(module, "__init__.py"))
+    yield from () if os.path.lexists(text) else _match_files(text)
 
 
 def _match_files(text: str) -> Iterator[str]:
@@ -140,7 +160,10 @@ def _is_part(path: str, folder: str) -> bool:
     if not inside:
         return False
     name = os.path.basename(path)
-    if name == ".metadata" or name.endswith((".index.json", *CHECKPOINT_SUFFIXES)):
+    stem, suffix = os.path.splitext(name)
+    if name == ".metadata" or name.endswith((".index.json", ".py", *CHECKPOINT_SUFFIXES)):
+        return True
+    if suffix == ".json" and stem in SETTINGS_FILES:
         return True
     with Source(path) as source:
         return find_format(path, source.head) is not None

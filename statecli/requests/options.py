@@ -66,6 +66,7 @@ class Option(msgspec.Struct, frozen=True):
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an option that is accepted and not listed.
+        reads_file: True if the value can name a file that the command reads. An output never replaces this file.
     """
 
     flags: tuple[str, ...]
@@ -77,13 +78,15 @@ class Option(msgspec.Struct, frozen=True):
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     hidden: bool = False
+    reads_file: bool = False
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Placeholder and help of a target, a word of the command line without a flag."""
+    """Placeholder and help of a target, a word of the command line without a flag; `reads_file` as in `Option`."""
 
     metavar: str
     help: str | None = None
+    reads_file: bool = True
 
 
 # Options of several commands.
@@ -155,6 +158,7 @@ ConfigJson = Annotated[
         "object: a dataclass or a config class.",
         "FILE",
         Group.PROCESS,
+        reads_file=True,
     ),
 ]
 TrustRemoteCode = Annotated[
@@ -331,7 +335,10 @@ Shard = Annotated[
 Config = Annotated[
     str | None,
     Option(
-        ("--config",), "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.", "FILE"
+        ("--config",),
+        "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.",
+        "FILE",
+        reads_file=True,
     ),
 ]
 NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
@@ -342,6 +349,7 @@ Plugins = Annotated[
         "Also use your own rules in MODULE, a Python module or file (repeatable).",
         "MODULE",
         argument="plugins",
+        reads_file=True,
     ),
 ]
 Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
@@ -358,7 +366,11 @@ IgnoredRules = Annotated[
 BaselineFile = Annotated[
     str | None,
     Option(
-        ("--baseline",), "Accept the findings listed in FILE: they do not make the command fail.", "FILE", Group.TASK
+        ("--baseline",),
+        "Accept the findings listed in FILE: they do not make the command fail.",
+        "FILE",
+        Group.TASK,
+        reads_file=True,
     ),
 ]
 WriteBaseline = Annotated[
@@ -389,6 +401,7 @@ ForwardInputsFrom = Annotated[
         "FILE.PY:MAKE",
         argument="inputs",
         aliases=("--inputs",),
+        reads_file=True,
     ),
 ]
 Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
@@ -411,6 +424,7 @@ KindsFromModel = Annotated[
         "buffers. auto: the class named in config.json.",
         "SPEC",
         suggestions=("auto",),
+        reads_file=True,
     ),
 ]
 
@@ -528,6 +542,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),
+            reads_file=True,
         ),
     ] = None
     fail_on: FailOn = Severity.ERROR
@@ -647,6 +662,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             ("--adapter",),
             "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
+            reads_file=True,
         ),
     ] = None
     sort: Annotated[
@@ -769,6 +785,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             "Check that each checkpoint fits this model class. auto: the class named in config.json.",
             "SPEC",
             suggestions=("auto",),
+            reads_file=True,
         ),
     ] = None
     select: Annotated[
@@ -793,7 +810,12 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     )
     lock: Annotated[
         str | None,
-        Option(("--lock",), "Check that the targets match this lock file, written by statecli lock.", "FILE"),
+        Option(
+            ("--lock",),
+            "Check that the targets match this lock file, written by statecli lock.",
+            "FILE",
+            reads_file=True,
+        ),
     ] = None
     frozen_only: Annotated[
         bool,
@@ -815,7 +837,10 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     against: Annotated[
         str | None,
         Option(
-            ("--against",), "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.", "CHECKPOINT"
+            ("--against",),
+            "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.",
+            "CHECKPOINT",
+            reads_file=True,
         ),
     ] = None
     baseline: BaselineFile = None
@@ -1025,6 +1050,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             Group.DISTRIBUTION,
             argument="code",
             aliases=("--code",),
+            reads_file=True,
         ),
     ] = ()
     url: Annotated[
@@ -1066,7 +1092,9 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
-    name: Annotated[str | None, Target("RULE", "A rule to explain, or a group to list, such as pickles.")] = None
+    name: Annotated[
+        str | None, Target("RULE", "A rule to explain, or a group to list, such as pickles.", reads_file=False)
+    ] = None
     plugin: Plugins = ()
     output_format: ListFormat = None
     output: OutputFile = None
@@ -1102,6 +1130,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
             "COMMAND",
             "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log, bisect "
             "or resume-check.",
+            reads_file=False,
         ),
     ]
     debug: Debug = False
@@ -1110,14 +1139,16 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a script that completes statecli in your shell."""
 
-    shell: Annotated[Shell, Target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.")]
+    shell: Annotated[Shell, Target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", reads_file=False)]
     debug: Debug = False
 
 
 class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Write the sample models of the tutorial into a folder."""
 
-    folder: Annotated[str, Target("DIR", "Folder to write to. statecli creates the folder if it does not exist.")]
+    folder: Annotated[
+        str, Target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", reads_file=False)
+    ]
     debug: Debug = False
 
 
@@ -1160,7 +1191,7 @@ class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     before: Annotated[str, Target("LOCAL", "The old version of the file.")]
     after: Annotated[str, Target("REMOTE", "The new version of the file.")]
-    name: Annotated[str, Target("[NAME]", "Path of the file in the repository.")] = ""
+    name: Annotated[str, Target("[NAME]", "Path of the file in the repository.", reads_file=False)] = ""
 
 
 #: Options of any command.

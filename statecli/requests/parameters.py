@@ -25,7 +25,7 @@ class Parameter(msgspec.Struct, frozen=True):
         type: Type of a value: bool, str, int, float or an Enum.
         repeatable: True if the command line may give several values; the field is then a tuple.
         default: Default; msgspec.NODEFAULT for a required target.
-        metavar, help, group, suggestions, aliases, hidden: As in `Option`.
+        metavar, help, group, suggestions, aliases, hidden, reads_file: As in `Option`.
     """
 
     field: str
@@ -40,6 +40,7 @@ class Parameter(msgspec.Struct, frozen=True):
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     hidden: bool = False
+    reads_file: bool = False
 
     @property
     def is_target(self) -> bool:
@@ -100,7 +101,8 @@ def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
     elif isinstance(plain, types.UnionType):
         plain = next(part for part in get_args(plain) if part is not types.NoneType)
     if isinstance(info, Target):
-        return Parameter(field, field, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
+        words = (info.metavar, info.help, Group.TASK)
+        return Parameter(field, field, (), plain, repeatable, default, *words, reads_file=info.reads_file)
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
     return Parameter(
         field=field,
@@ -115,6 +117,7 @@ def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
         suggestions=info.suggestions,
         aliases=info.aliases,
         hidden=info.hidden,
+        reads_file=info.reads_file,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from statecli.core.rule import PluginRule
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
-from statecli.requests.outcome import Outcome
+from statecli.requests.outcome import Caller, Outcome
 
 
 def run_rules(options: RulesOptions) -> Outcome:
@@ -36,12 +36,13 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[PluginRule, ...]:
     return plugins.list_entries(import_plugin.import_plugins(plugins.PluginRequest(tuple(names))))
 
 
-def run_config(options: ConfigOptions) -> Outcome:
+def run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     """Show the configuration in force."""
     from statecli.commands.audit.config import list_settings, load_config
     from statecli.report import config
 
     loaded = load_config(options.config, no_config=options.no_config)
+    caller.check_files([] if loaded.path is None else [loaded.path])
     return Outcome(loaded, config.build_config_report(list_settings(loaded), loaded.path))
 
 

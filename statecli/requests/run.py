@@ -62,7 +62,9 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
         if isinstance(options, RulesOptions):
             return reference.run_rules(options)
-        return reference.run_config(options) if isinstance(options, ConfigOptions) else reference.run_schema(options)
+        if isinstance(options, ConfigOptions):
+            return reference.run_config(options, caller)
+        return reference.run_schema(options)
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     module = _import_module(options)
