@@ -2,8 +2,9 @@
 
     python tools/tests_of_change.py [COMMIT]
 
-A room is a package of statecli; its tests are the folder of its name, or those named here. The tests of all formats
-take minutes, so a format that has tests of its name is tested by these and by those that all formats share.
+A room is a package of statecli, or a single module; its tests are the folder of its name, or those named here, and the
+test file of the module's own name. The tests of all formats take minutes, so a format that has tests of its name is
+tested by these and by those that all formats share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from pathlib import Path
 ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser.py")
 FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_same_everywhere.py")
 #: Rooms whose tests do not lie in the folder of their name.
-TESTS = {
+TESTS: dict[str, tuple[str, ...]] = {
+    "__init__": ("tests/test_api.py", "tests/test_package.py"),
+    "__main__": ("tests/test_cli.py", "tests/test_supervisor.py", "tests/test_system_errors.py"),
+    "plugin": ("tests/audit/test_plugins.py",),
+    "testing": ("tests/test_testing.py", "tests/test_diff_assertions.py"),
+    "callbacks": ("tests/test_callbacks.py",),
+    "inspect": ("tests/test_cli.py", "tests/test_row_options.py", "tests/report/test_inspect.py"),
+    "bisect": ("tests/log/test_bisect.py",),
+    "watch": ("tests/log/test_watch.py",),
     "core": (
         "tests/test_parameter_or_buffer.py",
         "tests/test_ties.py",
@@ -36,20 +45,21 @@ TESTS = {
 }
 
 
-def tests_of(path: str) -> tuple[str, ...]:
+def select_tests(path: str) -> tuple[str, ...]:
     """Return the tests of a changed file, as arguments of pytest."""
     parts = Path(path).parts
     if parts[0] == "tests":
         is_test = parts[-1].startswith("test_") and Path(path).exists()
         return (path,) if is_test else (str(Path(path).parent),) if len(parts) > 2 else ()
-    if parts[0] != "statecli" or len(parts) < 3:
+    if parts[0] != "statecli":
         return ()
-    room = parts[2] if parts[1] == "commands" else parts[1]
+    room = parts[2 if parts[1] == "commands" else 1].removesuffix(".py")
     folder = f"tests/{room}"
-    own = f"{folder}/test_{parts[-1]}"
-    if room == "formats" and Path(own).exists():
-        return (own, *FORMATS)
-    return TESTS.get(room, (folder,) if Path(folder).exists() else ())
+    named = [str(test) for test in Path("tests").rglob(f"test_{Path(path).stem}.py")]
+    if room == "formats" and any(test.startswith(folder) for test in named):
+        return (*named, *FORMATS)
+    tests = TESTS.get(room, (folder,) if Path(folder).exists() else ())
+    return (*tests, *(test for test in named if test not in tests and not test.startswith(tests)))
 
 
 def main(commit: str) -> None:
@@ -60,7 +70,7 @@ def main(commit: str) -> None:
         for words in commands
         for line in subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.splitlines()
     ]
-    print(*dict.fromkeys((*ALWAYS, *(test for path in changed for test in tests_of(path)))))
+    print(*dict.fromkeys((*ALWAYS, *(test for path in changed for test in select_tests(path)))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""`make check` runs tests of whatever changed in the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.tests_of_change import ALWAYS, FORMATS, TESTS, select_tests
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_each_module_has_tests(monkeypatch):
+    """A new room without a folder of tests needs a row of `TESTS`."""
+    monkeypatch.chdir(ROOT)
+    modules = sorted(str(path.relative_to(ROOT)) for path in Path(ROOT / "statecli").rglob("*.py"))
+    assert modules
+    assert [module for module in modules if not select_tests(module)] == []
+
+
+def test_each_selected_test_exists(monkeypatch):
+    """pytest refuses the whole run for a file that was renamed."""
+    monkeypatch.chdir(ROOT)
+    modules = [str(path.relative_to(ROOT)) for path in Path(ROOT / "statecli").rglob("*.py")]
+    selected = {test for module in modules for test in select_tests(module)}
+    selected |= {*ALWAYS, *FORMATS, *(test for tests in TESTS.values() for test in tests)}
+    assert [test for test in sorted(selected) if not Path(test).exists()] == []
+
+
+def test_rows_are_rooms():
+    """A row of a room that was renamed selects nothing."""
+    rooms = {
+        path.name.removesuffix(".py")
+        for folder in ("statecli", "statecli/commands")
+        for path in (ROOT / folder).iterdir()
+    }
+    assert set(TESTS) <= rooms
+
+
+def test_a_module_selects_the_tests_of_its_own_name(monkeypatch):
+    """Besides those of its room."""
+    monkeypatch.chdir(ROOT)
+    assert "tests/test_natural_order.py" in select_tests("statecli/core/natural_order.py")
+    assert "tests/test_ties.py" in select_tests("statecli/core/natural_order.py")
+    assert select_tests("docs/index.md") == ()
