@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from statecli.commands.inspect.run import Inspection
     from statecli.commands.lock.lock_file import Lock
     from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
+    from statecli.core.digest_algorithm import Algorithm
     from statecli.core.finding import Finding, Severity
     from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
     from statecli.values.delta import Delta
-    from statecli.values.digest_algorithm import Algorithm
 
     # The values of the enumerations, so that a type checker finds a misspelt word.
     CheckName = Literal[

@@ -29,12 +29,12 @@ from statecli.commands.inspect import run as inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify import run as proofs
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict, Verification
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
 from statecli.testing import assert_loaded, assert_only_changed, assert_state_follows
-from statecli.values.digest_algorithm import Algorithm
 
 from .forked_python import run_python
 from .test_samples import FAILING

@@ -173,6 +173,35 @@ def test_a_command_leaves_no_file_open(files):
         assert (done.returncode, done.stderr) == (0, "")
 
 
+ROOMS = """
+import json, os, sys
+import statecli
+package = os.path.dirname(statecli.__file__) + os.sep
+files = set()
+def note(frame, event, _):
+    if event == "call" and frame.f_code.co_filename.startswith(package) and frame.f_code.co_name != "<module>":
+        files.add(frame.f_code.co_filename.removeprefix(package))
+from statecli.__main__ import command
+sys.argv[:] = ["statecli", *sys.argv[1:]]
+sys.setprofile(note)
+try:
+    command()
+except SystemExit as done:
+    sys.setprofile(None)
+    print(json.dumps([done.code, sorted(files)]), file=sys.stderr)
+"""
+
+
+def test_the_inspection_of_a_file_enters_twelve_rooms(files):
+    """A room is a package, the package of a command, or a single module: who follows the call reads these."""
+    command = [sys.executable, "-c", ROOMS, "inspect", str(files / "a.safetensors")]
+    code, entered = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stderr)
+    rooms = {file.rpartition("/")[0] if file.startswith("commands/") else file.split("/")[0] for file in entered}
+    assert code == 0
+    assert {"cli", "requests", "commands/inspect", "formats", "report", "render"} <= rooms
+    assert len(rooms) <= 12, sorted(rooms)
+
+
 def test_the_check_can_fail():
     """A class needs torch, and the same check sees it."""
     code, modules = imported("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))

@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from statecli.cli.git_setup import PATTERNS, run_git, shorten_path
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
 from statecli.core.lazy_pattern import compile_on_use
@@ -32,7 +33,6 @@ from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.byte_source import Source
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
-from statecli.values.digest_algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
 
 #: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.

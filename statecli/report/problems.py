@@ -7,6 +7,7 @@ people see one message with its consequences and one fix.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,8 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET
 
-from statecli.commands.diff.rules import FROZEN_CHANGED, OUTSIDE_ONLY
-from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
@@ -45,27 +44,12 @@ _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Source lines in texts: before the advice for the line, and after a message about an assignment.
 _LEADING_LINE = compile_on_use(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
 _ASSIGNED_LINE = compile_on_use(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
-#: Rules of a tie that a move breaks, and the rules of other proofs that find the same tie.
+#: Rules of a tie that a move breaks.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
-_TIE_RULES = BROKEN_TIES | {
-    UNTIED_BY_COPY.name,
-    SHARED_WITH_COPY.name,
-    DEVICE_MISMATCH.name,
-    SHARED_IN_SAFETENSORS.name,
-}
 #: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
-#: Rules whose findings have one cause whatever their source lines, with a heading for several findings.
-ONE_CAUSE = {
-    MISSING_ENTRY.name: "{} keys of {} are missing",
-    UNEXPECTED_ENTRY.name: "{} keys are unexpected",
-    SHAPE_MISMATCH.name: "{} tensors have another shape",
-    OUTSIDE_ONLY.name: "{} tensors differ, but do not match {}",
-    FROZEN_CHANGED.name: "{} tensors differ, but match {}",
-    "lock-mismatch": "{} tensors do not match the lock",
-}
 #: The class, or the option with its globs, that a message names.
 _OWNER = compile_on_use(
     r"missing: (.+?) (?:registers|requires) this "
@@ -86,6 +70,30 @@ _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 MAX_NAMES = 3
 
 
+@functools.cache
+def _list_tie_rules() -> frozenset[str]:
+    """Return the rules of a tie that a move breaks, and the rules of other proofs that find the same tie."""
+    from statecli.commands.verify import rules  # a checkpoint without findings is listed without the rules of verify
+
+    other_proofs = (rules.UNTIED_BY_COPY, rules.SHARED_WITH_COPY, rules.DEVICE_MISMATCH, rules.SHARED_IN_SAFETENSORS)
+    return BROKEN_TIES | {rule.name for rule in other_proofs}
+
+
+@functools.cache
+def _map_headings() -> dict[str, str]:
+    """Return the rules whose findings have one cause whatever their source lines -> a heading for several findings."""
+    from statecli.commands.diff import rules  # as above
+
+    return {
+        MISSING_ENTRY.name: "{} keys of {} are missing",
+        UNEXPECTED_ENTRY.name: "{} keys are unexpected",
+        SHAPE_MISMATCH.name: "{} tensors have another shape",
+        rules.OUTSIDE_ONLY.name: "{} tensors differ, but do not match {}",
+        rules.FROZEN_CHANGED.name: "{} tensors differ, but match {}",
+        "lock-mismatch": "{} tensors do not match the lock",
+    }
+
+
 def group_findings(
     findings: Iterable[Finding], rows: Sequence[TensorInfo] = (), plugin_rules: Sequence[Rule] = ()
 ) -> tuple[Problem, ...]:
@@ -104,10 +112,10 @@ def group_findings(
             cause = causes[row.fqn] = _get_registration_cause(row)
             rows_by_cause.setdefault(cause, []).append(row)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
-    imports = _map_imports(findings)
+    imports, tie_rules = _map_imports(findings), _list_tie_rules()
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
-        first = ties.get(finding.fqn) if finding.rule in _TIE_RULES else _find_same_import(finding, imports)
+        first = ties.get(finding.fqn) if finding.rule in tie_rules else _find_same_import(finding, imports)
         row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
         groups.setdefault(row_cause or _get_cause(first or finding), []).append(finding)
     problems = []
@@ -213,7 +221,7 @@ def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
 
 
 def _get_cause(finding: Finding) -> object:
-    has_own_line = finding.rule not in ONE_CAUSE and finding.origin is not UNSET
+    has_own_line = finding.rule not in _map_headings() and finding.origin is not UNSET
     line = finding.origin if has_own_line else None
     return finding.rule, finding.target, finding.severity, line, finding.help
 
@@ -518,10 +526,11 @@ def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:
 
 def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
     """Return `3 keys of net.py:Net are missing`; None for a rule without such a text."""
-    if first.rule not in ONE_CAUSE or len(names) < 2:
+    template = _map_headings().get(first.rule)
+    if template is None or len(names) < 2:
         return None
     owner = _OWNER.search(first.message)
-    count, template = f"{len(names):,}", ONE_CAUSE[first.rule]
+    count = f"{len(names):,}"
     if owner is None:
         return None if template.count("{}") > 1 else template.format(count)
     return template.format(count, owner[owner.lastindex or 0])
@@ -530,7 +539,7 @@ def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
 def _shorten_message(finding: Finding) -> str:
     """Return the message without the text in the heading of several findings."""
     for pattern, text in _SHORTER:
-        if finding.rule in ONE_CAUSE and pattern.search(finding.message):
+        if finding.rule in _map_headings() and pattern.search(finding.message):
             return pattern.sub(text, finding.message)
     return finding.message
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from statecli.commands.diff.fields import Field
-from statecli.commands.verify.proof_names import Name
+from statecli.core.compared_fields import Field
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.output import ChangeOrder, Output, TensorOrder
+from statecli.core.proof_names import Name
 from statecli.core.selection import Selection
-from statecli.values.digest_algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.
 CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"

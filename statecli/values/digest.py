@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.storage import files
-from statecli.values.digest_algorithm import Algorithm, load_hasher
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
 from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours

@@ -290,8 +290,8 @@ def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs
     suspects = [n for group in groups.values() if len({_content_key(tensors[n]) for n in group}) > 1 for n in group]
     if not suspects:
         return list(facts)
+    from statecli.core.digest_algorithm import Algorithm
     from statecli.values.digest import compute_digests
-    from statecli.values.digest_algorithm import Algorithm
 
     digests = compute_digests([tensors[n] for n in suspects], Algorithm.SHA256, jobs=jobs, derived=True)
     confirmed = list(facts)

@@ -18,8 +18,8 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import lock_file, run
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import NothingMatched
-from statecli.values.digest_algorithm import Algorithm
 
 
 def locked(*targets, **options):

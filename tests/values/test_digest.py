@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli import formats
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
 from statecli.storage.local import LocalFile
 from statecli.values import compare, digest, open_files
-from statecli.values.digest_algorithm import Algorithm
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

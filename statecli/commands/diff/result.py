@@ -6,8 +6,8 @@ from enum import Enum
 
 import msgspec
 
-from statecli.commands.diff.fields import Field as Field
 from statecli.commands.explain.result import Explanation
+from statecli.core.compared_fields import Field as Field
 from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
 from statecli.core.quantized_layout_names import Layout

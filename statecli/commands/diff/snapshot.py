@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.values.digest_algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
 
 #: Algorithm of the digests, which are never stored.

@@ -31,7 +31,7 @@ from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
-    from statecli.values.digest_algorithm import Algorithm
+    from statecli.core.digest_algorithm import Algorithm
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
@@ -232,7 +232,7 @@ def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
-    from statecli.values.digest_algorithm import load_hasher
+    from statecli.core.digest_algorithm import load_hasher
 
     digest = load_hasher(algorithm)()
     digest.update(data)
@@ -240,7 +240,7 @@ def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
 
 
 def _hash_file(path: str, algorithm: Algorithm) -> str:
-    from statecli.values.digest_algorithm import load_hasher
+    from statecli.core.digest_algorithm import load_hasher
 
     digest = load_hasher(algorithm)()
     file = files.open_file(path)

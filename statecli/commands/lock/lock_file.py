@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from statecli.core import quoting
+from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.core.model_state import Kind, Scalar
@@ -20,7 +21,6 @@ from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 from statecli.targets.location import make_relative_name
 from statecli.targets.section_of_target import split_section
-from statecli.values.digest_algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
 _LOCK_AGAIN = "run `statecli lock` again"

@@ -13,6 +13,7 @@ from statecli.commands.diff.pairing import count_tensors
 from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import compute_companion_digests, find_pipeline_folders, lock_settings
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
+from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
@@ -23,7 +24,6 @@ from statecli.targets import expand, load
 from statecli.targets.location import make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Status
-from statecli.values.digest_algorithm import Algorithm, load_hasher
 from statecli.values.plain_bytes import read_plain_bytes
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
