@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.core.model_state import Origin, Place
+from statecli.core.model_state import Oddity, Origin, Place
 
 #: The rule of harmful functions that loading a file imports or calls.
 UNSAFE_GLOBAL = "unsafe-global"
@@ -78,3 +79,9 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     def summarize(self, message: str, target: str) -> Finding:
         """Return a finding of the same rule and severity for several tensors of `target`."""
         return Finding(self.rule, self.severity, message, target)
+
+
+def select_unreported(oddities: Iterable[Oddity], findings: Iterable[Finding]) -> list[Oddity]:
+    """Return the oddities without a finding: a rule that reports an oddity has the name of the oddity."""
+    reported = {(finding.rule, finding.fqn) for finding in findings}
+    return [oddity for oddity in oddities if (oddity.name, oddity.fqn) not in reported]

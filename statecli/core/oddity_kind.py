@@ -55,6 +55,8 @@ class OddityKind(Enum):
     SECTIONS_LEFT_OUT = "sections-left-out"
     SECTIONS_APART = "sections-apart"
     WRAPPER_PREFIX = "wrapper-prefix"
+    PREFIX_APART = "prefix-apart"
+    COMPONENTS_APART = "components-apart"
     NOT_LOCKED = "not-locked"
     VALUES_NOT_COMPARED = "values-not-compared"
     NOT_SAVED_BY_CLASS = "not-saved-by-class"

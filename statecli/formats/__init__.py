@@ -28,6 +28,7 @@ __all__ = [
     "FORMATS",
     "container_of",
     "find_format",
+    "is_in_container",
     "is_quick_to_read",
     "members",
     "read",
@@ -138,6 +139,11 @@ def traits_of(format: str) -> FormatTraits:
     by_name = {entry.name: entry for entry in FORMATS}
     traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
     return traits[0] if len(traits) == 1 else combine_traits(traits)
+
+
+def is_in_container(state: ModelState, container: str | None) -> bool:
+    """Return whether the state was read from files of the format `container`, in shards or not."""
+    return container_of(state.format) == container
 
 
 def container_of(format: str) -> str:

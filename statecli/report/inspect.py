@@ -16,7 +16,7 @@ from statecli.commands.inspect.quantized_rows import describe_defect, fold_tenso
 from statecli.commands.inspect.run import Inspection
 from statecli.core import quoting, sizes
 from statecli.core.escaping import escape
-from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
+from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity, select_unreported
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
@@ -329,13 +329,9 @@ def _describe_target(state: ModelState) -> Iterator[Oddity]:
 def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepted]) -> list[Oddity]:
     """Return the oddities without a finding."""
     findings = (*inspection.findings, *(entry.finding for entry in accepted))
-    reported = {(finding.rule, finding.fqn) for finding in findings}
     hidden = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
-    return [
-        oddity
-        for oddity in inspection.state.oddities
-        if (oddity.name, oddity.fqn) not in reported and oddity.kind not in hidden
-    ]
+    unreported = select_unreported(inspection.state.oddities, findings)
+    return [oddity for oddity in unreported if oddity.kind not in hidden]
 
 
 # The flat table: every fact in a column of its own, none where the source does not say.

@@ -11,7 +11,7 @@ import msgspec
 from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding, Severity, select_unreported
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
@@ -103,8 +103,7 @@ def build_verify_report(
     accepted_problems = group_accepted(accepted, rows, group_problems()) if accepted else {}
     accepted_notes = build_accepted_notes(accepted, rows, group_problems()) if accepted else ()
     all_findings = (*verification.findings, *(entry.finding for entry in accepted))
-    reported = {(finding.rule, finding.fqn) for finding in all_findings}
-    notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
+    notes = select_unreported(verification.notes, all_findings)
     return Report(
         title=verification.state.target,
         document=lambda: build_verify_document(

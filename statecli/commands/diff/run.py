@@ -262,7 +262,7 @@ class _Comparison:
         load_result = self._check_load(all_matches, states, changes)
         loading = self._explain_load() if load_result.findings else None
         if loading is not None and loading.covers_names:
-            self.notes = [note for note in self.notes if note.name not in suggest_map.NOTES]
+            self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         verdict = self._findings(load_result.findings, changes, broken, setting_changes, settings)
         histograms = self._histograms(changes)

@@ -14,9 +14,10 @@ from statecli.commands.diff.pairing import Match, count_tensors
 from statecli.core.errors import UsageError
 from statecli.core.model_state import ModelState, Oddity
 from statecli.core.name_pairs import MAX_PREFIX_PARTS
+from statecli.core.oddity_kind import OddityKind
 
-#: Names of the notes, which a known cause replaces.
-NOTES = frozenset(("prefix-apart", "components-apart"))
+#: Kinds of the notes, which a known cause replaces.
+NOTES = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
 #: What equal tensors have in common: the section after, a name and a shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 
@@ -60,7 +61,8 @@ def suggest_prefix_rule(
                 f"{count_tensors(count)} of {long.target} have the same names as in {short.target}, except for the "
                 f"prefix {prefix!r}"
             )
-            return [Oddity("prefix-apart", f"{message}; to compare these tensors, add --map {shlex.quote(rule)}")]
+            advice = f"to compare these tensors, add --map {shlex.quote(rule)}"
+            return [Oddity(OddityKind.PREFIX_APART.value, f"{message}; {advice}")]
     return []
 
 
@@ -159,7 +161,7 @@ def suggest_component_rules(
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
     message = f"{count_tensors(expected)} may have new names: both sides have unpaired tensors of equal shapes"
-    return [Oddity("components-apart", f"{message}; to compare these tensors, add {lines}")]
+    return [Oddity(OddityKind.COMPONENTS_APART.value, f"{message}; to compare these tensors, add {lines}")]
 
 
 def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:

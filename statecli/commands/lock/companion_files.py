@@ -287,7 +287,7 @@ def _compare_settings(
 
 
 def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
-    if change.status is Status.CHANGED or locked.format == formats.container_of(state.format):
+    if change.status is Status.CHANGED or formats.is_in_container(state, locked.format):
         return True
     return change.key.partition(".")[0] in both
 
