@@ -207,6 +207,16 @@ def test_commands_know_no_format_by_its_name():
             assert not [*decides_by(nodes(path), "format", bool), *compares(nodes(path), "format", None)], path
 
 
+def test_a_reader_does_not_ask_where_a_file_is():
+    """A reader asks the store what a read costs: `reads_are_requests`, `is_trusted`, `prefetch`."""
+    for path in MODULES:
+        if path.relative_to(PACKAGE).parts[0] == "formats":
+            asked = [
+                node.lineno for node in nodes(path) if getattr(node, "attr", getattr(node, "id", "")) == "is_remote"
+            ]
+            assert not asked, path
+
+
 def test_nothing_decides_by_the_name_of_an_oddity():
     """What an oddity changes is decided by its kind, of which a misspelt one does not pass mypy."""
     kinds = {kind.value for kind in OddityKind}

@@ -413,7 +413,7 @@ class FileScan:
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if there are too many bytes."""
-        limit = _MAX_DIGESTED_REMOTE_FILE if self.whole.is_remote else _MAX_DIGESTED_FILE
+        limit = _MAX_DIGESTED_REMOTE_FILE if self.whole.reads_are_requests else _MAX_DIGESTED_FILE
         return _hash_regions([self.whole], ()) if self.whole.size <= limit else ""
 
     @contextmanager

@@ -41,7 +41,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL)
-        budget = 0 if source.is_remote else MAX_VERIFIED
+        budget = 0 if source.reads_are_requests else MAX_VERIFIED
         arrays = {
             name: record
             for name, record in archive.records.items()

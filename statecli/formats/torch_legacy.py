@@ -149,7 +149,7 @@ def _locate_storages(
     if type(keys.root) is not list:
         raise MalformedError("the file is damaged: its last pickle is not the list of storages")
     trusted = source.is_trusted
-    if source.is_remote:
+    if source.reads_are_requests:
         places = list(_walk_storages(source, keys, declared))
         if trusted:
             source.guard(
@@ -157,7 +157,7 @@ def _locate_storages(
             )
         else:
             source.prefetch((at, 8) for _, at, _, _ in places)
-    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.is_remote
+    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.reads_are_requests
     window = Window(source, _FIRST_WINDOW if dense else 0)
     for key, at, numel, length in _walk_storages(source, keys, declared):
         if not trusted:

@@ -59,7 +59,7 @@ class Region(Source):
     def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
         self.path = source.path
         self.size = length if data is None else len(data)
-        self.is_remote = source.is_remote and data is None
+        self.reads_are_requests = source.reads_are_requests and data is None
         self._source, self._data, self.span = source, data, Place(source.path, offset, length)
         self.base = offset if data is None else None
         self.head = self.read(0, min(REGION_HEAD_BYTES, self.size))
@@ -70,7 +70,7 @@ class Region(Source):
                 self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        return self.read(offset, length) if self._data is not None or not self.is_remote else None
+        return self.read(offset, length) if self._data is not None or not self.reads_are_requests else None
 
     def close(self) -> None:
         """Do nothing: the caller that opened the file closes it."""

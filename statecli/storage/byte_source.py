@@ -26,15 +26,15 @@ class Source:
         path: Path or masked URL of the file.
         size: Size in bytes.
         head: The first 4096 bytes; empty for a part of a remote file.
-        is_remote: True if each read is a request to a server.
+        reads_are_requests: As in `Store`: True if each read is a request to a server.
     """
 
-    __slots__ = ("_file", "head", "is_remote", "path", "size", "start")
+    __slots__ = ("_file", "head", "path", "reads_are_requests", "size", "start")
 
     def __init__(self, path: str, start: int = 0, length: int | None = None) -> None:
         self.path = path
         self.start = start
-        self.is_remote = files.reads_are_requests(path)
+        self.reads_are_requests = files.reads_are_requests(path)
         self._file = files.open_file(path)
         try:
             size = self._file.size
@@ -44,7 +44,9 @@ class Source:
                 raise _truncated(start, length, size)
             self.size = size if length is None else length
             # The head of a part is not needed, and reading it may be another request.
-            self.head = b"" if length is not None and self.is_remote else self.read(0, min(HEAD_BYTES, self.size))
+            self.head = (
+                b"" if length is not None and self.reads_are_requests else self.read(0, min(HEAD_BYTES, self.size))
+            )
         except BaseException:
             self.close()
             raise
@@ -62,7 +64,7 @@ class Source:
     @property
     def is_trusted(self) -> bool:
         """True if offsets stated by a directory are confirmed when the bytes are read, to save requests."""
-        return self.is_remote and not files.is_strict()
+        return self.reads_are_requests and not files.is_strict()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch these (offset, length) together before their reads, if each read is a request."""

@@ -170,7 +170,7 @@ class Archive:
 
     def open_window(self, source: Source) -> Window:
         """Return a buffer for reads from many records of the archive: small records are read together."""
-        is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.is_remote
+        is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.reads_are_requests
         return Window(source, _WINDOW if is_dense else 0)
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
