@@ -246,8 +246,8 @@ def test_nothing_unpickles_or_evaluates():
     """No module imports pickle, marshal or zipfile, or calls eval, exec or torch.load.
 
     The proofs do what a user would to a model of the user's own: load what they themselves have just saved of it. And a
-    worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. What
-    lies in the archive that a chain (`zip://…::https://…`) names is unpacked by fsspec, with zipfile; no checkpoint is.
+    worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. A
+    chain of URLs (`zip://…::https://…`), whose archive fsspec would unpack with zipfile, is refused.
     """
     ours = {PACKAGE / "commands" / "verify" / "save_roundtrip.py", PACKAGE / "workers" / "executors" / "batch.py"}
     for path in MODULES:
@@ -333,6 +333,15 @@ def test_every_path_in_the_recipes_exists(document):
     assert paths
     for path in paths:
         assert (root / path).exists() or (PACKAGE / path).exists(), path
+
+
+def test_every_module_that_a_docstring_names_exists():
+    """The docstring of a module names the modules around it, and none that was renamed."""
+    others = {"net.py", "setup.py"}  # examples, and the build of the package
+    modules = {path.name for path in MODULES}
+    for path in MODULES:
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert {*re.findall(r"`(\w+\.py)`", text)} - others <= modules, path
 
 
 def skip_reasons(tree):

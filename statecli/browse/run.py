@@ -1,6 +1,7 @@
 """Run `statecli browse`: read the targets, show the screen, return what was copied.
 
-This package writes no report: its output is a screen. `model.py` and the modules below it know nothing of the screen.
+This package writes no report: its output is a screen. `screen_state.py` and the modules below it do not know the
+screen.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class _Load:
     # --- what the class objects to ----------------------------------------------------------------------------------
 
     def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """Yield the objections of the class; in the order and the words of `kinds.by_model` if present there."""
+        """Yield the objections of the class, in the order and the words of `classify_by_model` if present there."""
         # An entry that replaces a dropped tie would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (
