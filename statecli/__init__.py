@@ -145,6 +145,8 @@ def inspect(
     dtype: "Iterable[str] | None" = (),
     shape: "Iterable[str] | None" = (),
     init_device: str | None = None,
+    config_json: "str | os.PathLike[str] | None" = None,
+    trust_remote_code: bool = False,
     ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
 ) -> "Inspection":
@@ -169,6 +171,8 @@ def inspect(
         dtype: Globs of dtypes to list, such as "float8*".
         shape: Shapes to list, such as "768x3072" or "*x768".
         init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
+        config_json: JSON file with the settings of a class whose constructor takes a config object.
+        trust_remote_code: Run the Python files that come with a checkpoint. Use this only if you trust the author.
         ignore: Rules or rule groups that are not reported.
         executor: Engine that reads values for `stats`, as in `diff`.
 
@@ -205,6 +209,7 @@ def diff(
     frozen: "Iterable[str] | None" = (),
     changed: "Iterable[str] | None" = (),
     cast: bool = False,
+    adapter: "str | os.PathLike[str] | None" = None,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
@@ -214,6 +219,8 @@ def diff(
     jobs: int = 0,
     executor: "str | Executor | None" = None,
     init_device: str | None = None,
+    config_json: "str | os.PathLike[str] | None" = None,
+    trust_remote_code: bool = False,
 ) -> "Diff":
     """Compare two checkpoints, live objects or model classes, in any pair.
 
@@ -239,6 +246,7 @@ def diff(
         frozen: Globs; these tensors must not change.
         changed: Globs; for each, at least one tensor must change.
         cast: A tensor that differs must be a cast of the tensor before, each value rounded to the nearest.
+        adapter: Path of a LoRA adapter: `after` must equal `before` plus the adapter, up to rounding.
         include: Globs; only tensors whose name matches one are compared.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to compare, as in `inspect`.
@@ -249,6 +257,8 @@ def diff(
         executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
             Executor of concurrent.futures, which stays open.
         init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
+        config_json: File with the settings of a class, as in `inspect`.
+        trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
 
     Returns:
         The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as
@@ -281,6 +291,8 @@ def lock(
     jobs: int = 0,
     executor: "str | Executor | None" = None,
     init_device: str | None = None,
+    config_json: "str | os.PathLike[str] | None" = None,
+    trust_remote_code: bool = False,
 ) -> "Lock":
     """Compute a digest of each tensor of one target or of several targets.
 
@@ -294,6 +306,8 @@ def lock(
         jobs: Number of processes that read values, as in `diff`.
         executor: Engine that reads values, as in `diff`.
         init_device: Device on which a class is built, as in `inspect`.
+        config_json: File with the settings of a class, as in `inspect`.
+        trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
 
     Returns:
         The lock. `str(lock)` is the text of the lock file, for `statecli audit --lock FILE`.
@@ -327,6 +341,8 @@ def audit(
     allow_empty: bool = False,
     jobs: int = 0,
     executor: "str | Executor | None" = None,
+    config_json: "str | os.PathLike[str] | None" = None,
+    trust_remote_code: bool = False,
 ) -> "Audit":
     """Check checkpoints, live objects and model classes against rules.
 
@@ -348,6 +364,8 @@ def audit(
         allow_empty: Accept that there is nothing to audit.
         jobs: Number of processes that read values, as in `diff`.
         executor: Engine that reads values, as in `diff`.
+        config_json: File with the settings of a class, as in `inspect`.
+        trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
 
     Returns:
         The results of the targets. `findings` has all findings, `failing` those of `fail_on` or a higher severity.
@@ -413,6 +431,8 @@ def verify(
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
     ignore: "Iterable[str] | None" = (),
+    config_json: "str | os.PathLike[str] | None" = None,
+    trust_remote_code: bool = False,
 ) -> "Verification":
     """Test what happens to each tensor when a model is moved, cast, saved, copied, trained and called.
 
@@ -434,6 +454,8 @@ def verify(
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to show, as in `inspect`.
         ignore: Rules or rule groups that are not reported.
+        config_json: File with the settings of a class, as in `inspect`.
+        trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
 
     Returns:
         A verdict for each check (passed, failed, skipped or inconclusive) with its reason, and a cell for each tensor.

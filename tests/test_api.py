@@ -16,9 +16,11 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import statecli
@@ -34,6 +36,8 @@ from statecli.core.errors import ModelError, NothingMatched, UnreadableError, Us
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
+from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import parameters_of
 from statecli.testing import assert_loaded, assert_only_changed, assert_state_follows
 
 from .forked_python import run_python
@@ -46,6 +50,24 @@ SAMPLES = ROOT / "sample_models"
 @pytest.fixture(autouse=True)
 def _in_the_project(monkeypatch):
     monkeypatch.chdir(ROOT)
+
+
+#: A class whose constructor takes a config object.
+CONFIGURED = """
+import dataclasses
+from torch import nn
+
+
+@dataclasses.dataclass
+class Config:
+    width: int
+
+
+class Net(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.fc = nn.Linear(config.width, config.width)
+"""
 
 
 def verdicts(found):
@@ -737,6 +759,83 @@ LITERALS = {
 def test_the_literals_are_the_values_of_the_enumeration(name, enumeration):
     """A type checker accepts the words that the functions accept."""
     assert typing.get_args(LITERALS[name]) == tuple(member.value for member in enumeration)
+
+
+#: Options of the text and of its files: Python gets the result as an object.
+SHOWN = (
+    *("all", "quiet", "verbose", "top", "lines", "tree", "sort", "unchanged", "name_only", "name_status"),
+    *("output_format", "output", "report", "color", "no_progress", "debug", "distributions", "spectra"),
+)
+#: Options of a process and of its exit status; a finding is accepted by leaving it out of `findings`.
+OF_PROCESSES = ("timeout", "shard", "baseline", "write_baseline", "reason", "as_found")
+#: Options without an argument of a function, besides these, and why.
+WITHOUT_ARGUMENT = {
+    "inspect": {
+        "cuda": "to='cuda'",
+        "as_class": "the path of the config.json",
+        "parts": "rows of the text",
+        "fail_on": "findings",
+    },
+    "audit": {
+        "no_values": "values=False",
+        **dict.fromkeys(("frozen_only", "weights_only"), "a gate of CI"),
+        **dict.fromkeys(("include", "exclude", "kind", "init_device"), "the rules are about whole checkpoints"),
+    },
+    "verify": {"init_device": "pass the model itself", "fail_on": "the verdicts"},
+}
+#: Arguments with another name or default than the option.
+OTHER_NAMES = {"verify": {"target": "model"}}
+OTHER_DEFAULTS = {("audit", "values"): None}
+
+
+@pytest.mark.parametrize("command", ["inspect", "diff", "lock", "audit", "merge", "verify"])
+def test_the_arguments_are_those_of_the_options(command):
+    """Names and defaults, without the options of the text: a new option is an argument, or is listed here."""
+    names = OTHER_NAMES.get(command, {})
+    expected = {}
+    for parameter in parameters_of(COMMANDS[command]):
+        default = getattr(parameter.default, "value", parameter.default)
+        default = inspect.Parameter.empty if default is msgspec.NODEFAULT else default
+        name = names.get(parameter.field, parameter.argument)
+        # `inputs` is one argument for two options, with objects too.
+        expected[name] = OTHER_DEFAULTS.get((command, name), None if name == "inputs" else default)
+    left_out = WITHOUT_ARGUMENT.get(command, {})
+    assert left_out.keys() <= expected.keys()
+    signature = inspect.signature(getattr(statecli, command)).parameters
+    assert {name: parameter.default for name, parameter in signature.items()} == {
+        name: default for name, default in expected.items() if name not in (*SHOWN, *OF_PROCESSES, *left_out)
+    }
+
+
+def test_a_class_gets_its_settings(in_tmp_path):
+    """From a file, as `--config-json` does; the same for each function of a class."""
+    Path("made.py").write_text(CONFIGURED)
+    Path("net.json").write_text('{"width": 5}')
+    shapes = [tensor.shape for tensor in statecli.inspect("made.py:Net", config_json=Path("net.json")).state.tensors]
+    assert shapes == [(5, 5), (5,)]
+    changes = statecli.diff("made.py:Net", "made.py:Net", config_json="net.json", metadata_only=True).changes
+    assert [change.after.shape for change in changes] == shapes
+    assert statecli.lock("made.py:Net", config_json="net.json").targets
+    assert statecli.verify("made.py:Net", checks="save", config_json="net.json").checks[0].verdict == "passed"
+
+
+@pytest.mark.parametrize("argument", [{"config_json": "net.json"}, {"trust_remote_code": True}])
+@pytest.mark.parametrize("function", [statecli.inspect, statecli.lock, statecli.audit, statecli.verify])
+def test_an_option_of_a_class_is_refused_for_a_live_model(function, argument):
+    """It would have no effect."""
+    (name,) = argument
+    with pytest.raises(UsageError, match=rf"^{name}: works only with a class, such as 'net.py:Net', but Linear is an"):
+        function(nn.Linear(2, 2), **argument)
+
+
+def test_a_merged_adapter_is_checked(in_tmp_path):
+    """By its path; what is no path is refused."""
+    save_file({"w": torch.zeros(2)}, "a.safetensors")
+    save_file({"x.lora_A.weight": torch.ones(1, 2), "x.lora_B.weight": torch.ones(2, 1)}, "adapter.safetensors")
+    result = statecli.diff("a.safetensors", "a.safetensors", adapter=Path("adapter.safetensors"))
+    assert result.broken or result.findings
+    with pytest.raises(UsageError):
+        statecli.diff("a.safetensors", "a.safetensors", adapter=3)
 
 
 @pytest.mark.parametrize(

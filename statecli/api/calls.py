@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from statecli.api.live_targets import SavedObjects, is_live, is_live_model, refuse_executor, use_saved_objects
+from statecli.api.live_targets import (
+    SavedObjects,
+    is_live,
+    is_live_model,
+    refuse_class_options,
+    refuse_executor,
+    use_saved_objects,
+)
 from statecli.api.snapshot import Snapshot
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
@@ -63,6 +70,10 @@ def to_path(target: object) -> str:
         "expected a path, a spec such as 'net.py:Net', an nn.Module, an optimizer or a state_dict, "
         f"not {type(target).__name__}"
     )
+
+
+def _to_path_or_none(target: object) -> str | None:
+    return None if target is None else to_path(target)
 
 
 def to_paths(targets: object) -> tuple[str, ...]:
@@ -166,9 +177,13 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "target": to_name,
     "targets": to_paths,
-    "against": lambda value: None if value is None else to_path(value),
+    "against": _to_path_or_none,
     "before": to_path,
     "after": to_path,
+    "adapter": _to_path_or_none,
+    "config_json": _to_path_or_none,
+    "lock": _to_path_or_none,
+    "config": _to_path_or_none,
     "executor": to_executor,
     "optimizer": to_optimizer,
     "jobs": _to_count,
@@ -181,6 +196,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) -> Inspection:
     """See `statecli.inspect`."""
     files.forget_command()
+    refuse_class_options(arguments, [target, arguments.get("model")])
     if is_live(target) and not is_live_model(target):
         refuse_executor(executor, [target])
         with use_saved_objects() as saved:
@@ -201,6 +217,7 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     """See `statecli.diff`."""
     files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
+    refuse_class_options(arguments, [before, after])
     if arguments.get("executor") is not None and (isinstance(before, Snapshot) or isinstance(after, Snapshot)):
         raise UsageError(
             "executor: workers cannot read a snapshot, because a snapshot exists only in this process; leave "
@@ -252,6 +269,7 @@ def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[
     if not named:
         raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")
     refuse_executor(arguments.get("executor"), [*named, arguments.get("against")])
+    refuse_class_options(arguments, [*named, arguments.get("model"), arguments.get("against")])
     with use_saved_objects() as saved:
         if "against" in arguments:
             arguments = {**arguments, "against": save_if_live(arguments["against"], saved)}
@@ -289,6 +307,7 @@ class _ForPython(Caller):
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:
     """See `statecli.verify`."""
     files.forget_command()
+    refuse_class_options(arguments, [model])
     options = build_options(VerifyOptions, {"target": model, "check": checks, **arguments})
     live = model if is_live_model(model) else None
     with nullcontext() if live is not None else _keep_settings(options.device or ""):

@@ -195,3 +195,14 @@ def refuse_executor(executor: object, targets: Sequence[object]) -> None:
             f"executor: workers cannot read {name_object(live)}, because it is an object of this process; "
             "leave executor out, or save the object and pass its path"
         )
+
+
+def refuse_class_options(arguments: Mapping[str, object], targets: Sequence[object]) -> None:
+    """Raise UsageError for an option of a class if every target (None: not given) is a live object, which is built."""
+    for argument in ("config_json", "trust_remote_code"):
+        if arguments.get(argument) and all(target is None or is_live(target) for target in targets):
+            live = name_object(targets[0])
+            raise UsageError(
+                f"{argument}: works only with a class, such as 'net.py:Net', but {live} is an object of this process; "
+                "leave the argument out"
+            )
