@@ -13,6 +13,7 @@ import msgspec
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.requests.parameters import parameters_of
 from statecli.shards.shard import OUTPUT_OPTIONS
 from statecli.storage import files
 from statecli.targets import load
@@ -102,7 +103,9 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
 
 
 #: Fields of targets, which have no flag.
-_TARGETS = ("before", "after", "target", "targets")
+_TARGETS = tuple(
+    dict.fromkeys(each.field for kind in _SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
+)
 
 
 def _describe_option(head: Head, name: str) -> str:
@@ -219,9 +222,9 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
 
 
 def _list_names(options: Options) -> list[str]:
-    """Return the values of options for files, URLs and classes."""
-    names = ("target", "before", "after", "targets", "model", "input_from", "against", "lock", "baseline", "config")
-    values = [getattr(options, name, None) for name in names]
+    """Return the values of options for files, URLs and classes; without plugins, which are code in any case."""
+    fields = [each.field for each in parameters_of(type(options)) if each.reads_file and each.field != "plugin"]
+    values = [getattr(options, field) for field in fields]
     return [text for value in values for text in _to_sequence(value) if isinstance(text, str)]
 
 

@@ -76,6 +76,18 @@ def test_one_cause_is_one_line(server, statecli):
     assert "more tensors: access is refused (HTTP 403)" in result.err
 
 
+def test_merge_asks_for_the_secret_of_any_input(server, statecli, shares):
+    """Also of an option, such as --adapter."""
+    save_file({"w": torch.ones(2)}, "base.safetensors")
+    server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
+    url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
+    paths, _ = shares(1, "diff", "base.safetensors", "base.safetensors", "--adapter", url)
+    shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
+    said = f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+    result = statecli("merge", *paths)
+    assert (result.code, result.out, result.err) == (2, "", said)
+
+
 def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
     """A signed URL is given once more; without it merge says which."""
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
