@@ -27,15 +27,6 @@ def check(options: AuditOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - 
         raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
 
 
-def reads_values(options: AuditOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return True, because the configuration decides: see `build_request`."""
-    return True
-
-
-#: Never shown, because `build_request` raises the error.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: AuditOptions, caller: Caller) -> Request:
     """Return the request, before a target is read."""
     loaded = load_config(options)

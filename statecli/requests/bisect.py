@@ -19,15 +19,6 @@ def check(options: BisectOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
     parse_condition(options.condition)
 
 
-def reads_values(options: BisectOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return True: conditions are about values."""
-    return True
-
-
-#: Never shown, because `reads_values` is always true.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: BisectOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before anything is read."""
     return Request(options.targets, parse_condition(options.condition or ""), cache=not options.no_cache)

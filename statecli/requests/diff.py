@@ -124,16 +124,7 @@ def _check_classes(options: DiffOptions) -> None:
         )
 
 
-def reads_values(options: DiffOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - every command has the same signature
-    """Return True: `check` refuses --executor and --shard if no values are read."""
-    return True
-
-
-#: Never shown, because `reads_values` is always true.
-VALUES_ARE_READ = ""
-
-
-def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before anything is read."""
     return build_request(options)
 

@@ -26,15 +26,6 @@ def check(options: ExplainOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 
         raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
 
 
-def reads_values(options: ExplainOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return False: only names and shapes are read."""
-    return False
-
-
-#: Never shown, because the command has neither --executor nor --shard.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: ExplainOptions, caller: Caller) -> Request | None:  # noqa: ARG001 - as above
     """Return the request, before anything is read; None for an error text."""
     if options.checkpoint is None:

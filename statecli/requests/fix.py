@@ -19,15 +19,6 @@ def check(options: FixOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - ev
         raise UsageError(f"{both} contradict each other; leave one of them out")
 
 
-def reads_values(options: FixOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return False: fix has neither --executor nor --shard."""
-    return False
-
-
-#: Never shown, because fix has neither option.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: FixOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before the model is built."""
     verify = VerifyRequest(

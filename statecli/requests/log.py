@@ -15,15 +15,6 @@ def check(options: LogOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - ev
         raise UsageError(f"{option('--top', options.top)}: must be 1 or more")
 
 
-def reads_values(options: LogOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return True: the norms need all values."""
-    return True
-
-
-#: Never shown, because `reads_values` is always true.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: LogOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before anything is read."""
     return Request(options.targets, cache=not options.no_cache)

@@ -18,15 +18,6 @@ def check(options: ResumeCheckOptions, extra: ExtraInputs) -> None:  # noqa: ARG
         raise UsageError(f"{option('--steps', options.steps)}: must be an even number, 2 or more")
 
 
-def reads_values(options: ResumeCheckOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return False: the command has neither --executor nor --shard."""
-    return False
-
-
-#: Never shown, because the command has neither option.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: ResumeCheckOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before the script runs."""
     return Request(options.target, options.steps)

@@ -72,7 +72,8 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     executor, shard = getattr(options, "executor", None), getattr(options, "shard", None)
     engine = _use_engine(executor, getattr(options, "jobs", 0))
     share = nullcontext() if shard is None else _use_shard(options)
-    if (executor is not None or shard is not None) and not module.reads_values(options, extra):
+    divides = executor is not None or shard is not None
+    if divides and hasattr(module, "reads_values") and not module.reads_values(options, extra):
         raise UsageError(f"{_describe_division(executor, shard)}: {module.VALUES_ARE_READ}")
     request = module.prepare(options, caller)
     with engine, share as mine:
@@ -81,7 +82,10 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
 
 def _import_module(options: Options) -> ModuleType:
-    """Return the module with `check`, `reads_values`, `prepare` and `run` of a command."""
+    """Return the module with `check`, `prepare` and `run` of a command.
+
+    If a command may read no values, its module has `reads_values` too.
+    """
     return import_module(f"statecli.requests.{_COMMAND_OF[type(options)]}")
 
 

@@ -37,15 +37,6 @@ def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
             raise UsageError(f"{useless}: has no effect, because {left_out}; leave one of the two options out")
 
 
-def reads_values(options: VerifyOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return False: verify has neither --executor nor --shard."""
-    return False
-
-
-#: Never shown, because verify has neither option.
-VALUES_ARE_READ = ""
-
-
 def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before the model is built."""
     return build_request(options)
