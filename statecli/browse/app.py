@@ -242,14 +242,13 @@ class Browser(App[None]):
     def _has_panel(self) -> bool:
         return self.size.width >= MIN_WIDTH_WITH_PANEL if self._shows_panel is None else self._shows_panel
 
-    def _show(self, *, is_moved: bool = True) -> None:
+    def _show(self) -> None:
         """Show the model again; values are read if the cursor rests."""
         self._list.show_rows()
         self._show_lines()
         self._show_panel()
-        if is_moved:
-            self._rest.stop()
-            self._rest = self.set_timer(REST_S, self._read_current)
+        self._rest.stop()
+        self._rest = self.set_timer(REST_S, self._read_current)
 
     def _show_lines(self) -> None:
         model = self.model

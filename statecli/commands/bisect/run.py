@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -34,7 +34,7 @@ class _WrongOrder(Exception):
     """The steps in the settings contradict the order of the names."""
 
 
-def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) -> Bisection:
+def bisect_run(request: Request) -> Bisection:
     """Return the first checkpoint where the condition holds.
 
     The names order the checkpoints, if their numbers differ; then only the checkpoints of the search are read. If a
@@ -42,7 +42,7 @@ def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) ->
 
     Raises UnreadableError if there is no checkpoint, NothingMatched if the glob matches no tensor.
     """
-    prober = _Prober(request, on_probe)
+    prober = _Prober(request)
     run = order_run_by_names(request.targets)
     try:
         if run is not None:
@@ -62,8 +62,8 @@ def bisect_run(request: Request, on_probe: Callable[[], None] = lambda: None) ->
 class _Prober:
     """Decide the condition for checkpoints; each is read once."""
 
-    def __init__(self, request: Request, on_probe: Callable[[], None]) -> None:
-        self._condition, self._on_probe = request.condition, on_probe
+    def __init__(self, request: Request) -> None:
+        self._condition = request.condition
         self._cache = Cache(enabled=request.cache)
         self._reference: Measured | None = None
         self.probes: dict[str, Probe] = {}
@@ -77,7 +77,6 @@ class _Prober:
         probe = self.probes.get(checkpoint.path)
         if probe is None:
             probe = self.probes[checkpoint.path] = self._read(number, checkpoint)
-            self._on_probe()
             if self.check_order:
                 self._refuse_other_order()
         return probe

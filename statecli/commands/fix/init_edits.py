@@ -309,13 +309,12 @@ def _is_assigned_from_outside(source: Source, name: str) -> bool:
     return False
 
 
-def express_with_attributes(source: Source, assigned: Assigned, value: cst.BaseExpression | None = None) -> str:
+def express_with_attributes(source: Source, assigned: Assigned) -> str:
     """Return the assigned value in terms of the module's attributes and of global names.
 
     A local name is replaced by the attribute that holds its value. Raises NoEdit if no attribute does.
     """
-    method = assigned.method
-    value = assigned.value if value is None else value
+    method, value = assigned.method, assigned.value
     if method is None:
         raise NoEdit("the class body, not a method, computes the value")
     instance = get_instance_name(method)

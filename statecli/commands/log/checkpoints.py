@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import msgspec
@@ -52,22 +52,17 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
     return checkpoints
 
 
-def order_run(texts: Sequence[str], on_step: Callable[[], None] = lambda: None) -> Run:
+def order_run(texts: Sequence[str]) -> Run:
     """Return the checkpoints of a run in the order of their steps; the settings of each are read.
 
     Raises UnreadableError if there are none.
     """
     listed = list_checkpoints(texts)
-    settings: list[dict[str, int] | None] = []
-    errors: list[str | None] = []
-    for checkpoint in listed:
-        steps, error = _read_steps(checkpoint)
-        settings.append(steps)
-        errors.append(error)
-        on_step()
-    chosen = choose_steps(shorten_paths([checkpoint.path for checkpoint in listed]), settings)
+    settings = [_read_steps(checkpoint) for checkpoint in listed]
+    chosen = choose_steps(shorten_paths([checkpoint.path for checkpoint in listed]), [steps for steps, _ in settings])
     entries = [
-        Checkpoint(checkpoint.path, step, error) for checkpoint, step, error in zip(listed, chosen, errors, strict=True)
+        Checkpoint(checkpoint.path, step, error)
+        for checkpoint, step, (_, error) in zip(listed, chosen, settings, strict=True)
     ]
     return _sort(entries, texts)
 
