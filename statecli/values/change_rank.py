@@ -16,12 +16,10 @@ from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.data_task import DataTask
+from statecli.values.data_task import DataTask, run_derived, run_each
 from statecli.values.delta import MAX_RANK
 from statecli.values.elements import Array
-from statecli.values.ranges import prefetch
 from statecli.values.read import read_rows
-from statecli.workers import pool
 
 #: Columns of the sketch: a few more than the ranks that it has to show.
 _SKETCH = MAX_RANK + 8
@@ -38,7 +36,6 @@ _MARGIN = 1.25
 class RankTask(DataTask, frozen=True, gc=False):
     """Estimate the rank of after - before, two matrices of one shape, with strides."""
 
-    name: str
     before: TensorData
     after: TensorData
 
@@ -50,16 +47,13 @@ class RankTask(DataTask, frozen=True, gc=False):
 
 def estimate_ranks(tasks: Sequence[RankTask], *, jobs: int = 0) -> list[int | StateError | None]:
     """Return the rank of each change, at most 128, in order; None if a value is not finite."""
-    if not tasks:
-        return []
-    return pool.run_tasks(rank_batch, None, tasks, jobs=jobs, absent=None, derived=True)
+    return run_derived(rank_batch, tasks, jobs)
 
 
 @with_denormals
 def rank_batch(_: None, tasks: Sequence[RankTask]) -> list[int | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [_estimate_or_error(task) for task in tasks]
+    return run_each(_estimate_or_error, tasks)
 
 
 def _estimate_or_error(task: RankTask) -> int | StateError | None:

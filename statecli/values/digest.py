@@ -26,6 +26,7 @@ from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.storage import files
+from statecli.values.data_task import TensorTask
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
 from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
@@ -77,25 +78,8 @@ def compute_digests(
     return [digest_of_content.get(_content_key(tensor)) for tensor in tensors]
 
 
-class DigestTask(msgspec.Struct, frozen=True, gc=False):
+class DigestTask(TensorTask, frozen=True, gc=False):
     """Compute the digest of a tensor."""
-
-    tensor: TensorInfo
-
-    @property
-    def name(self) -> str:
-        """FQN of the tensor."""
-        return self.tensor.fqn
-
-    @property
-    def size(self) -> int:
-        """Bytes of the tensor."""
-        return self.tensor.nbytes
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of the tensor."""
-        return (where.path for where in self.tensor.ranges if where.path)
 
     @property
     def identity(self) -> object:

@@ -17,8 +17,8 @@ from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
+from statecli.values.data_task import DataTask, run_each
 from statecli.values.elements import SMALL_FLOATS, Array, build_small_float_table, require_element
-from statecli.values.ranges import iter_paths, prefetch
 from statecli.values.read import Strided, open_view, read_items, read_values
 from statecli.values.tally import BLOCK_ELEMENTS
 from statecli.workers import pool
@@ -48,7 +48,7 @@ class Operation(str, Enum):
     COPY = "copy"
 
 
-class CheckTask(msgspec.Struct, frozen=True, gc=False):
+class CheckTask(DataTask, frozen=True, gc=False):
     """Check whether `after` is the result of an operation on `before`.
 
     A copy to another float type has the nearest values of it.
@@ -58,7 +58,6 @@ class CheckTask(msgspec.Struct, frozen=True, gc=False):
         max_exceptions: Of `Operation.SCALE`, the check ends when more elements are not the result.
     """
 
-    name: str
     operation: Operation
     before: TensorData
     after: TensorData
@@ -66,19 +65,14 @@ class CheckTask(msgspec.Struct, frozen=True, gc=False):
     max_exceptions: float = math.inf
 
     @property
+    def all_data(self) -> tuple[TensorData, ...]:
+        """Both sides."""
+        return self.before, self.after
+
+    @property
     def size(self) -> int:
         """Bytes of the wider side."""
         return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of both sides."""
-        return iter_paths(self.before, self.after)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 class CheckResult(msgspec.Struct, frozen=True, gc=False):
@@ -132,8 +126,7 @@ def check_elements(
 @with_denormals
 def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResult | StateError]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in (task.before, task.after))):
-        return [_check_or_error(task) for task in tasks]
+    return run_each(_check_or_error, tasks)
 
 
 def _check_or_error(task: CheckTask) -> CheckResult | StateError:

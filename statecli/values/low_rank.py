@@ -10,17 +10,14 @@ import numpy as np
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.data_task import DataTask
+from statecli.values.data_task import DataTask, run_derived, run_each
 from statecli.values.elements import Array
-from statecli.values.ranges import prefetch
 from statecli.values.read import open_view, read_all_values, read_values
-from statecli.workers import pool
 
 
 class LowRankTask(DataTask, frozen=True, gc=False):
     """Compute ‖B A‖ / ‖W‖ of a weight W [out, in], A [rank, in] and B [out, rank]; Frobenius norms."""
 
-    name: str
     weight: TensorData
     a: TensorData
     b: TensorData
@@ -33,16 +30,13 @@ class LowRankTask(DataTask, frozen=True, gc=False):
 
 def measure_updates(tasks: Sequence[LowRankTask], *, jobs: int = 0) -> list[float | StateError | None]:
     """Return ‖B A‖ / ‖W‖ of each task, in order; None if W is zero or a value is not finite."""
-    if not tasks:
-        return []
-    return pool.run_tasks(low_rank_batch, None, tasks, jobs=jobs, absent=None, derived=True)
+    return run_derived(low_rank_batch, tasks, jobs)
 
 
 @with_denormals
 def low_rank_batch(_: None, tasks: Sequence[LowRankTask]) -> list[float | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [_measure_or_error(task) for task in tasks]
+    return run_each(_measure_or_error, tasks)
 
 
 def _measure_or_error(task: LowRankTask) -> float | StateError | None:

@@ -12,11 +12,9 @@ from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.data_task import DataTask
+from statecli.values.data_task import DataTask, run_derived, run_each
 from statecli.values.elements import Array
-from statecli.values.ranges import prefetch
 from statecli.values.read import read_all_values, read_rows
-from statecli.workers import pool
 
 #: Elements that are checked at a time: ten arrays of float64 take 40 MB.
 _BLOCK_ELEMENTS = 1 << 19
@@ -30,7 +28,6 @@ class MergeTask(DataTask, frozen=True, gc=False):
     All four have strides. `factor` is None if it is not known: then the best one is used.
     """
 
-    name: str
     before: TensorData
     after: TensorData
     left: TensorData
@@ -63,16 +60,13 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
 
 def check_merges(tasks: Sequence[MergeTask], *, jobs: int = 0) -> list[MergeResult | StateError | None]:
     """Return the result of each task, in order; None if the update has a value that is not finite."""
-    if not tasks:
-        return []
-    return pool.run_tasks(merge_batch, None, tasks, jobs=jobs, absent=None, derived=True)
+    return run_derived(merge_batch, tasks, jobs)
 
 
 @with_denormals
 def merge_batch(_: None, tasks: Sequence[MergeTask]) -> list[MergeResult | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [_check_or_error(task) for task in tasks]
+    return run_each(_check_or_error, tasks)
 
 
 def _check_or_error(task: MergeTask) -> MergeResult | StateError | None:

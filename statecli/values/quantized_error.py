@@ -15,12 +15,11 @@ from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.core.quantized_layouts import Part
-from statecli.values.data_task import DataTask
+from statecli.values.data_task import DataTask, run_derived, run_each
 from statecli.values.dequantize import DequantizeRule, open_rows
 from statecli.values.element_checks import round_to
-from statecli.values.ranges import prefetch, resolve_data
+from statecli.values.ranges import resolve_data
 from statecli.values.read import read_rows
-from statecli.workers import pool
 
 #: Elements that are dequantized at a time: eight arrays of float64 take 32 MB.
 _BLOCK_ELEMENTS = 1 << 19
@@ -40,7 +39,6 @@ class StoredPart(NamedTuple):
 class QuantizedTask(DataTask, frozen=True, gc=False):
     """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q."""
 
-    name: str
     weight: TensorData
     rule: DequantizeRule
     parts: tuple[StoredPart, ...]
@@ -69,16 +67,13 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
 
 def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[QuantizedError | StateError | None]:
     """Return the error of each task, in order; None if W is zero or a value is not finite."""
-    if not tasks:
-        return []
-    return pool.run_tasks(quantized_batch, None, tasks, jobs=jobs, absent=None, derived=True)
+    return run_derived(quantized_batch, tasks, jobs)
 
 
 @with_denormals
 def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[QuantizedError | StateError | None]:
     """Return the result or the error of each task of a batch."""
-    with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [_measure_or_error(task) for task in tasks]
+    return run_each(_measure_or_error, tasks)
 
 
 def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None:

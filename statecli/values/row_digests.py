@@ -5,48 +5,36 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
+from statecli.values.data_task import DataTask, run_each
 from statecli.values.element_checks import round_to
 from statecli.values.elements import Array, require_element
-from statecli.values.ranges import iter_paths, prefetch
 from statecli.values.read import open_view, read_items, read_values
 from statecli.workers import pool
 
 
-class RowTask(msgspec.Struct, frozen=True, gc=False):
+class RowTask(DataTask, frozen=True, gc=False):
     """Compute the CRC-32 of each index along the first dimension.
 
     With a dtype, of the nearest values of this float type, which are equal for all types that can hold them.
     `is_strong` gives 64 bits of BLAKE2b instead, whose equality is proof enough of equal rows.
     """
 
-    name: str
     data: TensorData
     dtype: str | None = None
     is_strong: bool = False
 
     @property
-    def size(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.data.shape) * require_element(self.data.dtype).size
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of the tensor."""
-        return iter_paths(self.data)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
+    def all_data(self) -> tuple[TensorData, ...]:
+        """The tensor."""
+        return (self.data,)
 
 
 def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tuple[int, ...] | StateError]:
@@ -61,8 +49,7 @@ def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tupl
 @with_denormals
 def row_digest_batch(_: None, tasks: Sequence[RowTask]) -> list[tuple[int, ...] | StateError]:
     """Return the checksums or the error of each task of a batch."""
-    with prefetch(*(task.data for task in tasks)):
-        return [_digest_or_error(task) for task in tasks]
+    return run_each(_digest_or_error, tasks)
 
 
 def _digest_or_error(task: RowTask) -> tuple[int, ...] | StateError:

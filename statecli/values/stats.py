@@ -17,6 +17,7 @@ from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live_tensor
+from statecli.values.data_task import TensorTask
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, code_values
 from statecli.values.ggml_blocks import to_readable
 from statecli.values.ranges import check_crc, prefetch, sort_by_place
@@ -167,31 +168,15 @@ def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype:
     return _to_stats(summary, dtype, reason)
 
 
-class StatsTask(msgspec.Struct, frozen=True, gc=False):
+class StatsTask(TensorTask, frozen=True, gc=False):
     """Compute the statistics of a tensor, and verify the checksums of `storages`, left out of all earlier tasks."""
 
-    tensor: TensorInfo
     storages: tuple[ByteRange, ...]
-
-    @property
-    def name(self) -> str:
-        """FQN of the tensor."""
-        return self.tensor.fqn
 
     @property
     def size(self) -> int:
         """Bytes of the tensor and of the storages with a checksum."""
         return self.tensor.nbytes + sum(storage.length for storage in self.storages if storage.crc32 is not None)
-
-    @property
-    def paths(self) -> Iterable[str]:
-        """Files of the tensor."""
-        return (where.path for where in self.tensor.ranges if where.path)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 @with_denormals
