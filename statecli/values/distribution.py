@@ -16,6 +16,7 @@ from statecli.core.model_state import TensorData, TensorInfo
 from statecli.core.value_distribution import QUANTILE_LEVELS, Distribution
 from statecli.values.elements import COMPLEX, Array, Decoder
 from statecli.values.ggml_blocks import to_readable
+from statecli.values.preview import find_first_unusual, read_first_values
 from statecli.values.read import explain_not_numeric, explain_overlap, open_view, read_values, to_memory_order
 from statecli.values.stats import explain_no_data
 
@@ -55,9 +56,10 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
     if reason := explain_not_numeric(data.dtype, data.quantizer is not None):
         return Distribution(reason=reason)
     try:
-        first = _read_first(data, tensor.fqn)
-        first_nan = _find_first(data, tensor, np.isnan) if stats.nan else None
-        first_inf = _find_first(data, tensor, np.isinf) if stats.inf else None
+        values = np.array(read_first_values(data, tensor.fqn, FIRST_VALUES), np.float64)
+        first = tuple(value if np.isfinite(value) else None for value in values.tolist())
+        unusual = find_first_unusual(data, tensor.fqn) if stats.nan or stats.inf else {}
+        first_nan, first_inf = unusual.get("nan"), unusual.get("inf")
         if stats.min is None or stats.max is None:
             return Distribution(first, first_nan=first_nan, first_inf=first_inf)
         quantiles, counts = _count(data, tensor, stats.min, stats.max)
@@ -66,32 +68,6 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
             raise
         return Distribution(reason=str(error))
     return Distribution(first, stats.min, stats.max, counts, quantiles, None, first_nan, first_inf)
-
-
-def _read_first(data: TensorData, name: str) -> tuple[float | None, ...]:
-    with open_view(data, name) as view:
-        first = np.zeros(0)
-        for block in read_values(view, Decoder()):
-            first = np.append(first, block.reshape(-1)[: FIRST_VALUES - first.size].astype(np.float64))
-            if first.size == FIRST_VALUES:
-                break
-        values = tuple(value if np.isfinite(value) else None for value in first.tolist())
-        del view
-    return values
-
-
-def _find_first(data: TensorData, tensor: TensorInfo, test: Callable[[Array], Array]) -> tuple[int, ...] | None:
-    """Return the index of the first element that passes the test."""
-    place, start = None, 0
-    with open_view(data, tensor.fqn) as view:
-        for block in read_values(view, Decoder()):
-            passed = test(block.reshape(-1))
-            if passed.any():
-                place = start + int(passed.argmax())
-                break
-            start += passed.size
-        del view
-    return None if place is None else tuple(map(int, np.unravel_index(place, tensor.shape or ())))
 
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
