@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from statecli.commands.diff.pairing import Match, MatchedBy
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.core.tensor_parts import replace_data
@@ -166,20 +167,15 @@ def _is_fill(data: TensorData, row: TensorInfo) -> bool:
 
 
 def _truncate(data: TensorData, size: int) -> TensorData:
-    return replace(data, shape=tuple(min(dim, size) for dim in data.shape), strides=_strides(data))
-
-
-def _strides(data: TensorData) -> tuple[int, ...]:
-    if data.strides is not None:
-        return data.strides
-    return tuple(prod(data.shape[dim + 1 :]) for dim in range(len(data.shape)))
+    strides = data.strides or contiguous_strides(data.shape)
+    return replace(data, shape=tuple(min(dim, size) for dim in data.shape), strides=strides)
 
 
 def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
     """Return True if each element equals the next along every dimension."""
     from statecli.values.compare import Pair, compare_pairs
 
-    strides = _strides(data)
+    strides = data.strides or contiguous_strides(data.shape)
     pairs = []
     for dim, size in enumerate(data.shape):
         if size > 1:
