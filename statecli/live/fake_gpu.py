@@ -124,6 +124,13 @@ def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 
 @contextlib.contextmanager
+def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
+    """Call forward on a GPU in the block, with arguments refused by CUDA moved there, as on the fake GPU."""
+    with DeviceWatchMode(watch):
+        yield MoveRecord(lambda: None)
+
+
+@contextlib.contextmanager
 def _silence_torch_loggers() -> Iterator[None]:
     """Silence torch's log of operators that need data, because these are tried with data next."""
     loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]

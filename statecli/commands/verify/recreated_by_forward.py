@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
-from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
 
@@ -115,7 +115,7 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
     """Find tensors recreated by a forward on another device: on a real GPU if requested, else on a fake GPU."""
     is_fake = device_name in (fake_gpu.DISPLAY_NAME, "cpu", "meta")
     device = fake_gpu.DEVICE if is_fake else torch.device(device_name)
-    contexts: list[tuple[fake_gpu.FakeGpuContext, bool]] = [(_use_real_gpu, True)]
+    contexts: list[tuple[fake_gpu.FakeGpuContext, bool]] = [(fake_gpu.use_real_gpu, True)]
     if is_fake:
         contexts = [(fake_gpu.use_fake_gpu, False), (fake_gpu_values.use_fake_gpu_with_values, True)]
 
@@ -130,13 +130,6 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
             for context, values in contexts
         ],
     )
-
-
-@contextmanager
-def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
-    """Call forward on a GPU, with arguments refused by CUDA moved there, as on the fake GPU."""
-    with DeviceWatchMode(watch):
-        yield fake_gpu.MoveRecord(lambda: None)
 
 
 def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]) -> RecreatedTensors:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,14 @@ from statecli.core.finding import Finding
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
-from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.device_rules import DeviceWatch
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
@@ -131,7 +130,11 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         raise ModelError(subject.forward_error)
     return _prove_both_modes(
         subject,
-        [_Trial(requested_device, str(requested_device), "called on the moved model", _use_real_gpu, values=True)],
+        [
+            _Trial(
+                requested_device, str(requested_device), "called on the moved model", fake_gpu.use_real_gpu, values=True
+            )
+        ],
     )
 
 
@@ -199,12 +202,6 @@ def _run_trials(subject: ModelUnderTest, trials: list[_Trial]) -> list[_Run]:
         if runs[0].raised is None:
             break
     return runs
-
-
-@contextmanager
-def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
-    with DeviceWatchMode(watch):
-        yield fake_gpu.MoveRecord(lambda: None)
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial) -> _Run:
