@@ -344,7 +344,7 @@ class _MergedResults:
 
         stored = self._get_stored(key)
         result = stored.result
-        field = check_results.find_invalid_field(key.function, task, result)
+        field = check_results.find_invalid_field(task, result)
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
             why = f"has an impossible result for {name} (field {field})"

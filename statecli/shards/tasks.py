@@ -12,21 +12,15 @@ from statecli.core.errors import StateError
 from statecli.core.model_state import Stats
 from statecli.values.compare_task import Comparison
 from statecli.values.element_checks import CheckResult
-from statecli.values.merged_update import MergeResult
-from statecli.values.quantized_error import QuantizedError
 from statecli.values.summary import Facts
 from statecli.workers.pool import Work
 
-#: Functions that do tasks: name -> type of a result that is not an error.
+#: Functions that do tasks of a shard: name -> type of a result that is not an error. The other functions of workers run
+#: only in a merge, because their tasks follow from the results of all shards.
 RESULTS: dict[str, Any] = {
     "run_batch": Comparison,
     "check_batch": None,
     "check_elements_batch": CheckResult,
-    "low_rank_batch": float | None,
-    "quantized_batch": QuantizedError | None,
-    "merge_batch": MergeResult | None,
-    "rank_batch": int | None,
-    "row_digest_batch": tuple[int, ...],
     "fingerprint_batch": int | None,
     "facts_of_batch": Facts,
     "digest_batch": str,

@@ -26,8 +26,6 @@ from statecli.shards import shard_file, tasks
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison
 from statecli.values.element_checks import CheckResult
-from statecli.values.merged_update import MergeResult
-from statecli.values.quantized_error import QuantizedError
 from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
 
@@ -663,20 +661,17 @@ RESULTS = {
     "digest_batch": st.text(),
     "fingerprint_batch": st.none() | st.integers(0, 2**32 - 1),
     "check_batch": st.none(),
-    "low_rank_batch": st.none() | floats,
-    "quantized_batch": st.none() | st.builds(QuantizedError, floats, floats, counts),
-    "merge_batch": st.none() | st.builds(MergeResult, counts, counts, floats, floats, st.none() | floats),
-    "rank_batch": st.none() | st.integers(0, 128),
-    "row_digest_batch": st.lists(st.integers(0, 2**32 - 1)).map(tuple),
     "check_elements_batch": st.builds(CheckResult, *[counts] * 5, st.lists(counts).map(tuple), counts),
 }
 
 
 def test_each_kind_of_result_is_tried():
-    """A function that does tasks and is not tried here could lose something; and each is one that workers do."""
+    """A function that does tasks and is not tried here could lose something; other functions run only in a merge."""
     from statecli.workers.executors.batch import FUNCTIONS
 
-    assert set(RESULTS) == set(tasks.RESULTS) == set(FUNCTIONS)
+    assert set(RESULTS) == set(tasks.RESULTS)
+    of_merge = {"low_rank_batch", "quantized_batch", "merge_batch", "rank_batch", "row_digest_batch"}
+    assert set(FUNCTIONS) == of_merge | set(RESULTS)
 
 
 @settings(max_examples=100)
