@@ -66,9 +66,8 @@ each_command = pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch, statecli) -> Path:
+def path(in_tmp_path, statecli) -> Path:
     """A checkpoint that all commands accept."""
-    monkeypatch.chdir(tmp_path)
     for name in ("a.pt", "other.pt"):
         torch.save({"w": torch.arange(10.0)}, name)
     assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
@@ -170,9 +169,8 @@ def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, after_listin
         touch(shard)
 
 
-def test_settings_beside_the_weights_are_noticed(tmp_path, monkeypatch, after_listing, statecli):
+def test_settings_beside_the_weights_are_noticed(tmp_path, in_tmp_path, after_listing, statecli):
     """`config.json` was compared as well."""
-    monkeypatch.chdir(tmp_path)
     for name in "ab":
         (tmp_path / name).mkdir()
         save_file({"w": torch.ones(2)}, tmp_path / name / "model.safetensors")
@@ -182,9 +180,8 @@ def test_settings_beside_the_weights_are_noticed(tmp_path, monkeypatch, after_li
     assert (result.code, "config.json: changed while statecli read it" in result.err) == (2, True)
 
 
-def test_a_log_that_nobody_reads_may_change(tmp_path, monkeypatch, after_listing, statecli):
+def test_a_log_that_nobody_reads_may_change(tmp_path, in_tmp_path, after_listing, statecli):
     """A training writes beside the checkpoint that is looked at."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text('{"architectures": ["Net"]}')

@@ -256,9 +256,8 @@ def test_nothing_matched_is_never_0(refused, small):
 
 
 @pytest.mark.parametrize("words", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt")])
-def test_a_module_name_gets_the_glob_of_its_tensors(statecli, tmp_path, monkeypatch, words):
+def test_a_module_name_gets_the_glob_of_its_tensors(statecli, in_tmp_path, words):
     """A prefix that ends at a dot, in the filters of all commands."""
-    monkeypatch.chdir(tmp_path)
     for name in ("a.pt", "b.pt"):
         torch.save({"layers.0.weight": torch.zeros(2), "layers.10.weight": torch.zeros(2)}, name)
     assert "; did you mean 'layers.0.*'?" in statecli(*words, "-i", "layers.0").err

@@ -29,9 +29,8 @@ from .test_cli import on_a_terminal
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(in_tmp_path):
     """A folder with a clean checkpoint, one with a warning, and one that cannot be read."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "clean.pt")
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "found.pt")
     Path("empty.pt").write_bytes(b"")

@@ -12,9 +12,8 @@ from statecli.core.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(in_tmp_path):
     """A checkpoint that would pass."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "a.pt")
 
 

@@ -43,9 +43,8 @@ HOSTILE = (
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, in_tmp_path):
     """A folder of small targets, and in it."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.ones(2)}, "a.pt")
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.zeros(2)}, "b.pt")
     torch.save({"w": torch.zeros(2), "W": torch.ones(2)}, "found.pt")

@@ -34,9 +34,8 @@ CASES = {
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(tmp_path, in_tmp_path):
     """Write net.py with this constructor; returns the target."""
-    monkeypatch.chdir(tmp_path)
 
     def write_one(body, read=""):
         (tmp_path / "net.py").write_text(HEADER.format(body=body, read=read))
@@ -182,9 +181,8 @@ def test_a_fix_in_a_row_is_one_line(write, statecli):
         assert "# at the end of __init__" in text, output
 
 
-def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, monkeypatch):
+def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, in_tmp_path):
     """Nobody asked for the proofs that need a forward: they are skipped with the reason, and the exit status is 0."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.py").write_text(
         "from transformers import BertConfig, BertModel\n\n\nclass Net(BertModel):\n"
         "    def __init__(self):\n"
@@ -198,9 +196,8 @@ def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, monkey
     assert statecli("verify", "odd.py:Net", "--input", "int64:2x3<8").code == 2
 
 
-def test_tied_weights_exit_0(statecli, tmp_path, monkeypatch):
+def test_tied_weights_exit_0(statecli, tmp_path, in_tmp_path):
     """A tied language model is whole; safetensors refuses the tie, which a note says with the function to call."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "tied.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.embed = nn.Embedding(8, 4)\n"
@@ -281,9 +278,8 @@ def test_a_prefix_that_the_class_refuses_is_an_error_everywhere(write, statecli,
     assert (finding["rule"], finding["severity"]) == ("wrapper-prefix", "warning")
 
 
-def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, monkeypatch, statecli):
+def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, in_tmp_path, statecli):
     """A load into the wrapper refuses the names of the bare model."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.compile(torch.nn.Linear(4, 4))\n")
     torch.save(torch.nn.Linear(4, 4).state_dict(), "bare.pt")
     for arguments in (("diff", "bare.pt", "net.py:make"), ("audit", "bare.pt", "--model", "net.py:make")):

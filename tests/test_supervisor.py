@@ -21,7 +21,10 @@ from statecli.live.spec import parse_spec
 
 from .forked_python import run_python, start_python
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX: os.fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX: os.fork"),
+    pytest.mark.usefixtures("in_tmp_path"),
+]
 
 #: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
 PROGRAM = """
@@ -87,11 +90,6 @@ def inspected(*words, constructor="pass", method="pass"):
     Path("net.py").write_text(MODEL.format(constructor=constructor, method=method), "utf-8")
     done = run_python(["-m", "statecli", "inspect", "net.py:Net", *words], stdin=subprocess.DEVNULL, timeout=120)
     return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 AFTER_THE_VERDICT = {
@@ -377,9 +375,8 @@ def test_lines_without_code_are_not_supervised():
     ],
     ids=["signal", "trace", "profile"],
 )
-def test_a_system_exit_that_model_code_raises_is_no_verdict(code, tmp_path, monkeypatch):
+def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
     """A watchdog that fires while statecli writes its report: exit code 2 and one line."""
-    monkeypatch.chdir(tmp_path)
     code_, out, err = inspected("--to", "meta", constructor=f"import sys; {code}")
     assert code_ == 2
     assert out == ""

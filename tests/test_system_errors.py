@@ -23,9 +23,8 @@ from statecli.workers import pool
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(in_tmp_path):
     """Two checkpoints of equal shapes and other values, in each of two formats."""
-    monkeypatch.chdir(tmp_path)
     for name, value in (("a", 1.0), ("b", 2.0)):
         state = {"w": torch.full((300, 300), value), "v": torch.arange(7.0) + value}
         torch.save(state, f"{name}.pt")

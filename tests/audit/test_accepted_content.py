@@ -31,8 +31,7 @@ def save(command, path="a.pt"):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path, in_tmp_path):
     return tmp_path
 
 

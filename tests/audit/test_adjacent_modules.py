@@ -34,9 +34,8 @@ def write(path, data=b"open('PWNED', 'w')"):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, in_tmp_path):
     """The current folder."""
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

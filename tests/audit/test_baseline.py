@@ -19,9 +19,8 @@ from statecli.targets.target_result import Status, TargetResult
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch, statecli):
+def repository(in_tmp_path, statecli):
     """A checkpoint with two names that differ in case; `audit(…)` runs the one rule about it."""
-    monkeypatch.chdir(tmp_path)
     save("a.pt", "w", "W", "v", "V")
 
     def audit(*words, rule="case-collision", target="a.pt"):

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch, statecli):
+def _here(in_tmp_path, statecli):
     """A folder of two checkpoints, one of them a folder below, and a model in shards; all of it locked."""
-    monkeypatch.chdir(tmp_path)
     os.makedirs("ck/in")
     for name in ("ck/a.pt", "ck/in/b.pt"):
         torch.save({"w": torch.ones(2)}, name)

@@ -18,9 +18,8 @@ NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n     
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch, statecli):
+def _here(in_tmp_path, statecli):
     """A checkpoint, its lock and its class."""
-    monkeypatch.chdir(tmp_path)
     torch.save(torch.nn.Linear(1, 1).state_dict(), "a.pt")
     Path("net.py").write_text(NET)
     assert statecli("lock", "a.pt", "-o", "l.json").code == 0

@@ -578,9 +578,8 @@ def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
     assert instead(shard, nothing) == (str(shards) if as_found else None)
 
 
-def test_two_spellings_are_one_target(tmp_path, monkeypatch):
+def test_two_spellings_are_one_target(in_tmp_path):
     """Of a file, and of a class or a section, whose text is not a path."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.zeros(1)}, "a.pt")
     texts = ("a.pt", "./a.pt", "a.pt#x", "a.pt#y", "a.pt#x", "net.py:Net")
     paths, others = found(*texts)
@@ -777,9 +776,8 @@ def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
 
 
 @pytest.fixture
-def hidden_folders(tmp_path, monkeypatch):
+def hidden_folders(tmp_path, in_tmp_path):
     """The current folder, with hidden and other folders; `weights` is a pickle with a name that no loader takes."""
-    monkeypatch.chdir(tmp_path)
     for path in (".git/weights", ".hg/a.pt", ".run/weights", "run/weights", ".last/a.pt"):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_bytes(PICKLE)
@@ -805,9 +803,8 @@ def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden
 
 
 @pytest.mark.parametrize("text", [".", "./"])
-def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, monkeypatch, text):
+def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, in_tmp_path, text):
     """A lock or a configuration that names `a.pt` is of the file, however the walk was asked for."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pt").write_bytes(PICKLE)
     assert found(text) == (["a.pt"], [])
 
@@ -851,9 +848,8 @@ def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
     assert glob_covers(globs, parts) is bool(re.match(wanted, text))
 
 
-def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path, monkeypatch):
+def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path, in_tmp_path):
     """Whether it is there or not; a file that is named reaches nothing else."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "a.pt").touch()
     for text in ("runs", "./runs/", f"{tmp_path}/runs", ".", "run*", "runs/*", "**/1", os.sep):

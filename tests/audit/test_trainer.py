@@ -70,8 +70,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _here(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _here(checkpoint, in_tmp_path):
     shutil.copytree(checkpoint, "ck")
     Path("net.py").write_text(CLASS)
 

@@ -21,9 +21,8 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(in_tmp_path):
     """A folder with two checkpoints, of which the one records devices."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "a.pt")
     save_file({"w": torch.ones(2)}, "b.safetensors")
 

@@ -308,9 +308,8 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tmp_path, monkeypatch):
+def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tmp_path, in_tmp_path):
     """One wrong size, or one wrong class, is one diagnostic, whatever the number of its tensors."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(SIZED)
     linear = torch.nn.Linear(8, 8)
     state = {f"{name}.{key}": value for name in "ab" for key, value in linear.state_dict().items()}
@@ -332,9 +331,8 @@ def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tm
         assert "help  load with strict=False" in keys, command
 
 
-def test_a_violated_option_is_one_problem(statecli, tmp_path, monkeypatch):
+def test_a_violated_option_is_one_problem(statecli, in_tmp_path):
     """The tensors are its evidence; a satisfied one says that the changes are allowed."""
-    monkeypatch.chdir(tmp_path)
     for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
         torch.save(
             {f"{part}.w{n}": torch.full((2,), value * (n + 1)) for n in range(12) for part in ("enc", "dec")}, path

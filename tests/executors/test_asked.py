@@ -18,8 +18,7 @@ NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n     
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _files(tmp_path, in_tmp_path):
     torch.save({"w": torch.ones(3)}, "a.pt")
     (tmp_path / "net.py").write_text(NET)
 

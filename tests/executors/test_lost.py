@@ -35,9 +35,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _paths(tmp_path, monkeypatch, one_task_a_parcel):
+def _paths(in_tmp_path, one_task_a_parcel):
     """Forty tensors on either side, each a parcel."""
-    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     for name in ("a", "b"):
         save_file({f"w{n}": torch.randn(50_000) for n in range(40)}, name)

@@ -26,9 +26,8 @@ from statecli.workers.executors.batch import pack, run_in_worker, run_packed_bat
 
 
 @pytest.fixture
-def tasks(tmp_path, monkeypatch):
+def tasks(in_tmp_path):
     """Of a file that is named by its relative path."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.randn(10), "v": torch.ones(3)}, "a.pt")
     return tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
 

@@ -18,9 +18,8 @@ LOST = "--executor Losing: a worker stopped during a task (OSError)"
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path, monkeypatch, one_task_a_parcel):
+def _files(in_tmp_path, one_task_a_parcel):
     """`x.w` is `y.w`, `x.v` is `y.v`; `gone` and `new` are what they seem. All of one shape but the last two."""
-    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     w, v, k = torch.randn(3, 50).unbind()
     save_file({"x.w": w.clone(), "x.v": v.clone(), "k": k.clone(), "gone": torch.ones(7)}, "a")

@@ -394,9 +394,8 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, monkeypatch, statecli, apart):
+def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, in_tmp_path, statecli, apart):
     """A strict load accepts them and keeps the last one, so `loads as it is` alone would not be the truth."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "tied.py").write_text(TIED)
     weight = torch.randn(10, 4)
     torch.save({"embed.weight": weight, "head.weight": weight + 1 if apart else weight}, "a.pt")

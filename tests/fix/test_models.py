@@ -52,9 +52,8 @@ def write(folder, text, name="net.py"):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_model_is_repaired(name, tmp_path, monkeypatch):
+def test_a_broken_model_is_repaired(name, tmp_path, in_tmp_path):
     """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is as it was."""
-    monkeypatch.chdir(tmp_path)
     broken = BROKEN[name]
     path = write(tmp_path, broken.text)
     fixes = fix("net.py:Net", broken.input)
@@ -67,9 +66,8 @@ def test_a_broken_model_is_repaired(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", UNFIXABLE)
-def test_an_edit_without_a_proof_is_refused(name, tmp_path, monkeypatch):
+def test_an_edit_without_a_proof_is_refused(name, tmp_path, in_tmp_path):
     """A defect is reported with the reason, and there is nothing to write."""
-    monkeypatch.chdir(tmp_path)
     broken = UNFIXABLE[name]
     path = write(tmp_path, broken.text)
     fixes = fix("net.py:Net", broken.input)
@@ -81,9 +79,8 @@ def test_an_edit_without_a_proof_is_refused(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_model_gets_no_edit(name, tmp_path, monkeypatch):
+def test_an_honest_model_gets_no_edit(name, tmp_path, in_tmp_path):
     """There is nothing to fix."""
-    monkeypatch.chdir(tmp_path)
     write(tmp_path, HONEST[name])
     fixes = fix("net.py:Net", "2x4")
     assert fixes.edits == fixes.files == ()

@@ -760,9 +760,8 @@ def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecl
     assert "loading the file calls os.system" in result.out
 
 
-def test_that_value_is_what_torch_loads(tmp_path, monkeypatch):
+def test_that_value_is_what_torch_loads(tmp_path, in_tmp_path):
     """The harm is real: it is unpickled with everything allowed."""
-    monkeypatch.chdir(tmp_path)
     data = HIDDEN["an archive"]
     with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
     dcp.load({"w": torch.zeros(9000, dtype=torch.uint8), "step": 0}, checkpoint_id=tmp_path / "x", no_dist=True)
@@ -956,9 +955,8 @@ UNUSUAL_PLACES = (
 
 
 @pytest.mark.parametrize("storage_data", UNUSUAL_PLACES)
-def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, monkeypatch, statecli, forked_python):
+def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, in_tmp_path, statecli, forked_python):
     """torch loads a value from a place that the graph of the pickle does not list."""
-    monkeypatch.chdir(tmp_path)
     hidden = with_a_hidden_value(tmp_path / "x")
     rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", storage_data(*hidden)))
     assert statecli("audit", str(tmp_path / "x")).code != 0

@@ -348,9 +348,8 @@ def test_a_link_to_itself(tmp_path, line):
         ),
     ],
 )
-def test_a_dangling_link(tmp_path, line, monkeypatch, to, says):
+def test_a_dangling_link(tmp_path, line, in_tmp_path, to, says):
     """A link to nothing is one line: where it leads, and how to get the content."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "gone.pt").symlink_to(to)
     assert line("gone.pt") == f"cannot be opened: {says}"
 

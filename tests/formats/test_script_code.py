@@ -82,9 +82,8 @@ def records(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def archive(records, tmp_path, monkeypatch):
+def archive(records, tmp_path, in_tmp_path):
     """The archive with these statements in its `__setstate__`, and whatever stands behind the class."""
-    monkeypatch.chdir(tmp_path)
 
     def made(statements: str, behind: str = "") -> Path:
         with zipfile.ZipFile("y.pt", "w") as file:

@@ -15,9 +15,8 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def write(in_tmp_path) -> Callable[..., str]:
     """Write a model file into the current directory; the spec that names its class."""
-    monkeypatch.chdir(tmp_path)
     numbers = itertools.count()
 
     def write_one(source: str, call: str = "Net", name: str | None = None) -> str:

@@ -97,9 +97,8 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def real(tmp_path, monkeypatch):
+def real(in_tmp_path):
     """The current folder, and transformers."""
-    monkeypatch.chdir(tmp_path)
     return pytest.importorskip("transformers")
 
 
@@ -530,9 +529,8 @@ class Other(nn.Module):
 
 
 @pytest.fixture
-def net(tmp_path, monkeypatch):
+def net(in_tmp_path):
     """The current folder with a file of classes."""
-    monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
 
 

@@ -474,9 +474,8 @@ def test_what_forward_must_do_otherwise_is_said(inspect, forward, body, said):
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 
-def test_a_file_that_imports_neither_torch_nor_nn_gets_the_import(tmp_path, monkeypatch):
+def test_a_file_that_imports_neither_torch_nor_nn_gets_the_import(tmp_path, in_tmp_path):
     """`torch.nn.Parameter` would raise NameError in a file with `from torch.nn import Module`."""
-    monkeypatch.chdir(tmp_path)
     source = "from torch import ones\nfrom torch.nn import Module\nclass Net(Module):\n    def __init__(self):\n"
     source += "        super().__init__()\n        self.t = ones(1, requires_grad=True)\n"
     (tmp_path / "net.py").write_text(source, "utf-8")

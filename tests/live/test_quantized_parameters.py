@@ -207,9 +207,8 @@ def test_a_live_layer_of_compressed_tensors(sizes):
     assert bool(weight.defect) == (sizes != [32, 64])
 
 
-def test_a_live_layer_of_gptq_counts_as_its_weight(statecli, tmp_path, monkeypatch):
+def test_a_live_layer_of_gptq_counts_as_its_weight(statecli, tmp_path, in_tmp_path):
     """gptqmodel registers four buffers."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"

@@ -105,17 +105,15 @@ def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
     assert str(tmp_path).encode() not in locked(tmp_path / "a.pt", "b.pt")
 
 
-def test_targets_are_sorted_and_each_is_there_once(tmp_path, monkeypatch):
+def test_targets_are_sorted_and_each_is_there_once(in_tmp_path):
     """Whatever the order in which they were typed."""
-    monkeypatch.chdir(tmp_path)
     for name in ("b.pt", "a.pt"):
         torch.save({"w": torch.ones(2)}, name)
     assert locked("b.pt", "a.pt", "./a.pt") == locked("a.pt", "b.pt") == locked("*.pt")
 
 
-def test_a_folder_of_several_names_each(tmp_path, monkeypatch):
+def test_a_folder_of_several_names_each(in_tmp_path):
     """Also where it holds one today: it may hold two tomorrow."""
-    monkeypatch.chdir(tmp_path)
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
     assert [one["target"] for one in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
@@ -152,9 +150,8 @@ def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch,
     assert statecli("audit", ".", "--select", "lock").code == 1
 
 
-def test_a_link_is_locked_as_what_it_leads_to(tmp_path, monkeypatch, statecli):
+def test_a_link_is_locked_as_what_it_leads_to(in_tmp_path, statecli):
     """A folder has the file once, under its own name, and the link is held to that."""
-    monkeypatch.chdir(tmp_path)
     Path("lk").mkdir()
     torch.save({"w": torch.ones(2)}, "lk/model.pt")
     Path("lk/best.pt").symlink_to("model.pt")

@@ -26,8 +26,7 @@ def test_a_saved_lock_is_confirmed_with_the_command_that_checks_it(tmp_path, mon
         assert statecli(*shlex.split(command)[1:]).code == 0
 
 
-def test_a_pipe_has_no_line(tmp_path, monkeypatch, statecli):
+def test_a_pipe_has_no_line(in_tmp_path, statecli):
     """Standard error stays empty in a script."""
-    monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "a.pt")
     assert statecli("lock", "a.pt", "-o", "a.lock.json").err == ""

@@ -25,9 +25,8 @@ def folder(tmp_path):
     return make
 
 
-def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, monkeypatch):
+def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, in_tmp_path):
     """Inspect judges what a class registers; of a checkpoint it lists the tensors and judges nothing."""
-    monkeypatch.chdir(tmp_path)
     save_file({"w": torch.ones(2, 2)}, "w.safetensors")
     (tmp_path / "net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
                                      "        super().__init__(2, 2)\n")  # fmt: skip
@@ -47,9 +46,8 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_four_blocks_fold_as_twelve_do(statecli, tmp_path, monkeypatch, command):
+def test_four_blocks_fold_as_twelve_do(statecli, tmp_path, in_tmp_path, command):
     """Folding does not depend on the number of tensors; --all shows each."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "four.py").write_text(FOUR)
     for spec, numbers in (("four.py:Net", "0..3"), ("four.py:Net(layers=12)", "0..11")):
         names = [
@@ -75,9 +73,8 @@ def test_the_size_of_a_folded_row_is_of_each_tensor(statecli, tmp_path):
     assert [row.split()[-4:-1] for row in rows if "head" in row] == [["[250]", "1", "kB"]]
 
 
-def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, monkeypatch):
+def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, in_tmp_path):
     """A 0-dim tensor does no harm; -v shows how to register it."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
         "        self.eps = torch.tensor(1e-5)\n"

@@ -48,9 +48,8 @@ def find(rule, rows, what, severity=Severity.ERROR):
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch):
+def source(tmp_path, in_tmp_path):
     """The file that the rows name."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("\n" * 5 + "self.table = table\n  self.blocks = [Block() for _ in range(2)]\n")
 
 
@@ -170,9 +169,8 @@ def test_the_place_of_several_fixes_is_written_once():
         (['    "a": 1},', "y = 2"], '"a": 1},'),
     ],
 )
-def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, monkeypatch, lines, source):
+def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lines, source):
     """Without its comments; of a long statement, or of one that cannot be read, the first line."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]))
     rows = [row("x", 2)]
     assert group_findings(find("left-behind", rows, "stays on cpu"), rows)[0].source == source

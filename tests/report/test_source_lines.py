@@ -27,8 +27,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path, in_tmp_path):
     (tmp_path / "net_around.py").write_text(SOURCE)
 
 

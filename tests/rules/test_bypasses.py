@@ -1397,9 +1397,8 @@ ALL = {
 
 
 @pytest.mark.parametrize("kind", sorted({name.partition(":")[0] for name in ALL}))
-def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, monkeypatch):
+def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, in_tmp_path):
     """An error of `unsafe-global`; no file is made, no module imported."""
-    monkeypatch.chdir(tmp_path)
     names = [name for name in ALL if name.startswith(f"{kind}:")]
     before = set(sys.modules)
     for index, name in enumerate(names):
@@ -1551,9 +1550,8 @@ def _write_extra_state(folder, kind: str, data: bytes) -> str:
 
 @pytest.mark.parametrize("kind", ["safetensors", "floats", "torch", "strided"])
 @pytest.mark.parametrize("begin", [b"N0", b"\x80\4"], ids=["protocol 0", "protocol 4"])
-def test_an_extra_state_is_unpickled_in_any_format(tmp_path, monkeypatch, kind, begin):
+def test_an_extra_state_is_unpickled_in_any_format(tmp_path, in_tmp_path, kind, begin):
     """TransformerEngine calls pickle.loads on the bytes of the tensor."""
-    monkeypatch.chdir(tmp_path)
     path = _write_extra_state(tmp_path, kind, begin + b"cos\nsystem\n(S'" + TOUCH.encode() + b"'\ntR.")
     assert "unsafe-global" in {
         finding.rule for target in audit(Request((path,))).targets for finding in target.findings

@@ -166,9 +166,8 @@ def test_empty_tensor_spares_placeholders_of_real_models(found, saved):
     assert not found("empty-tensor", saved(torch.nn.LazyLinear(3).state_dict()))
 
 
-def test_nothing_checked_is_never_exit_0(statecli, tmp_path, monkeypatch):
+def test_nothing_checked_is_never_exit_0(statecli, tmp_path, in_tmp_path):
     """An empty adapter fails with --fail-on error too."""
-    monkeypatch.chdir(tmp_path)
     adapter(tmp_path / "adapter", {})
     assert statecli("audit", "adapter", "--fail-on", "error").code == 1
 

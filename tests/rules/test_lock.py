@@ -195,9 +195,8 @@ def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
     assert "frozen" in (target.reason or "")
 
 
-def test_a_target_that_is_not_in_the_lock_does_not_pass(tmp_path, monkeypatch, state):
+def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
     """A lock of several names them; one more is told, with the name that is nearest."""
-    monkeypatch.chdir(tmp_path)
     for name in ("one.pt", "two.pt", "tow.pt"):
         torch.save(state, name)
     lock = locked("one.pt", "two.pt")
@@ -223,9 +222,8 @@ def test_values_are_read_only_where_the_rest_agrees(monkeypatch, held, state):
     assert not asked
 
 
-def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, monkeypatch, statecli, state):
+def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, in_tmp_path, statecli, state):
     """As a pull request has it: lock, audit, nudge, audit, lock again; the lock's difference is one line."""
-    monkeypatch.chdir(tmp_path)
     save_file(state, "model.safetensors")
     assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
     before = (tmp_path / "statecli.lock.json").read_text().splitlines()

@@ -239,9 +239,8 @@ def test_a_class_gets_the_url_that_was_typed():
     assert "pw" not in spec.text
 
 
-def test_a_file_that_is_called_like_a_url_is_a_file(tmp_path, monkeypatch):
+def test_a_file_that_is_called_like_a_url_is_a_file(in_tmp_path):
     """Names of files win."""
-    monkeypatch.chdir(tmp_path)
     os.makedirs("a:/me:pw@host")
     assert files.mask_urls("a://me:pw@host") == "a://me:pw@host"
 

@@ -29,9 +29,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def after(tmp_path, monkeypatch):
+def after(tmp_path, in_tmp_path):
     """Inspect the class Net of these lines after a forward with 2×3 numbers."""
-    monkeypatch.chdir(tmp_path)
 
     def inspect_one(forward: str, init: str = "pass", call: str = "Net", **options) -> inspection.Inspection:
         lines = [textwrap.indent(textwrap.dedent(text), " " * 8).strip() for text in (init, forward)]
@@ -109,9 +108,8 @@ def test_a_tie_that_forward_breaks_is_no_appearance(after):
     assert found["t"].aliases == ()
 
 
-def test_forward_is_not_called_without_input(tmp_path, monkeypatch):
+def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
     """Not even where the model carries inputs."""
-    monkeypatch.chdir(tmp_path)
     net = """
         class Net(nn.Linear):
             example_input_array = torch.ones(2, 3)

@@ -207,9 +207,8 @@ def test_a_live_model_with_hooks_of_parameters_is_not_said_to_have_run_backward(
     ],
     ids=["saved-input", "saved-result", "two-inputs", "two-operators"],
 )
-def test_the_graph_of_a_constructor_is_no_second_defect(value, use, tmp_path, monkeypatch):
+def test_the_graph_of_a_constructor_is_no_second_defect(value, use, in_tmp_path):
     """A tensor computed from a parameter is the only finding; backward of its graph has no line of the user."""
-    monkeypatch.chdir(tmp_path)
     body = (
         f"self.fc = nn.Linear(3, 3)\nself.t = {value}\n---\ndef forward(self, x):\n    y = self.fc(x)\n    return {use}"
     )

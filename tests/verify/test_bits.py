@@ -89,9 +89,8 @@ ROUNDING = {
 
 @pytest.mark.parametrize("way", ROUNDING)
 @pytest.mark.parametrize("lossy", [True, False])
-def test_rounding_on_the_way_is_found(way, lossy, tmp_path, monkeypatch):
+def test_rounding_on_the_way_is_found(way, lossy, in_tmp_path):
     """Of float32 by a half or a bfloat16 in between; by float64 nothing is lost."""
-    monkeypatch.chdir(tmp_path)
     name, rule, method = ROUNDING[way]
     if not lossy:
         method = method.replace(".half()", ".double()").replace(".bfloat16()", ".double()")
@@ -99,9 +98,8 @@ def test_rounding_on_the_way_is_found(way, lossy, tmp_path, monkeypatch):
     assert rules(check) == ({"fc.weight": rule} if lossy else {})
 
 
-def test_the_type_that_it_is_saved_as_is_named(tmp_path, monkeypatch):
+def test_the_type_that_it_is_saved_as_is_named(in_tmp_path):
     """A state_dict in another type is no mystery: the type is in the message."""
-    monkeypatch.chdir(tmp_path)
     name, _, method = ROUNDING["saving"]
     (finding,) = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
     assert finding.message == "fc.weight: state_dict() contains the tensor cast to bfloat16, with other values"

@@ -157,9 +157,8 @@ def test_making_inputs_draws_nothing_from_the_process():
 
 
 @pytest.fixture
-def of_function(tmp_path, monkeypatch):
+def of_function(tmp_path, in_tmp_path):
     """The inputs that a function named make, of this body, gives."""
-    monkeypatch.chdir(tmp_path)
 
     def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
         (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
@@ -205,9 +204,8 @@ def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
     assert kept.make()[0][0].tolist() == [1, 1]
 
 
-def test_a_function_may_have_arguments(tmp_path, monkeypatch):
+def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     """Literals, as for the model."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
     found, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
     assert list(found.make()[0][0].shape) == [3]

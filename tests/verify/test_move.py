@@ -19,6 +19,8 @@ from statecli.core.model_state import SAMPLE_INPUT_NOTE
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 FAILING = {
     "net:Net": {"table": "left-behind"},
     "anchors:Head": {f"anchors[{i}]": "left-behind" for i in range(3)},
@@ -27,11 +29,6 @@ FAILING = {
 }
 PASSING = ["net_fixed:Net", "anchors_fixed:Head", "rotary_fixed:Rotary", "precomputed_fixed:Normed"]
 PASSING += ["tied:Tied", "positions:Positions", "batchnorm:Block", "frozen:Frozen", "plain_lists_fixed:Lists"]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def moved(body: str, *input: str, **options):
@@ -391,9 +388,8 @@ def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("returns", [True, False])
-def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
+def test_a_move_that_gives_no_model(returns, device):
     """`.to` of the class's own moves everything and forgets to return it: the line of that method is told."""
-    monkeypatch.chdir(tmp_path)
     body = "self.fc = nn.Linear(2, 2)\n---\ndef to(self, *args, **kwargs):\n    super().to(*args, **kwargs)\n"
     check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
     assert set(verdicts(check, "moves").values()) == {"passed"}

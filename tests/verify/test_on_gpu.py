@@ -49,9 +49,8 @@ def test_tensors_that_forward_creates_on_the_gpu_are_listed():
     assert {tensor.fqn: tensor.device for tensor in found.state.tensors} == {"w": "cuda:0", "cache": "cuda:0"}
 
 
-def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(tmp_path, monkeypatch):
+def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
     """It is there because the constructor made it there: on another GPU it would be left behind."""
-    monkeypatch.chdir(tmp_path)
     body = 'self.w = nn.Parameter(torch.ones(2)); self.t = torch.ones(2, device="cuda")'
     check = of_source(Name.MOVE, body, device="cuda")
     assert [finding.fqn for finding in check.findings] == ["t"]
@@ -61,9 +60,8 @@ def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(tmp_path, monkey
     ]
 
 
-def test_an_index_out_of_range_leaves_the_gpu_usable(tmp_path, monkeypatch):
+def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
     """The kernel would end by an assertion, after which this process could not use the GPU; the CPU raises first."""
-    monkeypatch.chdir(tmp_path)
     body = "self.e = nn.Embedding(4, 4)\n---\ndef forward(self, x):\n    return self.e(x)"
     check = of_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")
     assert check.verdict is Verdict.INCONCLUSIVE

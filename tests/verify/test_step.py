@@ -31,9 +31,8 @@ def step(target: str, *input: str, **options) -> Check:
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def train(tmp_path, in_tmp_path):
     """Prove the step of the class Net that a piece of source defines."""
-    monkeypatch.chdir(tmp_path)
 
     def train_one(source: str, *input: str, **options) -> Check:
         header = "import torch\nfrom torch import nn\n"

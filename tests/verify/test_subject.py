@@ -74,9 +74,8 @@ class Net(nn.Module):
 """
 
 
-def test_instances_with_other_names_cannot_be_compared(tmp_path, monkeypatch):
+def test_instances_with_other_names_cannot_be_compared(tmp_path, in_tmp_path):
     """Each proof that compares instances says so; a row is of the first one, or appears within another."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(COUNTER)
     found = run(Request("net.py:Net", input=("2x3",)))
     assert [row.fqn for row in found.state.tensors] == ["l1.weight", "l1.bias", "last"]

@@ -311,9 +311,8 @@ def test_a_cache_by_device_does_no_harm():
 # --- the same, small --------------------------------------------------------------------------------------------------
 
 
-def test_a_module_that_is_not_called_yet_is_not_blamed(tmp_path, monkeypatch):
+def test_a_module_that_is_not_called_yet_is_not_blamed(in_tmp_path):
     """A lazy layer without inputs: what has no values is neither saved nor copied, and nothing fails."""
-    monkeypatch.chdir(tmp_path)
     for proof in (Name.MOVE, Name.SAVE, Name.COPY):
         found = of_source(proof, "self.layer = nn.LazyLinear(2)")
         assert not found.findings
@@ -321,9 +320,8 @@ def test_a_module_that_is_not_called_yet_is_not_blamed(tmp_path, monkeypatch):
     assert nn.LazyLinear(2).has_uninitialized_params()
 
 
-def test_a_leaf_that_forward_replaces_is_not_left_out_of_the_optimizer(tmp_path, monkeypatch):
+def test_a_leaf_that_forward_replaces_is_not_left_out_of_the_optimizer(in_tmp_path):
     """It requires grad and is not registered, but forward never reads it: what it puts there comes of the layer."""
-    monkeypatch.chdir(tmp_path)
     init = "self.layer = nn.Linear(3, 3)\nself.last = torch.zeros(3, requires_grad=True)"
     forward = "def forward(self, x):\n    self.last = self.layer(x)\n    return self.last"
     found = of_source(Name.STEP, f"{init}\n---\n{forward}", "2x3")
