@@ -126,26 +126,6 @@ def _check_classes(options: DiffOptions) -> None:
 
 def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before anything is read."""
-    return build_request(options)
-
-
-def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
-    """Compare both sides; tensors without a comparison are failures."""
-    with caller.progress(values=not options.metadata_only) as progress:
-        diff = compare_targets(request, progress, extra.snapshots)
-    caller.check_states(diff.before, diff.after)
-    if extra.name is not None:
-        sides = replace(diff.before, target=f"a/{extra.name}"), replace(diff.after, target=f"b/{extra.name}")
-        diff = replace(diff, before=sides[0], after=sides[1])
-    view = build_view(options)
-    report = build_diff_report(diff, view)
-    failures = describe_failures(list_broken(diff), "compared")
-    notes = report.describe_findings_without_row() if view.names is not None else ()
-    return Outcome(diff, report, failures=failures, notes=notes, plain=view.names is not None)
-
-
-def build_request(options: DiffOptions) -> Request:
-    """Return the request for the options."""
     return Request(
         before=options.before,
         after=options.after,
@@ -165,6 +145,21 @@ def build_request(options: DiffOptions) -> Request:
         ranks=options.verbose or _has_page(options),
         histograms=HISTOGRAMS if _has_page(options) else 0,
     )
+
+
+def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+    """Compare both sides; tensors without a comparison are failures."""
+    with caller.progress(values=not options.metadata_only) as progress:
+        diff = compare_targets(request, progress, extra.snapshots)
+    caller.check_states(diff.before, diff.after)
+    if extra.name is not None:
+        sides = replace(diff.before, target=f"a/{extra.name}"), replace(diff.after, target=f"b/{extra.name}")
+        diff = replace(diff, before=sides[0], after=sides[1])
+    view = build_view(options)
+    report = build_diff_report(diff, view)
+    failures = describe_failures(list_broken(diff), "compared")
+    notes = report.describe_findings_without_row() if view.names is not None else ()
+    return Outcome(diff, report, failures=failures, notes=notes, plain=view.names is not None)
 
 
 def _has_page(options: DiffOptions) -> bool:

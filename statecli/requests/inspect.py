@@ -70,11 +70,6 @@ def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) ->
 
 def prepare(options: InspectOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before anything is read."""
-    return build_request(options)
-
-
-def build_request(options: InspectOptions) -> Request:
-    """Return the request for the options."""
     return Request(
         target=options.target,
         to="cuda" if options.cuda else options.to,

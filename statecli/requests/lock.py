@@ -30,25 +30,7 @@ VALUES_ARE_READ = "the targets are model classes, whose values are not locked"
 
 
 def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: ARG001 - as above
-    """Return the request, before anything is read."""
-    return build_request(options)
-
-
-def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
-    """Lock the targets, all of them or none."""
-    with caller.progress(values=False):
-        targets = lock_run.read_targets(request)
-    caller.check_states(*(target.state for target in targets))
-    with caller.progress(values=True) as progress:
-        lock = lock_run.build_lock(targets, request, progress)
-    notes = list(lock_run.report_unlocked(targets, lock))
-    count = plural(sum(len(target.tensors) for target in lock.targets), "tensor")
-    words = " ".join(map(quote_for_shell, ["statecli", "audit", *options.targets, "--lock", str(options.output)]))
-    return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes, saved=f"{count} locked; check: {words}")
-
-
-def build_request(options: LockOptions) -> lock_run.Request:
-    """Return the request for the options.
+    """Return the request, before anything is read.
 
     The lock names targets relative to its own folder; so do shards, wherever their files are, because all shards need
     the targets in the same order.
@@ -63,3 +45,16 @@ def build_request(options: LockOptions) -> lock_run.Request:
         os.path.dirname(path or "") or ".",
         options.tensors_only,
     )
+
+
+def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
+    """Lock the targets, all of them or none."""
+    with caller.progress(values=False):
+        targets = lock_run.read_targets(request)
+    caller.check_states(*(target.state for target in targets))
+    with caller.progress(values=True) as progress:
+        lock = lock_run.build_lock(targets, request, progress)
+    notes = list(lock_run.report_unlocked(targets, lock))
+    count = plural(sum(len(target.tensors) for target in lock.targets), "tensor")
+    words = " ".join(map(quote_for_shell, ["statecli", "audit", *options.targets, "--lock", str(options.output)]))
+    return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes, saved=f"{count} locked; check: {words}")

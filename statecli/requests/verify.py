@@ -39,7 +39,17 @@ def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
 
 def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
     """Return the request, before the model is built."""
-    return build_request(options)
+    return Request(
+        target=options.target,
+        checks=tuple(name for name in Name if name in options.check),
+        device=options.device,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        input=options.input,
+        inputs=options.input_from,
+        init_device=options.init_device,
+        selection=options.selection,
+    )
 
 
 def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
@@ -65,19 +75,4 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         findings_first=True,
         reported=True,
         files=files,
-    )
-
-
-def build_request(options: VerifyOptions) -> Request:
-    """Return the request for the options."""
-    return Request(
-        target=options.target,
-        checks=tuple(name for name in Name if name in options.check),
-        device=options.device,
-        dtype=options.dtype,
-        optimizer=options.optimizer,
-        input=options.input,
-        inputs=options.input_from,
-        init_device=options.init_device,
-        selection=options.selection,
     )

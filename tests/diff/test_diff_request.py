@@ -13,7 +13,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
-from statecli.requests.outcome import ExtraInputs
+from statecli.requests.outcome import Caller, ExtraInputs
 from statecli.values.delta import CompareOptions
 
 
@@ -23,7 +23,7 @@ def options(**given):
 
 def test_nothing_asked_is_the_default():
     """The command line and the library mean the same by nothing."""
-    assert diff.build_request(options()) == Request("a.pt", "b.pt")
+    assert diff.prepare(options(), Caller()) == Request("a.pt", "b.pt")
     assert diff.build_view(options()) == DiffView()
     diff.check(options(), ExtraInputs())
 
@@ -55,7 +55,7 @@ def test_nothing_asked_is_the_default():
 )
 def test_each_option_reaches_the_comparison(given, wanted):
     """Exactly what was given differs from the default."""
-    assert diff.build_request(options(**given)) == Request("a.pt", "b.pt", **wanted)
+    assert diff.prepare(options(**given), Caller()) == Request("a.pt", "b.pt", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_a_contradiction_names_both():
 )
 def test_each_filter_reaches_the_comparison(given):
     """The five filters are one selection."""
-    assert diff.build_request(options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))
+    assert diff.prepare(options(**given), Caller()) == Request("a.pt", "b.pt", selection=Selection(**given))
