@@ -21,6 +21,7 @@ from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.config_document import read_document
 from statecli.live.library_lines import hide_library_lines
+from statecli.live.module_names import list_names
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
 def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
     """Return the nearest class that can be built from the configuration; "" without one."""
-    known = [] if name in dir(transformers) else dir(transformers)
-    for near in difflib.get_close_matches(name, known, 3, _SIMILARITY):
+    names = list_names(transformers)
+    for near in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
         own_type = getattr(getattr(getattr(transformers, near, None), "config_class", None), "model_type", None)
         if own_type is not None and (own_type == document.get("model_type") or not _knows_type(transformers, document)):
             return f"did you mean {near}? write {quote_for_shell(f'transformers:{near}({config!r})')}"

@@ -32,6 +32,7 @@ from statecli.core.target_suggestions import find_example
 from statecli.core.units import join_names
 from statecli.live import model_registries, object_scope
 from statecli.live.model_errors import report_as_model_error
+from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
 from statecli.live.user_code import protect_process
 from statecli.live.working_line import Advice, advise_line
@@ -272,7 +273,7 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
 
 
 def _list_public(obj: Any) -> list[str]:
-    return [name for name in dir(obj) if not name.startswith("__")]
+    return [name for name in list_names(obj) if not name.startswith("__")]
 
 
 def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:

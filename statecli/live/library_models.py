@@ -14,6 +14,7 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import config_guards, search_path
 from statecli.live.library_lines import hide_library_lines
+from statecli.live.module_names import list_names
 from statecli.live.spec_objects import format_call
 from statecli.storage import files
 
@@ -78,7 +79,7 @@ def _find_diffusers_class(diffusers: Any, name: str) -> Any:
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
     """Return the nearest model class with the line to type, else the form of the line."""
-    for near in difflib.get_close_matches(name, dir(diffusers), 3, _SIMILARITY):
+    for near in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
         if _find_diffusers_class(diffusers, near) is not None:
             return f"did you mean {near}? write {quote_for_shell(f'diffusers:{near}(config={config!r})')}"
     return f"name the class: {quote_for_shell(f'diffusers:Class(config={config!r})')}"

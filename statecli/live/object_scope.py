@@ -21,6 +21,7 @@ from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
 from statecli.live import search_path
 from statecli.live.builder_function import write_builder
+from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.live.working_line import Advice, advise_line
@@ -250,7 +251,7 @@ def _has(value: Any, dotted: str) -> bool:
 
 
 def _list_public(*modules: types.ModuleType) -> Iterator[str]:
-    return (key for module in modules for key in dir(module) if not key.startswith("_"))
+    return (key for module in modules for key in list_names(module) if not key.startswith("_"))
 
 
 def _iter_library_names() -> Iterator[tuple[str, str]]:

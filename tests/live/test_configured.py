@@ -812,9 +812,9 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
             "\"transformers:BertModel('bert/config.json')\"",
         ),
         (
-            "transformers:BertModel(BertConfig(hidden_siz=3))",
-            "transformers:BertModel(BertConfig(hidden_siz=3)): BertConfig: got an unexpected keyword argument "
-            "'hidden_siz'; did you mean hidden_size? write 'transformers:BertModel(BertConfig(hidden_size=3))'",
+            "transformers:BertModel(BertConfig(hidden_siz=24))",
+            "transformers:BertModel(BertConfig(hidden_siz=24)): BertConfig: got an unexpected keyword argument "
+            "'hidden_siz'; did you mean hidden_size? write 'transformers:BertModel(BertConfig(hidden_size=24))'",
         ),
     ],
 )

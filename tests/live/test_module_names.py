@@ -1,0 +1,18 @@
+"""The names of a module are those that Python lists."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from statecli.live.module_names import list_names
+
+
+def test_the_names_of_a_module_are_those_of_dir():
+    transformers = pytest.importorskip("transformers")
+    for module in (transformers, transformers.models.bert, nn):
+        assert list_names(module) == dir(module)
+
+
+def test_the_names_of_a_class_are_those_of_dir():
+    assert list_names(nn.Linear) == dir(nn.Linear)
