@@ -14,7 +14,9 @@ import statecli
 from statecli import formats, render
 from statecli.core.errors import StateError
 from statecli.core.oddity_kind import OddityKind
+from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import parameters_of
 
 PACKAGE = Path(statecli.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -379,13 +381,75 @@ pytest.importorskip("torch", reason="needs torch 2.8: archives")
     assert [*skip_reasons(ast.parse(text))] == ["no git", "no file", "torch", "needs torch 2.8"]
 
 
-def test_every_name_in_the_recipes_exists():
-    """`PROOFS`, `FILES`, ...: what the recipe of a change says to extend."""
-    names = re.findall(r"`([A-Z][A-Z]+|Output|Config|Policy)`", (PACKAGE.parent / "CONTRIBUTING.md").read_text())
+#: `A` and to `B`, in the steps of a recipe.
+_NAMES = r"((?:`\w+`(?:,? (?:and|or) (?:to )?|, )?)+)"
+
+
+def recipes():
+    """The text of each recipe of CONTRIBUTING.md, in one line."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    section = text.partition("## How to add something")[2].partition("\n## ")[0]
+    return [" ".join(recipe.split()) for recipe in re.split(r"\n\n(?=An? [^\n]*:\n)", section)[1:]]
+
+
+def claims(recipe):
+    """Each path and name of which a recipe says that the file has the name."""
+    for match in re.finditer(rf"{_NAMES} in `([\w/.]+)`", recipe):
+        yield from ((match[2], name) for name in re.findall(r"\w+", match[1]) if name not in ("and", "or", "to"))
+    for match in re.finditer(rf"`(\w+/[\w/.]+)` with {_NAMES}", recipe):
+        yield from ((match[1], name) for name in re.findall(r"`(\w+)`", match[2]))
+    for match in re.finditer(rf"{_NAMES} there", recipe):
+        path = re.findall(r"`(\w+/[\w/.]+)`", recipe[: match.start()])[-1]
+        yield from ((path, name) for name in re.findall(r"`(\w+)`", match[1]))
+
+
+def definitions(path):
+    """Classes, functions, constants and fields that a file defines; not what the file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.partition(":")[0])
+def test_each_step_of_a_recipe_is_true(recipe):
+    """Each file exists, NAME stands for at least one, and defines what the step says; any other name exists."""
+    for path in re.findall(r"`(\w+/[\w/.]+)`", recipe):
+        pattern = re.sub("NAME|COMMAND|PART", "*", path)
+        assert [*PACKAGE.parent.glob(pattern), *PACKAGE.glob(pattern)], path
+    bound = {*claims(recipe)}
+    for path, name in bound:
+        files = [*PACKAGE.parent.glob(re.sub("NAME|COMMAND", "*", path))]
+        assert any(name in definitions(file) for file in files), (path, name)
+    names = {*re.findall(r"`([A-Za-z_]+)`", recipe)} - {name for _, name in bound} - {"NAME", "sh"}
     code = "\n".join(path.read_text() for path in MODULES)
-    assert all(re.search(rf"^(?:class )?{name}\b", code, re.MULTILINE) for name in names if name not in ("NAME",)), (
-        names
-    )
+    for name in names:
+        assert re.search(rf"^ *(?:class |def )?{name}\b", code, re.MULTILINE), name
+
+
+def test_the_claims_of_a_recipe_are_found():
+    """Before the file, after the file, and of the file before; several at once."""
+    recipe = "Write `a/x.py` with `N`, `f` and `g`. Add `A` or `B` in `a/b.py`, to `C` in `d.py`, and to `D` there."
+    assert {*claims(recipe)} == {
+        *(("a/x.py", name) for name in "Nfg"),
+        *(("a/b.py", name) for name in "AB"),
+        ("d.py", "C"),
+        ("a/b.py", "D"),
+    }
+    known = {claim for recipe in recipes() for claim in claims(recipe)}
+    assert ("statecli/core/proof_names.py", "Name") in known
+    assert ("statecli/formats/NAME.py", "sniff") in known
+    assert ("statecli/requests/options.py", "COMMANDS") in known
+    assert "Name" not in definitions(PACKAGE / "commands" / "verify" / "result.py")
+
+
+def test_the_help_of_schema_names_each_command_with_a_document():
+    """The table of options is below the documents, and cannot ask them."""
+    help = next(row.help for row in parameters_of(COMMANDS["schema"]) if row.field == "command")
+    listed = re.split(", | or ", help.partition(": ")[2].removesuffix("."))
+    assert sorted(listed) == sorted(DOCUMENTS)
 
 
 def test_every_name_in_the_list_of_mutants_exists():

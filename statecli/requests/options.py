@@ -17,7 +17,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.output import ChangeOrder, Output, TensorOrder
-from statecli.core.proof_names import Name
+from statecli.core.proof_names import DEFAULT_PROOFS, Name
 from statecli.core.selection import Selection
 
 #: How a GPU is named, as a regular expression.
@@ -713,7 +713,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[Name, ...],
         Option(
             ("--check",),
-            "Run only this check (repeatable). [default: move, cast, save, copy, step, forward]",
+            f"Run only this check (repeatable). [default: {', '.join(name.value for name in DEFAULT_PROOFS)}]",
             "CHECK",
             argument="checks",
         ),
