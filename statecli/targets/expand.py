@@ -32,8 +32,6 @@ from statecli.targets.target_result import Status, TargetResult
 
 #: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
 _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")
-#: Reason to skip a path that is another name of an audited file.
-SAME_FILE_REASON = "is the same file as"
 
 #: The file that torch.package requires in an unpacked package, as path parts.
 TORCH_PACKAGE_FILE = (".data", "extern_modules")
@@ -120,7 +118,7 @@ def expand_targets(
         elif _get_key(name := names[_get_use(path)]) == key:
             yield path
         else:
-            yield TargetResult(path, Status.SKIPPED, f"{SAME_FILE_REASON} {name}")
+            yield TargetResult(path, Status.SKIPPED, f"is the same file as {name}", same_as=name)
 
 
 def is_reached(path: str, texts: Sequence[str]) -> bool:

@@ -46,7 +46,7 @@ class TargetResult(msgspec.Struct, frozen=True):
 
     `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
     with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors. `lock_count` is
-    None if the tensors were not compared with a lock.
+    None if the tensors were not compared with a lock. `same_as` is the name under which the same file is audited.
     """
 
     target: str
@@ -63,6 +63,7 @@ class TargetResult(msgspec.Struct, frozen=True):
     not_checked: tuple[NotChecked, ...] = ()
     unregistered: tuple[TensorInfo, ...] = ()
     lock_count: LockCount | None = None
+    same_as: str | None = None
 
     @property
     def own_reason(self) -> str | None:

@@ -40,7 +40,7 @@ from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
 from statecli.storage import files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
-from statecli.targets.expand import SAME_FILE_REASON, ModelFolders, expand_targets, is_named_as_checkpoint
+from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
 from statecli.targets.location import add_places, make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
@@ -187,11 +187,7 @@ class _Run:
         if rule is None:
             return
         audited_paths = {files.make_absolute(text) for text in audited}
-        duplicates = {
-            target.target: target.reason
-            for target in targets
-            if target.reason and target.reason.startswith(SAME_FILE_REASON)
-        }
+        duplicates = {target.target: target.reason for target in targets if target.reason and target.same_as}
         for text, issue in lock_check.find_missing(self.request, audited, duplicates):
             if files.exists(text) and any(
                 files.make_absolute(model.path) in audited_paths for model in self.model_folders.iter_containing(text)

@@ -87,7 +87,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
             yield expanded
         elif expanded.status is Status.FAILED:
             raise UnreadableError(expanded.reason or expanded.target)
-        elif expanded.target in texts and not (expanded.reason or "").startswith(expand.SAME_FILE_REASON):
+        elif expanded.target in texts and expanded.same_as is None:
             raise UnreadableError(f"{expanded.target}: {expanded.reason}")
 
 
