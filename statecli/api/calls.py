@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,6 @@ from statecli.api.live_targets import (
 )
 from statecli.api.snapshot import Snapshot
 from statecli.core.errors import UsageError, option
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.requests.options import (
     AuditOptions,
     DiffOptions,
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from statecli.commands.diff.snapshot import StateDigests
     from statecli.commands.inspect.run import Inspection
     from statecli.commands.lock.lock_file import Lock
-    from statecli.commands.verify.result import Verification
+    from statecli.commands.verify.result import Check, Verification
 
 _Options = TypeVar("_Options", AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions)
 
@@ -314,22 +312,17 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
         return _use_python_words(run(options, extra=ExtraInputs(model=live, inputs=inputs)).result)
 
 
-#: The advice of the command line about inputs, with the shape.
-_INPUT_ADVICE = compile_on_use(r"no input given: --input '?([^' ]+)'? or --input-from FILE\.PY:MAKE")
-
-
-def _advise_inputs(advice: re.Match[str]) -> str:
-    shape = "2x3" if advice[1] == "SHAPE" else advice[1]
-    return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors"
-
-
 def _use_python_words(verification: Verification) -> Verification:
     """Return the verification with advice about inputs for Python in place of that for the command line."""
-    checks = [
-        replace(check, reason=check.reason and _INPUT_ADVICE.sub(_advise_inputs, check.reason))
-        for check in verification.checks
-    ]
-    return replace(verification, checks=tuple(checks))
+    return replace(verification, checks=tuple(map(_use_python_reason, verification.checks)))
+
+
+def _use_python_reason(check: Check) -> Check:
+    from statecli.commands.verify.result import Check, CheckWithoutInputs
+
+    if not isinstance(check, CheckWithoutInputs):
+        return check
+    return Check(check.check, check.verdict, check.how, check.python_reason, check.columns, check.findings)
 
 
 def _keep_settings(device: str) -> AbstractContextManager[None]:

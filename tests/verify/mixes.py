@@ -187,4 +187,4 @@ def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str 
 
 
 def _with(subject: subjects.ModelUnderTest, shapes: tuple) -> subjects.ModelUnderTest:
-    return first_forward.add_inputs(subject, given(*shapes), "") if shapes else subject
+    return first_forward.add_inputs(subject, given(*shapes), None) if shapes else subject

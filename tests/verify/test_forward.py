@@ -435,7 +435,7 @@ def test_without_inputs_it_is_skipped():
     """With the reason that the inputs give."""
     subject = sample("net:Net")
     check = forward.prove(subject, FAKE)
-    assert (check.verdict, check.reason) == (Verdict.SKIPPED, subject.why_no_inputs)
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, str(subject.why_no_inputs))
 
 
 def test_meta_proves_nothing():

@@ -34,7 +34,7 @@ def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:
     from statecli.commands.verify import first_forward
     from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
 
-    subject = first_forward.add_inputs(called.subject, called.inputs, "")
+    subject = first_forward.add_inputs(called.subject, called.inputs, None)
     verification = verify_model(subject, Request(state.target, checks=_PROOFS, device=FAKE_CUDA))
     return {row.fqn: _read_harm(row, verification) for row in rows}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from statecli import live
 from statecli.commands.verify import forward_effects
-from statecli.commands.verify.inputs import NO_INPUT, Inputs
+from statecli.commands.verify.inputs import Inputs, MissingInput
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
@@ -20,7 +20,7 @@ from statecli.live.spec import ModelSpec
 from statecli.live.walk import walk
 
 
-def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> ModelUnderTest:
+def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingInput | None) -> ModelUnderTest:
     """Add inputs and the rows of tensors created by a first forward; no rows if forward raises."""
     home = subject.find_home()
     if inputs is not None and home != "meta":
@@ -34,8 +34,8 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> 
         reason = str(error).removeprefix(f"{subject.target}: ")
         if inputs.requested:  # the proofs that need a forward report the error
             return replace(subject, forward_error=reason)
-        why_not = f"{NO_INPUT}; forward does not accept {inputs.text}: {reason}"
-        return replace(subject, inputs=None, why_no_inputs=why_not)
+        remark = f"; forward does not accept {inputs.text}: {reason}"
+        return replace(subject, inputs=None, why_no_inputs=MissingInput(remark=remark))
     name = subject.target
     subject = replace(subject, reassigned_by_forward=_find_reassigned(module, tensors_before))
     rows_before = subject.rows_by_fqn()

@@ -29,8 +29,27 @@ if TYPE_CHECKING:
 
     Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: The reason without inputs. `SHAPE` is in place of a shape that the first layer takes, if this layer is unknown.
-NO_INPUT = "no input given: --input SHAPE or --input-from FILE.PY:MAKE"
+
+@dataclass(frozen=True)
+class MissingInput:
+    """The reason without inputs, which says how to give them.
+
+    `shape`: value of `--input` that the first layer takes; None if this layer is unknown. `remark`: why the inputs that
+    the model carries are not used.
+    """
+
+    shape: str | None = None
+    remark: str = ""
+
+    def __str__(self) -> str:
+        shape = self.shape or "SHAPE"
+        quoted = f"'{shape}'" if "<" in shape else shape
+        return f"no input given: --input {quoted} or --input-from FILE.PY:MAKE{self.remark}"
+
+    def describe_for_python(self) -> str:
+        """Return the reason with an argument in place of the options."""
+        shape = self.shape or "2x3"
+        return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors{self.remark}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,12 @@ class Inputs:
             return call
 
         return dataclasses.replace(self, make=make)
+
+
+#: The inputs, or None and the reason.
+FoundInputs = tuple[Inputs | None, MissingInput | None]
+#: The reason if nothing is known about the inputs.
+NO_INPUT = MissingInput()
 
 
 def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
@@ -88,7 +113,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 # --- finding them -------------------------------------------------------------------------------------------
 
 
-def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> tuple[Inputs | None, str]:
+def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> FoundInputs:
     """Return the inputs of `--input` or `--input-from`, else the model's inputs; or None and the reason.
 
     Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
@@ -97,9 +122,9 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
         both = f"{option('--input')} and {option('--input-from')}"
         raise UsageError(f"{both} contradict each other: both set the inputs of forward; give one of them")
     if input:
-        return _build_from_texts(input), ""
+        return _build_from_texts(input), None
     if inputs is not None:
-        return _build_from_function(inputs, built), ""
+        return _build_from_function(inputs, built), None
     return _find_carried_inputs(built)
 
 
@@ -204,7 +229,7 @@ def _describe_value(value: Any) -> str:
 # --- what the model carries ---------------------------------------------------------------------------------
 
 
-def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
+def _find_carried_inputs(built: BuiltModel) -> FoundInputs:
     """Return the first inputs accepted by forward, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
         with built.user_code("reading the example inputs of the model"):
@@ -214,10 +239,10 @@ def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
                     call = _add_decoder_ids(built, call)
                     # Every class of transformers inherits `dummy_inputs`.
                     is_own = not _is_of_transformers(built)
-                    return _build_constant(f"{describe_call(call)} (its {name})", call, given=is_own), ""
+                    return _build_constant(f"{describe_call(call)} (its {name})", call, given=is_own), None
             return _build_from_config(built)
     except ModelError as error:
-        return None, f"{NO_INPUT} ({str(error).removeprefix(f'{built.spec.text}: ')})"
+        return None, MissingInput(remark=f" ({str(error).removeprefix(f'{built.spec.text}: ')})")
 
 
 def _read_attribute(built: BuiltModel, name: str) -> Call | None:
@@ -304,22 +329,22 @@ def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> 
     )
 
 
-def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
+def _build_from_config(built: BuiltModel) -> FoundInputs:
     """Return images and token ids of the sizes in a transformers config; None for audio and unusual vision models."""
     config, signature = getattr(built.module, "config", None), _get_signature(built)
     if not _is_of_transformers(built) or signature is None:
-        return None, NO_INPUT.replace("SHAPE", _suggest_shape(built.module, signature))
+        return None, MissingInput(_suggest_shape(built.module, signature))
     texts = [_format_ids(config, signature), _format_pixels(config, signature)]
     input_texts = [text for text in texts if text]
     inputs = _build_from_texts(input_texts) if input_texts else None
     main_input = str(built.module.main_input_name)
     if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
-        return None, f"{NO_INPUT}; forward needs the argument {main_input}"
-    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False, requested=False), ""
+        return None, MissingInput(remark=f"; forward needs the argument {main_input}")
+    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False, requested=False), None
 
 
-def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str:
-    """Return the value of `--input` for the first layer: `2x16`, `2x3xHxW`, `'int64:2x16<100'`; else SHAPE.
+def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
+    """Return the value of `--input` for the first layer: `2x16`, `2x3xHxW`, `int64:2x16<100`; else None.
 
     The first layer is the first registered module with parameters. Forward must have one argument without a default.
     """
@@ -327,7 +352,7 @@ def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> st
 
     arguments = signature.parameters.values() if signature is not None else ()
     if sum(argument.default is inspect.Parameter.empty for argument in arguments) != 1:
-        return "SHAPE"
+        return None
     for layer in module.modules():
         parameter = next(layer.parameters(recurse=False), None)
         shape = _format_layer_shape(layer)
@@ -336,8 +361,8 @@ def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> st
         is_other_float = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16, torch.float64)
         if parameter is not None and is_other_float and shape and ":" not in shape:
             return f"{str(parameter.dtype).removeprefix('torch.')}:{shape}"
-        return shape or "SHAPE"
-    return "SHAPE"
+        return shape or None
+    return None
 
 
 def _format_layer_shape(layer: nn.Module) -> str:
@@ -347,7 +372,7 @@ def _format_layer_shape(layer: nn.Module) -> str:
     if isinstance(layer, nn.Linear) and layer.in_features:
         return f"2x{layer.in_features}"
     if isinstance(layer, nn.Embedding):
-        return f"'int64:2x16<{layer.num_embeddings}'"
+        return f"int64:2x16<{layer.num_embeddings}"
     if isinstance(layer, nn.RNNBase):
         return f"2x8x{layer.input_size}"
     sizes = {nn.Conv1d: "L", nn.Conv2d: "HxW", nn.Conv3d: "DxHxW"}

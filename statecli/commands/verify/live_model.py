@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from statecli.commands.verify import copy_model, inputs, model_under_test
-from statecli.commands.verify.inputs import Inputs
+from statecli.commands.verify.inputs import FoundInputs, Inputs
 from statecli.core.errors import UsageError
 from statecli.core.input_text import is_input_text
 from statecli.live import measure, tensor_bits, torch_settings
@@ -37,7 +37,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
     return f"pass a tensor, or its shape as a string, such as {'x'.join(map(str, sizes))!r}"
 
 
-def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | None, str]:
+def find_live_inputs(python_inputs: Any, built: BuiltModel) -> FoundInputs:
     """Return the inputs of forward, or None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
@@ -66,7 +66,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
         with model.user_code("calling the function"), inputs.use_seed(seed):
             return inputs.convert_to_call("inputs", python_inputs())
 
-    return Inputs(inputs.describe_call(make()), make), ""
+    return Inputs(inputs.describe_call(make()), make), None
 
 
 def _get_texts(python_inputs: Any) -> tuple[str, ...]:

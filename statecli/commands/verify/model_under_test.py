@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
-from statecli.commands.verify.inputs import NO_INPUT
+from statecli.commands.verify.inputs import NO_INPUT, MissingInput
+from statecli.commands.verify.result import Check, CheckWithoutInputs, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.live.assignment_lines import Origins
@@ -57,7 +58,7 @@ class ModelUnderTest:
     user_code: Callable[[str], AbstractContextManager[None]]
     rebuilds: bool
     inputs: Inputs | None = None
-    why_no_inputs: str = NO_INPUT
+    why_no_inputs: MissingInput = NO_INPUT
     created_by_forward: frozenset[str] = frozenset()
     reassigned_by_forward: frozenset[str] = frozenset()
     non_leaves: tuple[str, ...] = ()
@@ -73,6 +74,12 @@ class ModelUnderTest:
     @functools.cached_property
     def _rows(self) -> dict[str, TensorInfo]:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
+
+    def skip_without_inputs(self, name: Name, how: str = "") -> Check:
+        """Return the check of a proof that calls forward, without inputs."""
+        missing = self.why_no_inputs
+        in_python = missing.describe_for_python()
+        return CheckWithoutInputs(name, Verdict.SKIPPED, how, str(missing), python_reason=in_python)
 
     def find_home(self) -> str:
         """Return the device where the author calls the model: of its first parameter, or of its first buffer."""

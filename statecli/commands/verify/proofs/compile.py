@@ -62,7 +62,7 @@ def prove(subject: ModelUnderTest) -> Check:
     if missing is not None:
         return missing
     if subject.inputs is None:
-        return Check(Name.COMPILE, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+        return subject.skip_without_inputs(Name.COMPILE, HOW)
     return _Proof(subject).check()
 
 

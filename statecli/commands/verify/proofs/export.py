@@ -55,7 +55,7 @@ def prove(subject: ModelUnderTest) -> Check:
     if empty is not None:
         return empty
     if subject.inputs is None:
-        return Check(Name.EXPORT, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+        return subject.skip_without_inputs(Name.EXPORT, HOW)
     return _Proof(subject).check()
 
 

@@ -114,7 +114,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
     Raises UsageError for a missing device, ModelError if the plain call raises too.
     """
     if subject.inputs is None:
-        return Check(Name.FORWARD, Verdict.SKIPPED, reason=subject.why_no_inputs)
+        return subject.skip_without_inputs(Name.FORWARD)
     if device == move.FAKE_CUDA:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)

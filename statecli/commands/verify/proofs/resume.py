@@ -45,7 +45,7 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "adamw") -> Check:
     if skipped is not None:
         return skipped
     if subject.inputs is None:
-        return Check(Name.RESUME, Verdict.SKIPPED, HOW, subject.why_no_inputs)
+        return subject.skip_without_inputs(Name.RESUME, HOW)
     return _Proof(subject, made_by).check()
 
 

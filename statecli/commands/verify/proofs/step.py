@@ -116,7 +116,7 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
     """
     optimizer_type = find_optimizer_class(optimizer)
     if subject.inputs is None:
-        return Check(Name.STEP, Verdict.SKIPPED, reason=subject.why_no_inputs)
+        return subject.skip_without_inputs(Name.STEP)
     if any(row.device == "meta" for row in subject.state.tensors):
         why = "the model was built on meta and has no values to train; build the model on the cpu: --init-device cpu"
         return Check(Name.STEP, Verdict.SKIPPED, reason=why)
