@@ -126,12 +126,12 @@ def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
     """Return the outcome of one shard: its shard file, because only all shards together have a report."""
     from statecli.commands.diff.result import Diff
 
-    broken = [pair.message for pair in outcome.result.broken] if isinstance(outcome.result, Diff) else ()
+    changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
     causes = [message for message, _ in group_by_cause(dict.fromkeys(shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
         failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
-    return Outcome(outcome.result, content=shard.part(broken), failures=failures)
+    return Outcome(outcome.result, content=shard.part(changed_files), failures=failures)
 
 
 def _describe_division(executor: Any, shard: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +134,8 @@ class Shard:
             self.failed.append((task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
-    def part(self, broken: Iterable[str] = ()) -> Iterator[bytes]:
-        """Return the shard file, once the command is done; `broken` are its errors.
+    def part(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
+        """Return the shard file, once the command is done; `changed_files` changed while the command read them.
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
         """
@@ -144,9 +144,8 @@ class Shard:
 
         # A file that changes while it is sampled is reported too.
         files = identify_files(self._versions)
-        messages = [f"{path}: {CHANGED}" for path in find_changed(self._versions)]
-        for message in (message for message in (*messages, *broken) if message.endswith(CHANGED)):
-            raise UnreadableError(message)
+        for path in (*find_changed(self._versions), *changed_files):
+            raise UnreadableError(f"{path}: {CHANGED}")
         own = sum(not line.derived for line in self._lines.values())
         origin = (__version__, kernels.kernel_name(), self._command, self._options, self._shard)
         head = shard_file.Head(shard_file.SCHEMA, *origin, tuple(self._pass_digests), len(self._tasks), own, files)

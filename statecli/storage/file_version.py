@@ -18,6 +18,14 @@ CHANGED = "changed while statecli read it, so the result is not valid; compare a
 TRY_AGAIN = "changed while statecli read it; try again"
 
 
+class FileChanged(UnreadableError):
+    """The file `path` has another version at the end than when its header was read."""
+
+    def __init__(self, path: str, prefix: str = "") -> None:
+        super().__init__(f"{prefix}{CHANGED}")
+        self.path = path
+
+
 #: Return the present version of the file.
 read_version = files.get_version
 

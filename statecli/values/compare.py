@@ -22,7 +22,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
+from statecli.storage.file_version import FileChanged, FileVersion, find_changed, read_versions
 from statecli.values import sparse
 from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, Comparison, run_batch
 from statecli.values.delta import CompareOptions, Delta
@@ -103,7 +103,7 @@ def compare_pairs(
     large_outcomes = iter(_compare_by_tasks(large_pairs, options, jobs, progress, derived=derived))
     outcomes = [_to_delta(tallies[n], pair) if n in tallies else next(large_outcomes) for n, pair in enumerate(pairs)]
     stale: dict[str | ByteRange, StateError] = {
-        path: UnreadableError(CHANGED) for path in find_changed({path: before[path] for path in paths})
+        path: FileChanged(path) for path in find_changed({path: before[path] for path in paths})
     }
     if not stale:
         return outcomes
@@ -398,7 +398,9 @@ def _find_error(pair: Pair, errors: Mapping[str | ByteRange, StateError]) -> Sta
     ranges = [*pair.before.ranges, *pair.after.ranges]
     for storage in ranges:
         if storage.path in errors:
-            return UnreadableError(f"{storage.path}: {pair.after.fqn}: {errors[storage.path]}")
+            error, prefix = errors[storage.path], f"{storage.path}: {pair.after.fqn}: "
+            is_changed = isinstance(error, FileChanged)
+            return FileChanged(storage.path, prefix) if is_changed else UnreadableError(f"{prefix}{error}")
         if storage in errors:
             return errors[storage]
     return None

@@ -248,3 +248,5 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     ignored: tuple[Field, ...] = ()
     #: Why a class does not load a checkpoint; None if it does, or if only some tensors are compared.
     loading: Explanation | None = None
+    #: Files that changed while they were compared; `broken` has a line about each.
+    changed_files: tuple[str, ...] = ()

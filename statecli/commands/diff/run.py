@@ -46,7 +46,7 @@ from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, suggest_glob
 from statecli.core.units import plural
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
+from statecli.storage.file_version import CHANGED, FileChanged, FileVersion, find_changed, read_versions
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions, Delta
@@ -195,6 +195,7 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
+    `changed_file`: the file that changed meanwhile, if `error` is about this.
     """
 
     delta: Delta | None = None
@@ -203,6 +204,7 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
     reshaped: bool = False
     has_codes: bool = False
     differs: bool = False
+    changed_file: str | None = None
 
 
 _EQUAL = _Outcome()
@@ -234,6 +236,8 @@ class _Comparison:
         self.optimizers: list[OptimizerPair] = []
         #: By `id`, tensors that may be renamed, and the reason why that is inconclusive.
         self.inconclusive: dict[int, StateError] = {}
+        #: Files that changed while they were compared, and are reported.
+        self.changed_files: set[str] = set()
         #: True if names are prefixed by sections, because there are several.
         self.sectioned = False
         #: The adapter that should be merged into before.
@@ -283,8 +287,9 @@ class _Comparison:
                 *verdict.inconclusive,
                 *_inconclusive_settings(self.before),
                 *_inconclusive_settings(self.after),
-                *self._moving(broken),
+                *self._moving(),
             ),
+            changed_files=tuple(sorted(self.changed_files)),
             histograms=histograms,
             met=verdict.met,
             expected=bool(self.request.expected),
@@ -508,7 +513,8 @@ class _Comparison:
         if isinstance(result, Delta):
             return _Outcome(result) if result.changed else _EQUAL
         if isinstance(result, StateError):
-            return _Outcome(not_compared="could not be read", error=str(result))
+            changed_file = result.path if isinstance(result, FileChanged) else None
+            return _Outcome(not_compared="could not be read", error=str(result), changed_file=changed_file)
         reason = str(getattr(result, "reason", result))
         if getattr(result, "reshaped", False):
             return self._of_two_shapes(after, reason, reshaped=True)
@@ -536,6 +542,8 @@ class _Comparison:
             error = (before and before.damage) or (after and after.damage) or outcome.error
             if error is not None:
                 broken.append(Broken(row.fqn, row.section, error))
+                if error is outcome.error and outcome.changed_file is not None:
+                    self.changed_files.add(outcome.changed_file)
                 if not fields or error is not outcome.error:
                     continue
             changes.append(self._change(match, fields, outcome))
@@ -692,9 +700,10 @@ class _Comparison:
         spreads = compute_histograms(pairs, [c.values for c in most if c.values])
         return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
 
-    def _moving(self, broken: Sequence[Broken]) -> list[Broken]:
+    def _moving(self) -> list[Broken]:
         """Return errors for files changed during their reading, unless reported by a pair."""
-        paths = (path for path in find_changed(self.seen) if not any(_is_about(path, item.message) for item in broken))
+        paths = [path for path in find_changed(self.seen) if path not in self.changed_files]
+        self.changed_files.update(paths)
         return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
     # --- what it means ----------------------------------------------------------------------------------------------
@@ -763,10 +772,6 @@ def _list_stems(key: str) -> list[str]:
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     """Return one tuple for all changes of these fields, possibly a million."""
     return (*fields, Field.VALUES)
-
-
-def _is_about(path: str, message: str) -> bool:
-    return message.startswith(f"{path}: ") and message.endswith(CHANGED)
 
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
