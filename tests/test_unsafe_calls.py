@@ -11,17 +11,9 @@ import torch
 from statecli.pickle_scan import known_names
 from statecli.rules.dictionary import DICTIONARY
 
+from .formats.attacks import Call
+
 FIELDS = ("rule", "severity", "message", "fqn", "help")
-
-
-class Call:
-    """An object whose pickle calls a function."""
-
-    def __init__(self, function, *args):
-        self.call = function, args
-
-    def __reduce__(self):
-        return self.call
 
 
 def save(path, value, **options):

@@ -15,19 +15,11 @@ from torch.package import PackageExporter
 
 from statecli.file_scan import scan
 
-
-class Command:
-    """Pickled as a call of os.system."""
-
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
+from ..formats.attacks import Call
 
 
 def save(command, path="a.pt"):
-    torch.save({"w": torch.zeros(1), "x": Command(command)}, path)
+    torch.save({"w": torch.zeros(1), "x": Call(os.system, command)}, path)
 
 
 @pytest.fixture
@@ -70,7 +62,7 @@ def test_a_harmful_call_with_other_tensors_fails(statecli, folder, legacy):
     """`exec` of a tensor runs what the tensor holds."""
     for code, expected in (("print(1)", 0), ("print(2)", 1)):
         tensor = torch.tensor(list(code.encode()), dtype=torch.uint8)
-        torch.save({"w": tensor, "x": Command(tensor)}, "a.pt", _use_new_zipfile_serialization=not legacy)
+        torch.save({"w": tensor, "x": Call(os.system, tensor)}, "a.pt", _use_new_zipfile_serialization=not legacy)
         if not expected:
             statecli(*PICKLES, *ACCEPT)
             assert json.loads(Path("b.json").read_text())["findings"]
@@ -153,7 +145,7 @@ def test_a_script_that_reads_a_file_with_another_path_fails(statecli, folder):
 def test_another_nested_pickle_fails(statecli, folder, legacy):
     """A pickle in a string, in both containers."""
     for command, code in (("echo", 0), ("curl", 1)):
-        payload = {"w": torch.zeros(1), "x": pickle.dumps(Command(command))}
+        payload = {"w": torch.zeros(1), "x": pickle.dumps(Call(os.system, command))}
         torch.save(payload, "a.pt", _use_new_zipfile_serialization=not legacy)
         if not code:
             statecli(*PICKLES, *ACCEPT)

@@ -22,20 +22,10 @@ from torch.torch_version import TorchVersion
 
 from statecli.pickles.python2_names import MODULES
 
-from ..formats.attacks import build, pickled, records
+from ..formats.attacks import Call, build, pickled, records
 
 KEY = "fc._extra_state"
 STATE = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
-
-
-class Call:
-    """A call of a function when it is unpickled."""
-
-    def __init__(self, function, *arguments):
-        self.reduced = function, arguments
-
-    def __reduce__(self):
-        return self.reduced
 
 
 class UserStringCall(Call):

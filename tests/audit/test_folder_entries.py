@@ -19,17 +19,16 @@ from statecli.targets import tool_folders
 from statecli.targets.expand import ModelFolders, expand_targets
 from statecli.targets.target_result import Status
 
+from ..formats.attacks import Call
 
-class Harm:
-    def __reduce__(self):
-        return os.system, ("touch PWNED",)
+HARM = Call(os.system, "touch PWNED")
 
 
 def save_harmful(path):
     """Write a file whose unpickling runs a command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        torch.save({"x": Harm()}, file)
+        torch.save({"x": HARM}, file)
 
 
 def list_rules(*targets, **options):
@@ -53,7 +52,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["-", "-#model", "--help", "a#b", "[a]*", "net.py:Net", "auto", "zip::x"])
 def test_a_file_of_any_name_is_read_as_a_file(folder, target, name):
     """`-` in a folder is not standard input."""
-    torch.save({"x": Harm()}, folder / "t")
+    torch.save({"x": HARM}, folder / "t")
     (folder / "t").rename(folder / name)
     (rules,) = list_rules(target).values()
     assert "unsafe-global" in rules
@@ -79,7 +78,7 @@ def test_a_file_in_a_folder_called_dash_belongs_to_that_folder(folder):
 
 def test_dash_is_ambiguous_next_to_a_file_of_that_name(folder):
     """A shell's `*` and pre-commit name the file `-`; a pipe is named `-` too."""
-    torch.save({"x": Harm()}, folder / "t")
+    torch.save({"x": HARM}, folder / "t")
     (folder / "t").rename(folder / "-")
     (result,) = expand_targets(["-"])
     assert (result.status, "./-" in result.reason) == (Status.FAILED, True)
@@ -235,7 +234,7 @@ def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):
     monkeypatch.setattr(tool_folders, "MAX_SEARCHED_NAMES", 3)
     (folder / ".git").mkdir()
     for number in range(5):
-        (folder / ".git" / str(number)).write_bytes(pickle.dumps(Harm()))
+        (folder / ".git" / str(number)).write_bytes(pickle.dumps(HARM))
     assert "unsafe-global" in str(list_rules("."))
 
 
@@ -271,10 +270,10 @@ def test_honest_folders_stay_clean(folder):
     """A clone with an environment, a download of the Hub, caches of tools, and a latest of somebody else."""
     for path, content in {
         ".git/objects/ab/cdef": zlib.compress(b"blob 3\0abc"),
-        ".git/lfs/objects/ab/cd/" + "ab" * 32: pickle.dumps(Harm()),
+        ".git/lfs/objects/ab/cd/" + "ab" * 32: pickle.dumps(HARM),
         ".git/refs/heads/main": b"ab" * 20 + b"\n",
         ".venv/pyvenv.cfg": b"home = /usr/bin\n",
-        ".venv/lib/python3.11/site-packages/torch/a.pt": pickle.dumps(Harm()),
+        ".venv/lib/python3.11/site-packages/torch/a.pt": pickle.dumps(HARM),
         ".cache/huggingface/download/model.safetensors.metadata": b"abc\ndef\n1.5\n",
         ".cache/huggingface/download/model.safetensors.lock": b"",
         ".cache/huggingface/.gitignore": b"*",

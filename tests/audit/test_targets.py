@@ -45,6 +45,8 @@ from statecli.targets.expand import (
 )
 from statecli.targets.target_result import Status
 
+from ..formats.attacks import Call
+
 
 def found(*texts):
     """The targets' paths, and what was skipped or failed."""
@@ -394,18 +396,11 @@ def skipped(others):
     return {one.target: one.reason for one in others if one.status is Status.SKIPPED}
 
 
-class Runs:
-    """What a pickle calls when it is loaded."""
-
-    def __reduce__(self):
-        return print, ("called",)
-
-
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("before", ["", "x" * 10_000, "y" * 300_000], ids=len)
 def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, protocol, before):
     """Those of protocols 0 and 1 begin like text; what they run may come late, and anything may follow."""
-    (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Runs()], protocol) + b"\nnotes\n")
+    (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Call(print, "called")], protocol) + b"\nnotes\n")
     paths, others = found(tmp_path)
     assert (paths, others) == ([str(tmp_path / "model.dat")], [])
 
@@ -881,16 +876,14 @@ def test_a_folder_called_data_is_no_package(tmp_path):
 def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, tracker, word, folder):
     """DeepSpeed and Megatron unpickle what a file names: a hidden folder, a link to one, and a tool's folder."""
 
-    class Harm:
-        def __reduce__(self):
-            return os.system, ("touch PWNED",)
-
     def list_rules():
         targets = audit(Request((str(tmp_path),))).targets
         return {finding.rule for target in targets for finding in target.findings}
 
     (tmp_path / ".real").mkdir()
-    torch.save({"w": torch.ones(2), "x": Harm()}, tmp_path / ".real" / "mp_rank_00_model_states.pt")
+    torch.save(
+        {"w": torch.ones(2), "x": Call(os.system, "touch PWNED")}, tmp_path / ".real" / "mp_rank_00_model_states.pt"
+    )
     (tmp_path / folder).symlink_to(".real")
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
     (tmp_path / tracker).write_text(word)
@@ -926,12 +919,8 @@ def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
 def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
     """A loader that is given the link unpickles what lies there."""
 
-    class Harm:
-        def __reduce__(self):
-            return os.system, ("touch PWNED",)
-
     (tmp_path / ".step9").mkdir()
-    (tmp_path / ".step9" / ".metadata").write_bytes(pickle.dumps(Harm()))
+    (tmp_path / ".step9" / ".metadata").write_bytes(pickle.dumps(Call(os.system, "touch PWNED")))
     (tmp_path / ".step9" / "again").symlink_to(".", target_is_directory=True)
     (tmp_path / ".step9" / "up").symlink_to("..", target_is_directory=True)
     for name in ("step-9", "last"):

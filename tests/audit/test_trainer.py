@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -15,6 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SchedulerType
+
+from ..formats.attacks import Call
 
 SIZES = dict(  # noqa: C408 - as a call has them
     hidden_size=16,
@@ -102,7 +105,7 @@ def test_it_is_audited_whole(statecli):
 @pytest.mark.parametrize("name", BESIDE)
 def test_every_pickle_of_it_is_read(statecli, name):
     """Whichever file would call something is flagged, and named."""
-    torch.save({"x": _Evil(), "y": torch.ones(1)}, f"ck/{name}")
+    torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, f"ck/{name}")
     result = statecli("audit", "ck", "-f", "json")
     assert result.code == 1
     (found,) = (one for one in result.json["findings"] if one["rule"] == "unsafe-global")
@@ -338,16 +341,9 @@ def test_a_section_of_it_is_not_there(statecli):
     )
 
 
-class _Evil:
-    def __reduce__(self):
-        import os
-
-        return os.system, ("exit 0",)
-
-
 def test_an_attack_without_a_tensor_is_flagged(statecli):
     """What loading would run does not depend on tensors."""
-    torch.save({"x": _Evil()}, "evil.pt")
+    torch.save({"x": Call(os.system, "exit 0")}, "evil.pt")
     result = statecli("audit", "evil.pt", "-f", "json")
     assert result.code == 1
     assert "unsafe-global" in {one["rule"] for one in result.json["findings"]}
@@ -413,7 +409,7 @@ def test_pickles_are_made_as_transformers_makes_them():
 
 def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
     """And the pickles of all files are judged all the same."""
-    torch.save({"x": _Evil(), "y": torch.ones(1)}, "ck/optimizer.pt")
+    torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
     assert result.code == 1
     assert {one["rule"] for one in result.json["findings"]} == {"unsafe-global"}

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from ..formats.attacks import Call
+
 OFF = 'select = ["tied-tensors"]\n'
 #: Ways of a configuration to let a NaN pass, and what the outputs say of each.
 WEAKENINGS = {
@@ -147,13 +149,6 @@ def test_no_output_shows_a_password_of_a_glob(statecli, project, glob):
     assert "hunter" not in audited.out + audited.err + in_force.out + in_force.err
 
 
-class Command:
-    """What runs a command where it is loaded."""
-
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
 #: Ways of a configuration to let a pickle pass.
 EXCUSES = {
     "ignore": 'ignore = ["pickles"]\n',
@@ -169,7 +164,7 @@ EXCUSES = {
 def model(tmp_path, monkeypatch):
     """The folder of a model with an unsafe pickle; the current folder is that folder."""
     (tmp_path / "model").mkdir()
-    torch.save({"w": torch.ones(2), "x": Command()}, tmp_path / "model" / "a.pt")
+    torch.save({"w": torch.ones(2), "x": Call(os.system, "true")}, tmp_path / "model" / "a.pt")
     monkeypatch.chdir(tmp_path / "model")
     return tmp_path / "model"
 
@@ -198,7 +193,7 @@ def test_a_judged_folder_does_not_excuse_a_second_array(text, statecli, tmp_path
     """`numpy.load` of the same open file reads the bytes after the first array, which may be a pickle."""
     with (tmp_path / "two.npy").open("wb") as file:
         np.save(file, np.ones(2))
-        np.save(file, np.array([Command()], dtype=object), allow_pickle=True)
+        np.save(file, np.array([Call(os.system, "true")], dtype=object), allow_pickle=True)
     (tmp_path / "statecli.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert statecli("audit", ".").code == 1
@@ -219,7 +214,7 @@ def snapshot(tmp_path, monkeypatch):
     blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "c"
     blobs.mkdir(parents=True)
     (snapshot / "sub").mkdir(parents=True)
-    torch.save({"w": torch.ones(2), "x": Command()}, blobs / "e1")
+    torch.save({"w": torch.ones(2), "x": Call(os.system, "true")}, blobs / "e1")
     (blobs / "e2").write_text('ignore = ["pickles"]\n')
     for name, blob in (("a.bin", "../../blobs/e1"), ("statecli.toml", "../../blobs/e2"), ("sub/b.pt", "../a.bin")):
         (snapshot / name).symlink_to(blob)

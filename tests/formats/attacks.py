@@ -66,6 +66,13 @@ class Called:
         return self.made
 
 
+class Call(Called):
+    """Pickles as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        super().__init__(function, arguments)
+
+
 def four(body: bytes) -> bytes:
     """A pickle of protocol 4."""
     return b"\x80\x04" + body + b"."

@@ -11,18 +11,7 @@ import pytest
 
 from statecli.pickle_scan.imported_names import Scanner
 
-from .attacks import called, named, number, numbers, pickled, short, text
-
-
-class _Made:
-    """Is pickled as this call and this state."""
-
-    def __init__(self, *reduced):
-        self.reduced = reduced
-
-    def __reduce__(self):
-        return self.reduced
-
+from .attacks import Called, called, named, number, numbers, pickled, short, text
 
 CODES = [
     "?",
@@ -102,8 +91,8 @@ def test_a_state_with_one_thing_changed_is_not_sound(place):
         (version, order, (numbers, (2,)), None, None, size, alignment, flags),
         (version, order, (numbers, (-2,)), None, None, size, alignment, 0),
     ][place]
-    assert misused(_Made(function, args, state), 4) == []
-    assert misused(_Made(function, args, other), 4) == ["numpy.dtype"]
+    assert misused(Called(function, args, state), 4) == []
+    assert misused(Called(function, args, other), 4) == ["numpy.dtype"]
 
 
 O8 = np.dtype("O")
@@ -135,7 +124,7 @@ UNSOUND = {
 @pytest.mark.parametrize(("code", "state"), UNSOUND.values(), ids=list(UNSOUND))
 def test_a_state_that_numpy_does_not_write_is_not_sound(code, state):
     """Whether its flags, its fields or its unit are wrong."""
-    assert misused(_Made(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
+    assert misused(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
 
 
 CONSTRUCT = np.zeros(0).__reduce__()[0]
@@ -147,7 +136,7 @@ CONSTRUCTOR = f"{CONSTRUCT.__module__}._reconstruct"
 
 def array_of(dtype, elements, shape=(4,)):
     """An array that is pickled so."""
-    return _Made(CONSTRUCT, EMPTY, (1, shape, dtype, False, elements))
+    return Called(CONSTRUCT, EMPTY, (1, shape, dtype, False, elements))
 
 
 def without_state(code):
@@ -290,4 +279,4 @@ def test_a_scalar_of_objects_comes_from_an_array_of_its_type(args):
     """numpy reads the first element of whatever array there is."""
     function = np.float64(1).__reduce__()[0]
     assert misused(np.zeros(1, [("a", "O")])[0], 4) == []
-    assert misused(_Made(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]
+    assert misused(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]

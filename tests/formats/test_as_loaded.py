@@ -16,7 +16,7 @@ from statecli.core.errors import MalformedError
 from statecli.values.read import read_all_values
 
 from . import attacks
-from .attacks import called, numbers, pickled, tensor, text
+from .attacks import Called, called, numbers, pickled, tensor, text
 
 ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
 PARAMETER = b"ctorch.nn.parameter\nParameter\n"
@@ -495,12 +495,8 @@ def test_data_that_a_load_converts_cannot_be_told(tmp_path):
 def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
     """numpy has no bfloat16."""
     array = torch.tensor([1.0, 2.0]).numpy()
-
-    class Moved:
-        def __reduce__(self):
-            return torch._utils._rebuild_device_tensor_from_numpy, (array, torch.bfloat16, "cpu", False)
-
-    torch.save({"w": Moved()}, tmp_path / "a.pt")
+    moved_array = Called(torch._utils._rebuild_device_tensor_from_numpy, (array, torch.bfloat16, "cpu", False))
+    torch.save({"w": moved_array}, tmp_path / "a.pt")
     path = str(tmp_path / "a.pt")
     assert shown(path) == loaded(path, everything=True)
     assert formats.read(path).tensors[0].dtype == "bfloat16"

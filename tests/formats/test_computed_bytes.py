@@ -14,18 +14,10 @@ from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 
 from statecli.file_scan.scan import scan_pickles
 
+from .attacks import Call, Called
+
 #: A pickle that runs code.
 HIDDEN = b"\x80\x04cbuiltins\nexec\n(X\x05\x00\x00\x00a = 1tR."
-
-
-class Call:
-    """A call of a function when it is unpickled."""
-
-    def __init__(self, function, *arguments):
-        self.reduced = function, arguments
-
-    def __reduce__(self):
-        return self.reduced
 
 
 NUMBERS = list(HIDDEN)
@@ -122,13 +114,9 @@ def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_pytho
     """numpy takes a text of Latin-1, which Python 2 wrote, and what a call returns."""
     data = {"text": swap(2).decode("latin-1"), "bytes of bytes": Call(bytes, swap(2))}
     data["text of a text"] = Call(str, data["text"])
-
-    class Array:
-        def __reduce__(self):
-            function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
-            return function, arguments, (*state[:-1], data[form])
-
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps([Array()], 4))
+    function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
+    with_data = Called(function, arguments, (*state[:-1], data[form]))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([with_data], 4))
     done = forked_python("import pickle; pickle.loads(pickle.load(open('a.pkl', 'rb'))[0].tobytes())", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = [mention for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names]
@@ -161,13 +149,8 @@ def test_bytes_that_are_changed_are_reported(form, tmp_path, forked_python):
 
 def test_an_order_that_is_no_text_is_no_crash(tmp_path):
     """numpy takes bytes for the byte order."""
-
-    class Array:
-        def __reduce__(self):
-            function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
-            return function, arguments, (*state[:-1], swap(2))
-
-    data = pickle.dumps([Array()], 2)
+    function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
+    data = pickle.dumps([Called(function, arguments, (*state[:-1], swap(2)))], 2)
     order = data.index(b"X\x01\x00\x00\x00>")
     for other in (b"c_codecs\nencode\nX\x01\x00\x00\x00>X\x06\x00\x00\x00latin1\x86R", b"N", b"K\x01"):
         (tmp_path / "a.pkl").write_bytes(data[:order] + other + data[order + 6 :])

@@ -43,7 +43,7 @@ from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
 from . import dcp_ranks
-from .attacks import build, called, legacy, named, pickled, records, state_dict, tensor, text
+from .attacks import Call, build, called, legacy, named, pickled, records, state_dict, tensor, text
 
 CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
 
@@ -622,19 +622,9 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
 # What would be executed.
 
 
-class Attack:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.path}",)
-
-
 def test_metadata_that_attacks(mixed, tmp_path, statecli):
     """torch unpickles `.metadata`; here it runs nothing, and inspect and audit name the call."""
-    rewritten(mixed, lambda metadata: metadata.planner_data.update(x=Attack(tmp_path / "harm")))
+    rewritten(mixed, lambda metadata: metadata.planner_data.update(x=Call(os.system, f"touch {tmp_path / 'harm'}")))
     result = statecli("inspect", str(mixed))
     assert result.code == 1
     assert "unsafe-global" in result.out
@@ -690,7 +680,11 @@ def test_the_names_that_metadata_needs_are_torchs_own():
 
 def test_a_value_that_attacks(tmp_path, statecli):
     """So do the archives of values in rank files."""
-    dcp.save({"w": torch.ones(2), "epoch": Attack(tmp_path / "harm")}, checkpoint_id=tmp_path / "x", no_dist=True)
+    dcp.save(
+        {"w": torch.ones(2), "epoch": Call(os.system, f"touch {tmp_path / 'harm'}")},
+        checkpoint_id=tmp_path / "x",
+        no_dist=True,
+    )
     for command in ("inspect", "audit"):
         result = statecli(command, str(tmp_path / "x"))
         assert result.code == 1

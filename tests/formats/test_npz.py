@@ -24,7 +24,7 @@ from statecli.formats import npz
 from statecli.formats.shared import npy_array
 from statecli.values.read import open_view, read_all_values, read_items
 
-from .attacks import Member, build
+from .attacks import Call, Member, build
 from .test_any_bytes import tried
 
 
@@ -287,20 +287,10 @@ def test_other_writers(tmp_path, case):
 # Objects.
 
 
-class Harm:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
     """They are a pickle, which nothing here executes, and an audit finds what it would call."""
-    objects = numpy.array([Harm(str(tmp_path / "harm")), None], dtype=object)
+    objects = numpy.array([Call(open, str(tmp_path / "harm"), "w"), None], dtype=object)
     path = saved(tmp_path, packed, x=numpy.ones(3), labels=objects)
     found = {one.fqn: one for one in formats.read(path).tensors}
     assert (found["labels"].dtype, found["labels"].data) == ("numpy O", None)

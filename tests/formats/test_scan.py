@@ -38,6 +38,7 @@ from statecli.pickles import machine
 from statecli.storage.byte_source import Source
 
 from .attacks import (
+    Call,
     Member,
     build,
     called,
@@ -812,19 +813,11 @@ def _write_two_archives(harm: object) -> bytes:
     return _write_archive(harmless, hidden[64:-98] + bytes(4096)) + last  # 98 bytes: the end records
 
 
-class _Touch:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return exec, (f"open({self.path!r}, 'w')",)
-
-
 @pytest.mark.parametrize("record", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0"])
 def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
     """torch.load takes the last end record and counts from the first byte; the oracle is torch.load."""
     mark = tmp_path / "ran"
-    both = _write_two_archives(_Touch(str(mark)))
+    both = _write_two_archives(Call(exec, f"open({str(mark)!r}, 'w')"))
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/archive_format", "pt2")
         archive.writestr(f"a/{record}", both)
@@ -837,7 +830,7 @@ def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
 
 @pytest.mark.parametrize("name", ["a.pt", "a.bin", "a"])
 def test_two_archives_in_a_file_are_one_archive(tmp_path, name, statecli):
-    (tmp_path / name).write_bytes(_write_two_archives(_Touch(str(tmp_path / "ran"))))
+    (tmp_path / name).write_bytes(_write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')")))
     assert any(one.unread for one in scan_pickles(str(tmp_path / name)))
     assert statecli("audit", str(tmp_path / name)).code != 0
 
@@ -850,7 +843,7 @@ def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
 
     folder = tmp_path / "ckpt"
     save_dcp({"w": torch.ones(4), "k": "text"}, checkpoint_id=folder, no_dist=True)
-    both = _write_two_archives(_Touch(str(tmp_path / "ran")))
+    both = _write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')"))
     (folder / "__1_0.distcp").write_bytes(both)
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     text = next(place for index, place in metadata.storage_data.items() if index.fqn == "k")

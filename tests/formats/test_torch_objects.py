@@ -781,26 +781,11 @@ def test_metadata_that_torch_does_not_write_is_refused(tmp_path, metadata):
 
 def test_the_order_of_an_array_is_a_bool(tmp_path):
     """numpy takes any number that is not zero for the order of Fortran."""
+    make, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
     for order, is_sound in ((False, True), (True, True), (1, False), (2, False)):
-
-        class Array:
-            def __reduce__(self, order=order):
-                make, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
-                return make, args, (*state[:3], order, *state[4:])
-
-        torch.save({"w": Array()}, tmp_path / "a.pt")
+        torch.save({"w": Called(make, args, (*state[:3], order, *state[4:]))}, tmp_path / "a.pt")
         rows = formats.read(str(tmp_path / "a.pt")).tensors
         assert [row.damage is None for row in rows] == [is_sound]
-
-
-class _Called:
-    """A call, and the state of its result."""
-
-    def __init__(self, call, args, *state):
-        self.reduced = (call, args, *state)
-
-    def __reduce__(self):
-        return self.reduced
 
 
 PLAIN = (None, None, None, -1, -1, 0)
@@ -820,8 +805,8 @@ def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path, name):
     cases = [*((args, (3, order, *PLAIN), True) for args in honest for order in "<>="), (*TYPES[name], False)]
     make, args, state = np.array([1.5, 2.5], "f4").__reduce__()
     for called, type_state, is_sound in cases:
-        dtype = _Called(np.dtype, called, type_state)
-        torch.save({"w": _Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
+        dtype = Called(np.dtype, called, type_state)
+        torch.save({"w": Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
         (row,) = formats.read(str(tmp_path / "a.pt")).tensors
         assert (row.damage is None) == is_sound
         if is_sound:
@@ -832,6 +817,6 @@ def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path, name):
 @pytest.mark.parametrize("name", TYPES)
 def test_a_number_of_such_a_type_is_not_told(tmp_path, name):
     """It is a call, as any other that is not known."""
-    number = _Called(np.float32(1).__reduce__()[0], (_Called(np.dtype, *TYPES[name]), np.float32(1.5).tobytes()))
+    number = Called(np.float32(1).__reduce__()[0], (Called(np.dtype, *TYPES[name]), np.float32(1.5).tobytes()))
     torch.save({"w": torch.ones(1), "best": number}, tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).metadata.values.get("best") != 1.5

@@ -16,6 +16,8 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.targets import load
 from statecli.values.read import read_all_values
 
+from .attacks import Call
+
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -248,19 +250,12 @@ def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
 
 def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
     """It is no archive of torch.save; audit flags what it calls."""
-    (step / "random_states_0.pkl").write_bytes(pickle.dumps(Evil()))
+    (step / "random_states_0.pkl").write_bytes(pickle.dumps(Call(print, "called")))
     result = statecli("inspect", step, "-f", "json")
     assert result.code == 0
     (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "companions")
     assert said.startswith("random_states_0.pkl: not read, because it is a bare pickle")
     assert "unsafe-global" in {one["rule"] for one in statecli("audit", step, "-f", "json").json["findings"]}
-
-
-class Evil:
-    """What calls something where it is loaded."""
-
-    def __reduce__(self):
-        return print, ("called",)
 
 
 @pytest.mark.parametrize(

@@ -1522,16 +1522,6 @@ class _Extra(torch.nn.Linear):
         self.extra = pickle.loads(state.detach().cpu().numpy().tobytes())
 
 
-class _Recipe:
-    """What the extra state is made of here: a call."""
-
-    def __init__(self, call, *args):
-        self.reduced = call, args
-
-    def __reduce__(self):
-        return self.reduced
-
-
 def _write_extra_state(folder, kind: str, data: bytes) -> str:
     """A checkpoint of one layer in a format."""
     extra = torch.frombuffer(bytearray(data + b"." * (-len(data) % 4)), dtype=torch.uint8)

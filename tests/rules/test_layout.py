@@ -20,7 +20,7 @@ from statecli.rules import dictionary as rules
 from statecli.targets.target_result import Status
 
 from ..formats import zero
-from ..formats.attacks import Lies, Member, build, changed, pickled, records, state_dict, tensor, text
+from ..formats.attacks import Call, Lies, Member, build, changed, pickled, records, state_dict, tensor, text
 
 
 @pytest.fixture
@@ -487,11 +487,7 @@ def test_missing_shard_finds_a_file_that_the_index_names(sharded):
 def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, found):
     """A shard that runs something is told as the folder's, and is no target of its own."""
 
-    class Runs:
-        def __reduce__(self):
-            return os.system, ("true",)
-
-    torch.save({"a": torch.zeros(2), "x": Runs()}, tmp_path / "m-1.bin")
+    torch.save({"a": torch.zeros(2), "x": Call(os.system, "true")}, tmp_path / "m-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}')
     (target,) = audit(Request((str(tmp_path),))).targets
     assert sorted(one.rule for one in target.findings) == ["missing-shard", "needs-weights-only-false", "unsafe-global"]

@@ -23,7 +23,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.targets.target_result import Status
 
-from ..formats.attacks import Member, build, called, named, number, pickled, records, state_dict, tensor, text
+from ..formats.attacks import Called, Member, build, called, named, number, pickled, records, state_dict, tensor, text
 
 RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
@@ -105,16 +105,6 @@ def test_a_position_outside_the_table_of_a_generator_is_unsafe(found, tmp_path, 
         assert len(found("unsafe-global", tmp_path / "a.pt")) == (position in outside)
 
 
-class Reduced:
-    """An object that a function makes of these arguments, and of this state."""
-
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def __reduce__(self):
-        return self.parts
-
-
 TABLE = np.random.RandomState(0).get_state()[1]
 RECORD = np.array((TABLE, 2**30), dtype=[("key", "u4", (624,)), ("pos", "i8")])
 RANDOM_STATE = np.random._pickle.__randomstate_ctor
@@ -130,11 +120,11 @@ SEED = np.random.SeedSequence(3).__reduce__()
         ((RANDOM_STATE, (), OrderedDict(bit_generator="MT19937", state={"key": TABLE, "pos": 10**9})), False),
         ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": OrderedDict(key=TABLE, pos=10**9)}), False),
         ((RANDOM_STATE, (), ["MT19937", TABLE, 10**9]), False),
-        ((RANDOM_STATE, (), (Reduced(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), False),
-        ((RANDOM_STATE, (), ("MT19937", TABLE, Reduced(int, ("624",)), 0, 0.0)), False),
+        ((RANDOM_STATE, (), (Called(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), False),
+        ((RANDOM_STATE, (), ("MT19937", TABLE, Called(int, ("624",)), 0, 0.0)), False),
         ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), False),
         (
-            (RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": TABLE, Reduced(str, ("pos",)): 2**30}}),
+            (RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": TABLE, Called(str, ("pos",)): 2**30}}),
             False,
         ),
         ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": RECORD, "pos": 3}}), False),
@@ -149,7 +139,7 @@ SEED = np.random.SeedSequence(3).__reduce__()
 )
 def test_the_state_of_a_generator_is_one_that_numpy_writes(found, tmp_path, parts, is_sound):
     """numpy reads a position of tuples, lists and mappings; a seed of any pool is gone through."""
-    torch.save({"w": torch.ones(1), "generator": Reduced(*parts)}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(1), "generator": Called(*parts)}, tmp_path / "a.pt")
     assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
 
 
@@ -177,14 +167,14 @@ NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
         ((3, ("%8000000000d", *NUMBERS[1:]), None), False),
         ((2, range(10**12), None), False),
         ((2, b"x" * 625, None), False),
-        ((Reduced(int, ("2",)), NUMBERS, None), False),
+        ((Called(int, ("2",)), NUMBERS, None), False),
         ([2, ("%8000000000d",), None], False),
         ((2, NUMBERS, "x"), False),
     ],
 )
 def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, tmp_path):
     """An old state is computed with: the remainder of a text is that text, formatted."""
-    torch.save({"w": torch.ones(1), "x": Reduced(random.Random, (), state)}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(1), "x": Called(random.Random, (), state)}, tmp_path / "a.pt")
     assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
     if state == (2, ("%8000000000d",), None):
         assert (2, ("%80d",), None)[1][0] % 2**32 == "4294967296".rjust(80)
@@ -200,10 +190,10 @@ def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, t
         ((UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), False),
         ((UnicodeDecodeError, ("utf-8", b"x", 2**40, 2**40 + 1, "r")), False),
         ((UnicodeEncodeError, ("ascii", "x", 1, 2, "r")), False),
-        ((UnicodeDecodeError, ("utf-8", b"x", Reduced(int, ("-99999",)), 1, "r")), False),
-        ((UnicodeDecodeError, ("utf-8", Reduced(bytearray, (b"x",)), 0, 1, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", Called(int, ("-99999",)), 1, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", Called(bytearray, (b"x",)), 0, 1, "r")), False),
         ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {"start": -(2**40)}), False),
-        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {Reduced(str, ("start",)): -(2**40)}), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {Called(str, ("start",)): -(2**40)}), False),
         ((ValueError, ("x",), {"args": (1,)}), False),
         ((ValueError, ("x",), {"note": ["n"]}), True),
     ],
@@ -211,7 +201,7 @@ def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, t
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, found, tmp_path):
     """Its message reads memory there, whatever the length of the bytes."""
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Reduced(*parts)}, protocol))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Called(*parts)}, protocol))
     assert (not found("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
 
@@ -223,13 +213,13 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
         (datetime.datetime(2026, 11, 26, 5, 30, 1, 999_999, fold=1), True),
         (datetime.datetime(2026, 11, 26, tzinfo=datetime.timezone.utc), True),
         (datetime.time(23, 59, 59, 1, fold=1), True),
-        (Reduced(datetime.date, (2026, 11, 26)), True),
-        (Reduced(datetime.date, (b"\0\0\1\0",)), False),
-        (Reduced(datetime.date, (b"\x07\xea\2\x1e",)), False),
-        (Reduced(datetime.date, (Reduced(bytes, (b"\0\0\1\0",)),)), False),
-        (Reduced(datetime.datetime, (b"\0\0\1\0" + b"\0" * 6,)), False),
-        (Reduced(datetime.datetime, (b"\x07\xea\1\1\x18" + b"\0" * 5,)), False),
-        (Reduced(datetime.time, (b"\x18" + b"\0" * 5,)), False),
+        (Called(datetime.date, (2026, 11, 26)), True),
+        (Called(datetime.date, (b"\0\0\1\0",)), False),
+        (Called(datetime.date, (b"\x07\xea\2\x1e",)), False),
+        (Called(datetime.date, (Called(bytes, (b"\0\0\1\0",)),)), False),
+        (Called(datetime.datetime, (b"\0\0\1\0" + b"\0" * 6,)), False),
+        (Called(datetime.datetime, (b"\x07\xea\1\1\x18" + b"\0" * 5,)), False),
+        (Called(datetime.time, (b"\x18" + b"\0" * 5,)), False),
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -242,10 +232,10 @@ def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, found, tmp_pa
 @pytest.mark.parametrize(
     ("load", "use"),
     [
-        (Reduced(UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), "str(x)"),
-        (Reduced(datetime.date, (b"\0\0\1\0",)), "x.ctime()"),
-        (Reduced(RANDOM_STATE, (), (Reduced(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), "x.rand()"),
-        (Reduced(RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), "x.rand()"),
+        (Called(UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), "str(x)"),
+        (Called(datetime.date, (b"\0\0\1\0",)), "x.ctime()"),
+        (Called(RANDOM_STATE, (), (Called(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), "x.rand()"),
+        (Called(RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), "x.rand()"),
     ],
 )
 def test_positions_outside_crash_where_they_are_used(load, use):
@@ -262,10 +252,10 @@ def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, t
     good = torch.sparse_coo_tensor(indices % 4, values, size)
     torch.save({"w": good}, tmp_path / "good.pt")
     assert not found("unsafe-global", tmp_path / "good.pt")
-    torch.save({"w": Reduced(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
+    torch.save({"w": Called(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
     arguments = (torch.sparse_coo, (indices, values, size, True))
     with (tmp_path / "plain.pkl").open("wb") as file:
-        pickle.dump({"w": Reduced(torch._utils._rebuild_sparse_tensor, arguments)}, file)
+        pickle.dump({"w": Called(torch._utils._rebuild_sparse_tensor, arguments)}, file)
     for name in ("class.pt", "plain.pkl"):
         messages = [finding.message for finding in found("unsafe-global", tmp_path / name)]
         assert any("makes a sparse tensor whose indices neither torch" in message for message in messages)
@@ -292,10 +282,10 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
     encoded = "".join(f"{chr(256 + n % 64)}-{chr(0x7E00 + n // 64)}" for n in range(1000))
     encoded = f"[{encoded}]".encode("utf-16-le")
     assert encoded.isascii()
-    decoded = [Reduced(kind, (encoded, "utf-16-le")) for kind in (str, np.str_)]
-    decoded += [Reduced(str, (Reduced(_codecs.encode, (encoded.decode(), "latin1")), "utf-16-le"))]
+    decoded = [Called(kind, (encoded, "utf-16-le")) for kind in (str, np.str_)]
+    decoded += [Called(str, (Called(_codecs.encode, (encoded.decode(), "latin1")), "utf-16-le"))]
     for pattern in (f"[{ranges}]", f"[{ranges.encode('unicode_escape').decode()}]", *decoded):
-        torch.save({"w": torch.ones(1), "x": Reduced(re._compile, (pattern, 2))}, tmp_path / "bad.pt")
+        torch.save({"w": torch.ones(1), "x": Called(re._compile, (pattern, 2))}, tmp_path / "bad.pt")
         (finding,) = found("allocation-bomb", tmp_path / "bad.pt")
         assert "compile regular expressions" in finding.message
     torch.save({"w": torch.ones(1), "x": re.compile("[A-Za-z0-9_-]+" * 20)}, tmp_path / "good.pt")

@@ -24,6 +24,8 @@ from statecli.pickle_scan import texts_as_code
 from statecli.pickle_scan.step_budget import Budget
 from statecli.targets.target_result import Status
 
+from ..formats.attacks import Call
+
 TABLE = list(range(624))
 #: A state of torch's generator: bytes of a seed, then `left`, `seeded` and `next`.
 LEFT_SEEDED_NEXT = struct.Struct("<iiQ")
@@ -389,16 +391,6 @@ DICT_LIKE = {
     "dict of a dict": lambda items: Call(OrderedDict, Call(UserDict, items)),
     "object in a scalar": lambda items: Call(np._core.multiarray.scalar, np.dtype("O"), items),
 }
-
-
-class Call:
-    """Pickled as a call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
 
 
 def set_data(items):
@@ -940,16 +932,6 @@ def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
     assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates the value")
     assert messages({"0.compute_dtype": kind(b"torch.float16"), "dtype": kind(letters)}, weights_only=False) == []
     assert messages({"compute_dtype": {"a": 1}}) == []
-
-
-class Call:
-    """A call of a function when it is unpickled."""
-
-    def __init__(self, function, *arguments):
-        self.reduced = function, arguments
-
-    def __reduce__(self):
-        return self.reduced
 
 
 LETTERS = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)

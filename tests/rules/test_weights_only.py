@@ -17,7 +17,7 @@ from statecli.core.finding import Severity
 from statecli.pickle_scan import imported_names
 from statecli.pickles import safe_globals
 
-from ..formats.attacks import build, called, named, number, records, state_dict, tensor
+from ..formats.attacks import Call, build, called, named, number, records, state_dict, tensor
 from .test_ordinary_pickles import ORDINARY, WHOLE
 
 RULE = "needs-weights-only-false"
@@ -145,11 +145,7 @@ def test_torchscript_is_not_a_matter_of_names(tmp_path):
 def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
     """The help does not say how to load it."""
 
-    class Runs:
-        def __reduce__(self):
-            return print, ("x",)
-
-    torch.save({"w": torch.ones(1), "x": Runs(), "y": subprocess.Popen}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}, tmp_path / "a.pt")
     (finding,) = refusals(tmp_path / "a.pt")
     assert finding.help.startswith("do not load the file")
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from statecli.storage import files as storage_files
 
+from ..formats.attacks import Call
 from .server import Cut, Headers, Refuse, Reply, Request, Stall
 
 
@@ -103,22 +104,17 @@ def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecl
     assert not (tmp_path / "none").exists()
 
 
-class Command:
-    """What is to run nothing but a shell command."""
-
-    def __reduce__(self):
-        return os.system, ("echo",)
-
-
 def of_before_1_6(folder: Path) -> str:
-    torch.save({"a": torch.zeros(100_000), "b": Command()}, folder / "m.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"a": torch.zeros(100_000), "b": Call(os.system, "echo")}, folder / "m.pt", _use_new_zipfile_serialization=False
+    )
     return "m.pt"
 
 
 def archive(folder: Path) -> str:
     torch.save([torch.zeros(50_000) for _ in range(4)], folder / "m.pt")
     with zipfile.ZipFile(folder / "m.pt", "a") as held:
-        held.writestr("m/more.pkl", pickle.dumps([b"x" * 200_000, Command()]))
+        held.writestr("m/more.pkl", pickle.dumps([b"x" * 200_000, Call(os.system, "echo")]))
     return "m.pt"
 
 
@@ -127,7 +123,7 @@ def files(folder: Path) -> str:
     inner = folder / "x"
     inner.mkdir()
     (folder / archive(folder)).rename(inner / "weights")
-    (inner / "vocab.pkl").write_bytes(pickle.dumps([1, Command()]))
+    (inner / "vocab.pkl").write_bytes(pickle.dumps([1, Call(os.system, "echo")]))
     (inner / "README.txt").write_text("none")
     return "x/"
 

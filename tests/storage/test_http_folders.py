@@ -15,6 +15,7 @@ from statecli.storage import html_listing, store, unlisted_folder
 from statecli.storage.http import Http
 from statecli.storage.url import is_folder_url
 
+from ..formats.attacks import Call
 from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
 
 pytest.importorskip("urllib3")
@@ -132,14 +133,10 @@ def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
 def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
     """A backslash or a line's end in it; on disk the same is found."""
 
-    class Evil:
-        def __reduce__(self):
-            return (os.system, ("echo pwned",))
-
     served.listing = style
     save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
     for name in ("x\\y.pt", "x\ny.pt", "x\x7fy.pt"):
-        torch.save({"w": torch.zeros(1), "x": Evil()}, served.folder / name)
+        torch.save({"w": torch.zeros(1), "x": Call(os.system, "echo pwned")}, served.folder / name)
     local, far = (statecli("audit", where, "-f", "json") for where in (served.folder, served.url("")))
     assert (local.code, far.code) == (1, 1)
     assert len(far.json["findings"]) == len(local.json["findings"]) >= 3
