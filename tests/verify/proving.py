@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from statecli.commands.verify import model_under_test
-from statecli.commands.verify.result import Cell, Check, Name
+from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.run import Request, run
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
@@ -52,6 +54,26 @@ def rules(check: Check) -> dict[str | None, str]:
     return found
 
 
+def expect_pass(name: Name, *classes: str) -> None:
+    """The proof passes without a finding for these classes of `real.py`, on which the proof was measured."""
+    pytest.importorskip("transformers")
+    from . import real
+
+    checks = {}
+    for of in classes:
+        inputs = real.TORCH[of][1] if of in real.TORCH else real.INPUTS.get(of, ())
+        checks[of] = proved(name, f"{Path(__file__).parent / 'real.py'}:make({of!r})", *inputs)
+    passed = dict.fromkeys(checks, ("passed", ()))
+    assert {of: (check.verdict.value, check.findings) for of, check in checks.items()} == passed
+
+
+def expect_findings(prove: Callable[[str], Check], bad: str, expected: dict[str | None, str], good: str) -> None:
+    """The failing class has the findings, and its twin passes."""
+    check, twin = prove(bad), prove(good)
+    assert (rules(check), check.verdict, check.reason) == (expected, Verdict.FAILED, None)
+    assert (twin.verdict, twin.reason, twin.findings) == (Verdict.PASSED, None, ()), twin
+
+
 def cell(check: Check, column: str, fqn: str) -> Cell:
     return next(one.cells[fqn] for one in check.columns if one.name == column)
 
@@ -60,6 +82,3 @@ def verdicts(check: Check, column: str) -> dict[str, str]:
     """The verdicts of one column by name."""
     (found,) = [one.cells for one in check.columns if one.name == column]
     return {fqn: cell.verdict.value for fqn, cell in found.items()}
-
-
-__all__ = ["SAMPLES", "cell", "of_live", "of_source", "proved", "rules", "sample", "verdicts"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
 
-from .proving import of_source, proved, rules, verdicts
+from .proving import expect_findings, expect_pass, of_source, verdicts
 from .test_export import net, prove
 
 NUMBER, KEPT = "changing-attribute", "kept-by-compile"
@@ -109,12 +109,7 @@ ZOO = {
 @pytest.mark.parametrize("name", ZOO)
 def test_state_that_the_compiler_keeps_is_named(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
-    bad, expected, good = ZOO[name]
-    check = prove(Name.COMPILE, bad)
-    assert rules(check) == expected
-    assert check.verdict is Verdict.FAILED
-    twin = prove(Name.COMPILE, good)
-    assert (twin.verdict, twin.findings) == (Verdict.PASSED, ()), twin
+    expect_findings(partial(prove, Name.COMPILE), *ZOO[name])
 
 
 def test_the_limit_is_that_of_torch():
@@ -241,16 +236,8 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
 
 def test_real_classes_pass():
     """A slice of the classes on which the proof was measured."""
-    pytest.importorskip("transformers")
-    from . import real
-
-    found = {}
-    for name in (
+    expect_pass(
+        Name.COMPILE,
         *("BertForMaskedLM", "GPT2LMHeadModel", "SwinModel"),
         *("BatchNorm2d", "EmbeddingBag", "old weight_norm"),
-    ):
-        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
-        found[name] = proved(Name.COMPILE, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
-    assert {name: (check.verdict.value, check.findings) for name, check in found.items()} == dict.fromkeys(
-        found, ("passed", ())
     )

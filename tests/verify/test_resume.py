@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import statecli
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import of_source, proved, rules
+from .proving import expect_findings, expect_pass, of_source, rules
 from .test_export import net
 
 TENSOR, MODULE, LOST = "unregistered-tensor", "unregistered-module", "lost-by-resuming"
@@ -152,12 +151,7 @@ ZOO = {
 @pytest.mark.parametrize("name", ZOO)
 def test_state_that_a_resumed_training_lacks_is_named(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
-    bad, expected, good = ZOO[name]
-    check = prove(bad)
-    assert (rules(check), check.reason) == (expected, None)
-    assert check.verdict is Verdict.FAILED
-    twin = prove(good)
-    assert (twin.verdict, twin.reason, twin.findings) == (Verdict.PASSED, None, ()), twin
+    expect_findings(prove, *ZOO[name])
 
 
 def prove(body: str, **options):
@@ -271,16 +265,8 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
 
 def test_real_classes_pass():
     """A slice of the classes on which the proof was measured."""
-    pytest.importorskip("transformers")
-    from . import real
-
-    found = {}
-    for name in (
+    expect_pass(
+        Name.RESUME,
         *("BertForMaskedLM", "LlamaForCausalLM", "MixtralForCausalLM", "SwinModel", "BartForConditionalGeneration"),
         *("BatchNorm2d", "spectral_norm", "AveragedModel", "lazy", "parametrized LSTM"),
-    ):
-        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
-        found[name] = proved(Name.RESUME, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
-    assert {name: (check.verdict.value, check.findings) for name, check in found.items()} == dict.fromkeys(
-        found, ("passed", ())
     )
