@@ -80,6 +80,12 @@ def in_tmp_path(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def in_project(monkeypatch):
+    """Run the test in the folder of the project."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
 def statecli(monkeypatch):
     """Run the command line: `statecli("inspect", path, "-f", "json")`."""
 

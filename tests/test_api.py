@@ -46,10 +46,7 @@ from .test_samples import FAILING
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_models"
 
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_project")
 
 
 #: A class whose constructor takes a config object.

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -27,10 +26,7 @@ from .forked_python import run_python, start_python
 
 NET = "sample_models/net.py:Net"
 
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+pytestmark = pytest.mark.usefixtures("in_project")
 
 
 @pytest.fixture

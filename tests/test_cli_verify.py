@@ -23,10 +23,7 @@ from .forked_python import run_python
 NET = "sample_models/net.py:Net"
 FIXED = "sample_models/net_fixed.py:Net"
 
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+pytestmark = pytest.mark.usefixtures("in_project")
 
 
 def passing(name):

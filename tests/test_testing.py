@@ -24,10 +24,7 @@ from .forked_python import run_python  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("in_project")
 
 
 class Left(nn.Module):
