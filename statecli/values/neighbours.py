@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ MAX_TENSOR_BYTES = 64 << 10
 MAX_READ_BYTES = 4 << 20
 #: Largest gap, in bytes, between two tensors of a run. A zip archive has headers there.
 MAX_GAP_BYTES = 4 << 10
+
+_Item = TypeVar("_Item")
 
 
 class Neighbour(NamedTuple):
@@ -36,7 +38,7 @@ def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, byte
     Runs with an error are left out, because reading each tensor alone finds the one to name.
     """
     with keep_files_open():
-        for run in _group_neighbours(neighbours):
+        for run in group_into_runs(sorted(neighbours), _is_in_run):
             start = run[0].offset
             with suppress(UnreadableError):
                 data = read_run(run[0].path, start, max(item.offset + item.length for item in run))
@@ -44,15 +46,19 @@ def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, byte
                     yield item.number, data[item.offset - start : item.offset - start + item.length]
 
 
-def _group_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[list[Neighbour]]:
-    """Yield runs of tensors that one read serves, at least two each, in the order of the files."""
-    run: list[Neighbour] = []
-    for item in sorted(neighbours):
-        if run and not (
-            item.path == run[0].path
-            and item.offset - run[-1].offset - run[-1].length <= MAX_GAP_BYTES
-            and item.offset - run[0].offset <= MAX_READ_BYTES - MAX_TENSOR_BYTES
-        ):
+def _is_in_run(first: Neighbour, last: Neighbour, item: Neighbour) -> bool:
+    return (
+        item.path == first.path
+        and item.offset - last.offset - last.length <= MAX_GAP_BYTES
+        and item.offset - first.offset <= MAX_READ_BYTES - MAX_TENSOR_BYTES
+    )
+
+
+def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _Item], bool]) -> Iterator[list[_Item]]:
+    """Yield runs of sorted items, at least two each. `is_in_run` takes the first and last of a run and the next."""
+    run: list[_Item] = []
+    for item in items:
+        if run and not is_in_run(run[0], run[-1], item):
             if len(run) > 1:
                 yield run
             run = []

@@ -15,7 +15,7 @@ from statecli.core.model_state import TensorInfo
 from statecli.storage import files
 from statecli.values.compiled_kernel import tally_stored
 from statecli.values.delta import CompareOptions
-from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, read_run
+from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, group_into_runs, read_run
 from statecli.values.open_files import keep_files_open
 from statecli.values.read import find_piece
 from statecli.values.tally import EQUAL, Tally
@@ -39,9 +39,8 @@ def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options:
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():
-        for run in _group_into_runs(sorted(candidates)):
-            if len(run) > 1:
-                tallies.update(_compare_run(run, options))
+        for run in group_into_runs(sorted(candidates), _is_in_run):
+            tallies.update(_compare_run(run, options))
     return tallies
 
 
@@ -58,17 +57,6 @@ def _build_candidate(number: int, before: TensorInfo, after: TensorInfo) -> _Can
         return None
     dtype = old.dtype if old.storage.crc32 is None and old.shape == new.shape else None
     return _Candidate(old_piece.path, new_piece.path, old_piece.offset, new_piece.offset, before.nbytes, number, dtype)
-
-
-def _group_into_runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
-    run: list[_Candidate] = []
-    for candidate in candidates:
-        if run and not _is_in_run(run[0], run[-1], candidate):
-            yield run
-            run = []
-        run.append(candidate)
-    if run:
-        yield run
 
 
 def _is_in_run(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bool:
