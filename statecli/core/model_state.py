@@ -242,6 +242,11 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             return [data.storage]
         return [byte_range for data in self.pieces for byte_range in _iter_file_ranges(data.storage)]
 
+    @property
+    def is_in_state_dict(self) -> bool:
+        """False for a tensor that is in no state_dict, only in the class or the whole module."""
+        return self.kind is not Kind.UNREGISTERED and self.persistent is not False and self.saved is not False
+
 
 def _iter_file_ranges(where: ByteRange) -> Iterator[ByteRange]:
     if where.boxes is None:

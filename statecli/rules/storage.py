@@ -111,11 +111,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
     """Return the remedy for a tie, with the function of safetensors if `save_file` refuses the state_dict."""
     help = "intentional for tied weights; otherwise save a copy with .clone()"
-    in_state_dict = {
-        (row.section, row.fqn)
-        for row in tied
-        if row.kind is not Kind.UNREGISTERED and row.persistent is not False and row.saved is not False
-    }
+    in_state_dict = {(row.section, row.fqn) for row in tied if row.is_in_state_dict}
     names_by_section = Counter(section for section, _ in in_state_dict)
     if subject.state.traits.drops_tied_names or max(names_by_section.values(), default=0) < 2:
         return help

@@ -19,7 +19,7 @@ from statecli.core import model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
-from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
@@ -40,16 +40,12 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
 
     These are non-persistent buffers and unregistered tensors.
     """
-    selected = tuple(tensor for tensor in state.tensors if _is_expected(tensor))
+    selected = tuple(tensor for tensor in state.tensors if tensor.is_in_state_dict)
     left_out = len(state.tensors) - len(selected)
     if not left_out:
         return state, []
     message = f"statecli did not compare {count_tensors(left_out)} of {state.target} that are not in state_dict()"
     return replace(state, tensors=selected), [Oddity("not-expected", message)]
-
-
-def _is_expected(tensor: TensorInfo) -> bool:
-    return tensor.kind is not Kind.UNREGISTERED and tensor.persistent is not False and tensor.saved is not False
 
 
 def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
@@ -386,7 +382,7 @@ class _Load:
             )
 
     def _list_filled(self, answer: Answer) -> list[str]:
-        expected = [name for name, row in self.registered.items() if _is_expected(row) and name not in self.held]
+        expected = [name for name, row in self.registered.items() if row.is_in_state_dict and name not in self.held]
         converted = (name for names in answer.converted.values() for name in names)
         return _exclude(expected, (*answer.missing, *answer.unsaved, *converted))
 

@@ -52,11 +52,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 def list_registered(model: ModelState) -> dict[str, TensorInfo]:
     """Return the tensors of the class's state_dict by name, in order."""
-    return {
-        row.fqn: row
-        for row in model.tensors
-        if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.persistent is not False and row.saved is not False
-    }
+    return {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.is_in_state_dict}
 
 
 def build_subject(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Subject | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.format_traits import Legacy
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, StateDict, TensorInfo
+from statecli.core.model_state import ModelState, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
 from statecli.formats.safetensors import DROPPED
 from statecli.storage import files
@@ -66,7 +66,7 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
         tensor
         for tensor in state.tensors
         if tensor.section == section
-        and _is_entry(tensor)
+        and tensor.is_in_state_dict
         and tensor.note != DROPPED
         and not (below and tensor.fqn.startswith(below))
     )
@@ -106,10 +106,6 @@ def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[S
 def _cut(name: str) -> tuple[str, ...]:
     """Return the last two components."""
     return tuple(name.split(".")[-2:])
-
-
-def _is_entry(tensor: TensorInfo) -> bool:
-    return tensor.kind is not Kind.UNREGISTERED and tensor.persistent is not False and tensor.saved is not False
 
 
 def _list_refused(state: ModelState) -> tuple[str, ...]:

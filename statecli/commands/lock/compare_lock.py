@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
-from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, is_outside_state_dict, view_key
+from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, view_key
 from statecli.core.errors import NothingMatched, option
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
@@ -154,7 +154,7 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
     matched_views = {(key[0], view_key(rows[key])) for key in matched}
     locked_sections = {sections.get(line.section, line.section) for line in target.tensors}
     for tensor in (*(row for key, row in rows.items() if key not in matched), *twins):
-        if is_outside_state_dict(tensor) or is_bookkeeping(tensor):
+        if not tensor.is_in_state_dict or is_bookkeeping(tensor):
             continue
         if tensor.kind not in MODEL_KINDS and tensor.section not in locked_sections:
             yield LockMatch(None, tensor, OTHER_SECTION)

@@ -219,16 +219,11 @@ def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[Lock
             tensor.requires_grad,
             digest,
             ties.get((tensor.section, view_key(tensor))) if tensor.tied_to else None,
-            not is_outside_state_dict(tensor),
+            tensor.is_in_state_dict,
         )
         for tensor, digest in zip(state.tensors, digests, strict=True)
     ]
     return tuple(sorted(lines, key=attrgetter("section", "fqn")))
-
-
-def is_outside_state_dict(tensor: TensorInfo) -> bool:
-    """Return True if a tensor is in no state_dict, only in the class or the whole module."""
-    return tensor.kind is Kind.UNREGISTERED or tensor.persistent is False or tensor.saved is False
 
 
 def is_bookkeeping(tensor: TensorInfo) -> bool:
