@@ -83,6 +83,11 @@ MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 Shape = tuple[int, ...] | None
 
 
+def list_model_sections(state: ModelState) -> list[str]:
+    """Return the sections with tensors of a model."""
+    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+
+
 def classify_tensors(state: ModelState) -> ModelState:
     """Return the state with the best evidence for each entry whose kind is only assumed."""
     tensors = list(state.tensors)

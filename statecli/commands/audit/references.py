@@ -17,7 +17,7 @@ from statecli.commands.diff.run import SETTINGS_NAME, VALUES_INCONCLUSIVE, Reque
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.parameter_or_buffer import MODEL_KINDS
+from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.file_version import FileVersion
 from statecli.targets import load
@@ -98,11 +98,6 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     unpaired = [section for section in before.sections if section not in pairs]
     message = f"statecli did not compare these sections, because only {before.target} has them: {', '.join(unpaired)}"
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
-
-
-def list_model_sections(state: ModelState) -> list[str]:
-    """Return the sections with tensors of a model."""
-    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
 
 
 def _check_compared(diff: Diff, side: Side) -> Diff:

@@ -21,7 +21,7 @@ from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
+from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.live.load_state_dict_api import Answer, Entries
@@ -53,7 +53,7 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 
     Raises NothingMatched if the checkpoint has no model, UsageError if it has several candidates.
     """
-    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+    sections = list_model_sections(state)
     if not sections:
         raise NothingMatched(
             f"{state.target}: contains no tensors of a model, so {model.target} cannot load the checkpoint"
@@ -160,7 +160,7 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     """Return a Flax model as one section, named as the other side's model section, if there is only one."""
     if not state.traits.has_collections:
         return state
-    own, others = _model_sections(state), _model_sections(other)
+    own, others = list_model_sections(state), list_model_sections(other)
     if len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
         return state
     other_names = {tensor.fqn for tensor in other.tensors}
@@ -175,10 +175,6 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
         return state
     rest = (section for section in state.sections if section not in own)
     return replace(state, tensors=tuple(tensors), sections=(others[0], *rest))
-
-
-def _model_sections(state: ModelState) -> list[str]:
-    return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
 
 
 def _joined_note(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:

@@ -14,7 +14,7 @@ from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.format_traits import Legacy
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, StateDict, TensorInfo
-from statecli.core.parameter_or_buffer import MODEL_KINDS, is_copy, select_loaded_sections
+from statecli.core.parameter_or_buffer import is_copy, list_model_sections, select_loaded_sections
 from statecli.formats.safetensors import DROPPED
 from statecli.storage import files
 from statecli.storage.checkpoint_names import METADATA
@@ -53,7 +53,7 @@ class ModelEntries(msgspec.Struct, frozen=True):
 
 def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries | None:
     """Return the entries that a class with the registered names would load; None if the checkpoint has no model."""
-    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
+    sections = list_model_sections(state)
     if not sections:
         return None
     candidates = select_loaded_sections(sections)

@@ -15,7 +15,7 @@ from statecli.commands.log.checkpoints import read_state
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
-from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
+from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, select_loaded_sections
 from statecli.core.selection import matches_any
 from statecli.storage import files
 from statecli.storage.file_version import read_versions, refuse_changed
@@ -77,8 +77,7 @@ def select_model(state: ModelState) -> ModelState:
 
     Raises UnreadableError if there are none.
     """
-    sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
-    loaded = select_loaded_sections(sections)
+    loaded = select_loaded_sections(list_model_sections(state))
     tensors = tuple(tensor for tensor in state.tensors if tensor.section in loaded and tensor.kind in MODEL_KINDS)
     if not tensors:
         raise UnreadableError(f"{state.target}: contains no tensors of a model")
