@@ -129,19 +129,9 @@ def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, 
     if len(group) == 1:
         return position, glob
     texts = [str(number) for number in fold.split_numbers(glob)[1]]
-    texts[axis] = _format_braces(sorted(number for _, number, _ in group))
+    runs = fold.list_runs(sorted(number for _, number, _ in group))
+    texts[axis] = f"{{{','.join(runs)}}}"
     return position, fold.insert_numbers(glob, texts)
-
-
-def _format_braces(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [f"{a}..{b}" if b > a + 1 else f"{a},{b}" if b > a else str(a) for a, b in runs]
-    return f"{{{','.join(texts)}}}"
 
 
 def _list_wider_globs(name: str) -> Iterator[str]:

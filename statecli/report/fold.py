@@ -205,11 +205,16 @@ def format_numbers(numbers: Sequence[int]) -> str:
     """Format numbers as `3`, `{0..11}` or `{0..3,8..11}`; after six runs, only their count."""
     if len(numbers) == 1:
         return str(numbers[0])
+    runs = list_runs(numbers)
+    return "{" + ",".join(runs[:6]) + (f",… {len(numbers)} in all" if len(runs) > 6 else "") + "}"
+
+
+def list_runs(numbers: Sequence[int]) -> list[str]:
+    """Return the runs of sorted numbers: `0..3`, `5`, `8,9`."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][1] == n - 1:
             runs[-1][1] = n
         else:
             runs.append([n, n])
-    texts = [f"{a}..{b}" if b > a + 1 else f"{a},{b}" if b > a else str(a) for a, b in runs[:6]]
-    return "{" + ",".join(texts) + (f",… {len(numbers)} in all" if len(runs) > 6 else "") + "}"
+    return [f"{a}..{b}" if b > a + 1 else f"{a},{b}" if b > a else str(a) for a, b in runs]
