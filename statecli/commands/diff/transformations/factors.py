@@ -18,15 +18,14 @@ from statecli.commands.diff.transformations.training import (
     was_replaced,
 )
 from statecli.commands.diff.transformations.views import (
-    get_data,
-    is_cheap_to_sample,
+    get_sampled,
     locate,
     name_rounding,
     permute,
     take_places,
     take_sample,
 )
-from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData
 from statecli.core.tensor_parts import replace_data
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
@@ -57,19 +56,14 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
     """
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
-        before, after = _get_sampled(change.before), _get_sampled(change.after)
+        before, after = get_sampled(change.before), get_sampled(change.after)
         if before is None or after is None or before.dtype != after.dtype or not may_be_scaled(change):
             continue
         before, after = locate(before, change.fqn), locate(after, change.fqn)
         trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
-    fitting = _try_samples(trials, jobs)
-    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
     return {
         n: Transformation(TransformationKind.SCALED, result.elements, result.exceptions, factor=task.factor)
-        for (n, task), result in zip(fitting, results, strict=True)
-        if isinstance(result, CheckResult)
-        and _fits(result, MAX_EXCEPTIONS)
-        and is_evident(task.after, task.name, result.elements, result.exceptions, _count_ways(task))
+        for n, task, result in _iter_evident(trials, jobs)
     }
 
 
@@ -77,7 +71,7 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     """Return the changes to the transpose of the matrix before, or to a multiple of it, by number."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
-        before, after = _get_sampled(change.before), _get_sampled(change.after)
+        before, after = get_sampled(change.before), get_sampled(change.after)
         if before is None or after is None or not can_copy(before.dtype, after.dtype) or len(before.shape) != 2:
             continue
         if before.shape != after.shape[::-1] or not (Field.SHAPE in change.fields or was_replaced(change)):
@@ -86,8 +80,6 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
         if min(before.shape) > 1:
             trials.append((n, CheckTask(change.fqn, Operation.COPY, before, after)))
             trials += ((n, task) for task in _list_scaled(change.fqn, before, after))
-    fitting = _try_samples(trials, jobs)
-    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
     return {
         n: Transformation(
             TransformationKind.TRANSPOSED,
@@ -96,11 +88,21 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
             factor=task.factor if task.operation is Operation.SCALE else None,
             rounding=name_rounding(task.before.dtype, task.after.dtype),
         )
-        for (n, task), result in zip(fitting, results, strict=True)
-        if isinstance(result, CheckResult)
-        and _fits(result, MAX_EXCEPTIONS)
-        and is_evident(task.after, task.name, result.elements, result.exceptions, _count_ways(task))
+        for n, task, result in _iter_evident(trials, jobs)
     }
+
+
+def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterator[tuple[int, CheckTask, CheckResult]]:
+    """Yield the number, the check and the result of each trial that fits all elements."""
+    fitting = _try_samples(trials, jobs)
+    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
+    for (n, task), result in zip(fitting, results, strict=True):
+        if (
+            isinstance(result, CheckResult)
+            and _fits(result, MAX_EXCEPTIONS)
+            and is_evident(task.after, task.name, result.elements, result.exceptions, _count_ways(task))
+        ):
+            yield n, task, result
 
 
 def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -127,7 +129,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 def pair_with_transpose(change: Change) -> Pair | None:
     """Return the transpose before and the matrix after, of a replaced float matrix whose sample correlates with it."""
-    before, after = _get_sampled(change.before), _get_sampled(change.after)
+    before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None
     if len(before.shape) != 2 or min(before.shape) < 2 or before.shape != after.shape[::-1]:
@@ -155,10 +157,6 @@ def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[C
     for factor in _list_factors(estimate_factor(take_places(before), take_places(after), name)):
         if math.prod(after.shape) >= (_MIN_EXACT_ELEMENTS if _is_exact_factor(factor) else _MIN_ELEMENTS):
             yield CheckTask(name, Operation.SCALE, before, after, factor)
-
-
-def _get_sampled(row: TensorInfo | None) -> TensorData | None:
-    return get_data(row) if row is not None and is_cheap_to_sample(row) else None
 
 
 def _is_exact_factor(factor: float) -> bool:

@@ -9,14 +9,13 @@ from statecli.commands.diff.result import Change, Transformation, Transformation
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
 from statecli.commands.diff.transformations.training import was_replaced
 from statecli.commands.diff.transformations.views import (
-    get_data,
-    is_cheap_to_sample,
+    get_sampled,
     locate,
     name_rounding,
     permute,
     select,
 )
-from statecli.core.model_state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData
 from statecli.values.element_checks import (
     MAX_LISTED_ROWS,
     CheckResult,
@@ -59,17 +58,13 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
 
 def _list_sides(change: Change, axis: int) -> tuple[TensorData, TensorData] | None:
     """Return both sides with the axis in front; None for tensors that are not replaced or have fewer dimensions."""
-    before, after = _get_sampled(change.before), _get_sampled(change.after)
+    before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or before.shape != after.shape or not was_replaced(change):
         return None
     if len(before.shape) < 2 or min(before.shape[:2]) < 2 or not can_copy(before.dtype, after.dtype):
         return None
     axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
     return permute(locate(before, change.fqn), axes), permute(locate(after, change.fqn), axes)
-
-
-def _get_sampled(row: TensorInfo | None) -> TensorData | None:
-    return get_data(row) if row is not None and is_cheap_to_sample(row) else None
 
 
 def _compare_rows(

@@ -36,6 +36,11 @@ def get_data(row: TensorInfo | None) -> TensorData | None:
     return None if 0 in row.data.shape or row.data.conjugate or row.data.negative else row.data
 
 
+def get_sampled(row: TensorInfo | None) -> TensorData | None:
+    """Return the data of a tensor if some of its elements can be read without all of its bytes."""
+    return get_data(row) if row is not None and is_cheap_to_sample(row) else None
+
+
 def is_cheap_to_sample(row: TensorInfo) -> bool:
     """Return True if reading a few elements costs little: on disk, or far fewer bytes than the tensor."""
     data = row.data
