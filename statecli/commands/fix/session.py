@@ -229,18 +229,11 @@ def _select_keys(defect: Defect, keys: Sequence[str]) -> tuple[str, ...]:
 def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
     """Return the changed lines of a file, from the first to the last change, before and after."""
     old, new = _split(before), _split(after)
-    start = next(
-        (n for n, (first, second) in enumerate(zip(old, new, strict=False)) if first != second), min(len(old), len(new))
-    )
-    end = next(
-        (
-            n
-            for n, (first, second) in enumerate(zip(reversed(old[start:]), reversed(new[start:]), strict=False))
-            if first != second
-        ),
-        min(len(old), len(new)) - start,
-    )
-    return "\n".join(old[start : len(old) - end]), "\n".join(new[start : len(new) - end])
+    changed = [block for block in list_blocks(old, new) if block[0] != "equal"]
+    if not changed:
+        return "", ""
+    (_, start, _, new_start, _), (_, _, end, _, new_end) = changed[0], changed[-1]
+    return "\n".join(old[start:end]), "\n".join(new[new_start:new_end])
 
 
 def _split(data: bytes) -> list[str]:
