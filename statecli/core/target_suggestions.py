@@ -326,9 +326,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     if module and not call and not attribute[:1].isupper() and not is_model:
         return Suggestion()  # a file's name with an extension
     if module == "nn" and any(_find_modules(["torch"])):
-        return Suggestion(
-            f"write the module and a colon before the name: {quote_for_shell(f'torch.nn:{attribute}{call}')}"
-        )
+        return _suggest_layer(attribute, call)
     missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"
     in_library = _suggest_loaded_class(module, attribute, call)
     if in_library is not None:
