@@ -223,6 +223,31 @@ def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, here, w
     assert Path(path).read_bytes() == before
 
 
+def test_a_locked_file_is_not_replaced_by_its_lock(statecli, here):
+    """A lock in the folder of its model would hold its own digest, which it cannot."""
+    Path("model/sub").mkdir(parents=True)
+    os.rename("a.safetensors", "model/model.safetensors")
+    for name in ("tokenizer.json", "sub/vocab.txt"):
+        Path("model", name).write_text("text")
+        result = statecli("lock", "model", "-o", f"model/{name}")
+        message = f"statecli: -o model/{name}: the command also reads this file; write to another file\n"
+        assert (result.code, result.out, result.err) == (2, "", message)
+        assert Path("model", name).read_text() == "text"
+    assert statecli("lock", "model", "-o", "lock.json").code == 0
+    assert statecli("lock", "model", "-o", "lock.json").code == 0
+
+
+def test_standard_input_is_not_replaced(here):
+    """A shell opens the file of `<`; the name of the file is not on the command line."""
+    before = Path("a.pt").read_bytes()
+    words = [sys.executable, "-m", "statecli", "inspect", "-", "-f", "json", "-o", "a.pt"]
+    with Path("a.pt").open("rb") as file:
+        result = subprocess.run(words, stdin=file, capture_output=True, text=True, check=False)
+    message = "statecli: -o a.pt: the command also reads this file; write to another file\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+    assert Path("a.pt").read_bytes() == before
+
+
 def test_merge_replaces_no_input_of_the_command(statecli, here):
     """The command of the parts reads the adapter, and `merge` has no option for the adapter."""
     statecli("diff", "a.pt", "b.pt", "--adapter", "a.safetensors", "--shard", "1/1", "-o", "1.part")

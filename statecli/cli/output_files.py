@@ -140,8 +140,18 @@ def check_not_read(target: OutputTarget, paths: Iterable[str]) -> None:
     if target.path is None or not os.path.isfile(target.path):
         return
     for text in paths:
-        if os.path.exists(text) and (os.path.samefile(text, target.path) or _is_part(target.path, text)):
+        if _is_same_file(text, target.path) or (os.path.isdir(text) and _is_part(target.path, text)):
             raise UsageError(f"{target.option_text}: the command also reads this file; write to another file")
+
+
+def _is_same_file(text: str, path: str) -> bool:
+    if os.path.exists(text):
+        return os.path.samefile(text, path)
+    if text != files.STANDARD_INPUT:
+        return False
+    with suppress(OSError):  # standard input is closed
+        return os.path.samestat(os.fstat(0), os.stat(path))
+    return False
 
 
 def check_place(path: str, option_text: str) -> None:
@@ -156,8 +166,7 @@ def check_place(path: str, option_text: str) -> None:
 
 def _is_part(path: str, folder: str) -> bool:
     """Return True for a file of the model in `folder`; an earlier report there is not part of the model."""
-    inside = os.path.isdir(folder) and os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
-    if not inside:
+    if not os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), "")):
         return False
     name = os.path.basename(path)
     stem, suffix = os.path.splitext(name)

@@ -54,6 +54,7 @@ def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: 
     caller.check_states(*(target.state for target in targets))
     with caller.progress(values=True) as progress:
         lock = lock_run.build_lock(targets, request, progress)
+    caller.check_files(list(lock_run.list_companion_files(targets, lock, request)))
     notes = list(lock_run.report_unlocked(targets, lock))
     count = plural(sum(len(target.tensors) for target in lock.targets), "tensor")
     words = " ".join(map(quote_for_shell, ["statecli", "audit", *options.targets, "--lock", str(options.output)]))

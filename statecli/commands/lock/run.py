@@ -21,7 +21,7 @@ from statecli.core.selection import Selection, select
 from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
 from statecli.targets import expand, load
-from statecli.targets.location import make_relative_name
+from statecli.targets.location import make_relative_name, resolve_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Status
 from statecli.values.plain_bytes import read_plain_bytes
@@ -178,6 +178,14 @@ def _lock_pipelines(inputs: Sequence[LockInput], request: Request) -> Iterator[L
     for folder in find_pipeline_folders([item.state.target for item in inputs], request.targets):
         digests = compute_companion_digests(folder, request.digest)
         yield LockedTarget(make_relative_name(folder, request.folder), (), files=digests)
+
+
+def list_companion_files(inputs: Sequence[LockInput], lock: Lock, request: Request) -> Iterator[str]:
+    """Yield the path of each locked file that is not a checkpoint."""
+    places = {item.name: split_section(item.state.target)[0] for item in inputs}
+    for target in lock.targets:
+        folder = places.get(target.target) or resolve_name(target.target or "", request.folder)
+        yield from (files.join(folder, name) for name in target.files or ())
 
 
 def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding]:
