@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
 
+from statecli.commands.diff.training_log import LOG_KEY, compare_logs, format_loss
 from statecli.commands.log.result import CheckpointRow
 from statecli.commands.log.steps import EPOCH_KEYS, STEP_KEYS
 from statecli.commands.watch.run import Request, watch_run
 from statecli.core.errors import UsageError, option
 from statecli.core.escaping import escape_line
 from statecli.core.exit_code import decide_exit_code
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_number
 from statecli.report.log import NORM_DIGITS, describe_row, format_relative
 from statecli.requests.options import WatchFormat, WatchOptions
 from statecli.storage import files
 
-#: A history whose earlier entries are unchanged, with its newest loss.
-_GROWTH = compile_on_use(r"\+[\d,]+ entr(?:y|ies), [^;]*unchanged(?:; loss \S+ → (?P<loss>\S+))?")
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
@@ -61,15 +60,16 @@ def run(options: WatchOptions, write: Callable[[str], None]) -> int:
 
 
 def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str]) -> CheckpointRow:
-    """Return the row with only the newest loss of each history that a line before has described."""
-    settings = []
-    for change in row.settings:
-        growth = _GROWTH.fullmatch(change.detail or "") if change.key in grown_before else None
-        if growth is None:
-            settings.append(change)
-        elif growth["loss"]:
-            settings.append(replace(change, detail=f"loss {growth['loss']}"))
-    return replace(row, settings=tuple(settings))
+    """Return the row with only the newest loss of the training log, if a line before has described the log."""
+    change = next((change for change in row.settings if change.key == LOG_KEY), None)
+    if change is None or LOG_KEY not in grown_before or row.compared_with is None:
+        return row
+    log = compare_logs(row.compared_with, row.path)
+    if log is None or not log.is_growth:
+        return row
+    shown = [replace(change, detail=f"loss {format_loss(log.losses[-1])}")] if log.losses else []
+    others = [(shown if other is change else [other]) for other in row.settings]
+    return replace(row, settings=tuple(chain.from_iterable(others)))
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:

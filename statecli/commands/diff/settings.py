@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.commands.diff.training_log import LOG_KEY, describe_log_change
+from statecli.commands.diff.training_log import LOG_KEY, compare_logs
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
@@ -65,7 +65,8 @@ def compare_settings(
             file, dot, _ = key.partition(".")
             format_only.append(f"{file}.*" if dot and file in companions else key)
         elif key == LOG_KEY and key in old_values and key in new_values:
-            detail = describe_log_change(before.target, after.target)
+            log = compare_logs(before.target, after.target)
+            detail = None if log is None else log.describe()
             changes.append(ScalarChange(key, Status.CHANGED, old_values[key], new_values[key], detail))
         else:
             changes.append(_build_change(key, old_values, new_values))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from statecli.core.errors import UnreadableError
 from statecli.core.units import format_number
 
@@ -12,11 +14,43 @@ from statecli.core.units import format_number
 LOG_KEY = "trainer_state.log_history"
 
 
-def describe_log_change(before: str, after: str) -> str | None:
-    """Describe how the log in a folder became that in another: `+10 entries, the first 10 unchanged; loss 1.8 → 1.6`.
+class LogChange(msgspec.Struct, frozen=True):
+    """How a log became another: the difference of the lengths, and the first difference of the entries.
 
-    None without a log on both sides.
+    `equal`: number of entries before the first difference. `shorter`: number of entries of the shorter log. `losses`:
+    the newest loss before and after; () unless both logs have one.
     """
+
+    added: int
+    equal: int
+    shorter: int
+    losses: tuple[float, ...] = ()
+
+    @property
+    def is_growth(self) -> bool:
+        """True if entries were added, and all earlier entries are unchanged."""
+        return self.added > 0 and self.equal == self.shorter
+
+    def describe(self) -> str:
+        """Describe the change: `+10 entries, the first 10 unchanged; loss 1.8 → 1.6`."""
+        parts = [f"{self.added:+,} {'entry' if abs(self.added) == 1 else 'entries'}"] if self.added else []
+        if self.equal == self.shorter:
+            parts.append(
+                "the only common entry is unchanged" if self.equal == 1 else f"the first {self.equal:,} unchanged"
+            )
+        else:
+            parts.append(f"the first difference is in entry {self.equal + 1:,}")
+        losses = f"; loss {' → '.join(map(format_loss, self.losses))}" if self.losses else ""
+        return ", ".join(parts) + losses
+
+
+def format_loss(loss: float) -> str:
+    """Return a loss with four significant digits."""
+    return format_number(loss, 4)
+
+
+def compare_logs(before: str, after: str) -> LogChange | None:
+    """Compare the logs in two folders. None without a log on both sides."""
     from statecli.formats.shared.config_files import read_training_log
 
     try:
@@ -25,17 +59,10 @@ def describe_log_change(before: str, after: str) -> str | None:
         return None
     if not old or not new:
         return None
-    shared = min(len(old), len(new))
-    common = next((n for n in range(shared) if old[n] != new[n]), shared)
-    added = len(new) - len(old)
-    parts = [f"{added:+,} {'entry' if abs(added) == 1 else 'entries'}"] if added else []
-    if common == shared:
-        parts.append("the only common entry is unchanged" if common == 1 else f"the first {common:,} unchanged")
-    else:
-        parts.append(f"the first difference is in entry {common + 1:,}")
-    losses = [loss for log in (old, new) if (loss := _find_last_loss(log)) is not None]
-    loss_text = f"; loss {' → '.join(format_number(loss, 4) for loss in losses)}" if len(losses) == 2 else ""
-    return ", ".join(parts) + loss_text
+    shorter = min(len(old), len(new))
+    equal = next((n for n in range(shorter) if old[n] != new[n]), shorter)
+    losses = tuple(loss for log in (old, new) if (loss := _find_last_loss(log)) is not None)
+    return LogChange(len(new) - len(old), equal, shorter, losses if len(losses) == 2 else ())
 
 
 def _find_last_loss(log: Sequence[Any]) -> float | None:
