@@ -9,7 +9,6 @@ from __future__ import annotations
 import copyreg
 import datetime
 import operator
-import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserString, defaultdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.torch_version import TorchVersion
 from statecli.pickles.python2_names import MODULES
 
 from ..formats.attacks import Call, build, pickled, records
+from ..formats.torch_archives import read_archive, write_archive
 
 KEY = "fc._extra_state"
 STATE = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
@@ -93,14 +93,8 @@ def test_ordinary_keys_are_clean(tmp_path, statecli):
 
 def rewrite(path, replace):
     """Write the archive again as torch does, with another data.pkl."""
-    with zipfile.ZipFile(path) as archive:
-        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    records["data.pkl"] = replace(records["data.pkl"])
-    writer = torch._C.PyTorchFileWriter(str(path))
-    for name, content in records.items():
-        if name not in ("version", ".data/serialization_id"):
-            writer.write_record(name, content, len(content))
-    writer.write_end_of_file()
+    records = read_archive(path)
+    write_archive({**records, "data.pkl": replace(records["data.pkl"])}, str(path))
 
 
 @pytest.mark.parametrize("module", ["UserDict", "UserList", "UserString"])

@@ -53,6 +53,7 @@ from .attacks import (
     text,
 )
 from .test_pickle import BOMBS
+from .torch_archives import write_archive
 
 SYSTEM = called(named("os", "system"), text("touch PWNED"))
 
@@ -798,10 +799,7 @@ def test_what_is_too_long_to_be_known_again_is_read(scanned, monkeypatch):
 def _write_archive(data_pkl: bytes, storage: bytes) -> bytes:
     """An archive of torch's writer with the storage as its first record, at byte 64."""
     stream = io.BytesIO()
-    writer = torch._C.PyTorchFileWriter(stream)
-    for name, data in (("data/0", storage), ("data.pkl", data_pkl), ("byteorder", b"little")):
-        writer.write_record(name, data, len(data))
-    writer.write_end_of_file()
+    write_archive({"data/0": storage, "data.pkl": data_pkl, "byteorder": b"little"}, stream)
     return stream.getvalue()
 
 

@@ -18,6 +18,8 @@ from statecli.pickle_scan import operator_names, program_operators, script_code,
 from statecli.pickle_scan.step_budget import OutOfSteps, Steps
 from statecli.rules.pickles import RULES
 
+from .torch_archives import read_archive, write_archive
+
 FILE = '"HARM", True, 4, dtype=0'
 #: What makes HARM, a file of four letters, when it is compiled and run: `t` is filled behind it.
 WRITES = {
@@ -431,8 +433,7 @@ def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, 
     """An attribute of any number is read: torch 2.13 dies of this file with SIGSEGV."""
     path = tmp_path / "a.ptl"
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))._save_for_lite_interpreter(str(path))
-    with zipfile.ZipFile(path) as archive:
-        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    records = read_archive(path)
     version, *functions = pickle.loads(records["bytecode.pkl"])
     for name, table, *rest in functions[:1]:
         parts = dict(table)
@@ -440,11 +441,7 @@ def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, 
         parts["instructions"] = (first, ("LOAD", 1, 0), ("GET_ATTR", 500_000, 0), *others)
         functions[0] = (name, tuple(parts.items()), *rest)
     records["bytecode.pkl"] = pickle.dumps((version, *functions), 2)
-    writer = torch._C.PyTorchFileWriter(str(path))
-    for name, data in records.items():
-        if name not in ("byteorder", "version", ".data/serialization_id"):
-            writer.write_record(name, data, len(data))
-    writer.write_end_of_file()
+    write_archive({name: data for name, data in records.items() if name != "byteorder"}, str(path))
     code = "from torch.jit.mobile import _load_for_lite_interpreter as load, torch; load('a.ptl')(torch.ones(1, 2))"
     assert forked_python(code, cwd=tmp_path).returncode < 0
     run = statecli("audit", str(path))
@@ -740,12 +737,9 @@ def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
             return torch.sin(x)
 
     torch.jit.trace(Wave(2, 2), torch.ones(2)).save("sin.pt")
-    reader, writer = torch._C.PyTorchFileReader("sin.pt"), torch._C.PyTorchFileWriter("deep.pt")
-    for name in reader.get_all_records():
-        if name not in ("version", ".data/serialization_id"):
-            record = reader.get_record(name).replace(b"torch.sin(x)", b"(" * 30_000 + b"torch.sin(x)" + b")" * 30_000)
-            writer.write_record(name, record, len(record))
-    writer.write_end_of_file()
+    deep = b"(" * 30_000 + b"torch.sin(x)" + b")" * 30_000
+    records = read_archive("sin.pt")
+    write_archive({name: data.replace(b"torch.sin(x)", deep) for name, data in records.items()}, "deep.pt")
     assert statecli("audit", "sin.pt", "--select", "pickles").code == 0
     result = statecli("audit", "deep.pt", "--select", "pickles")
     assert result.code != 0
@@ -771,21 +765,13 @@ def test_a_type_text_that_overflows_the_stack_is_not_passed(record, statecli, in
     """torch.jit.load and the lite interpreter parse the text of a type; both crash."""
     module = torch.jit.script(Pairs())
     module.save("pairs.pt") if record == "data.pkl" else module._save_for_lite_interpreter("pairs.pt")
-    reader, writer = torch._C.PyTorchFileReader("pairs.pt"), torch._C.PyTorchFileWriter("deep.pt")
     deep = b"List[" * 100_000 + b"int" + b"]" * 100_000
     long_text = b"X" + len(deep).to_bytes(4, "little") + deep
-    replaced = 0
-    for name in reader.get_all_records():
-        data = reader.get_record(name)
-        if name == record:
-            old = _LIST_OF_PAIRS if record == "data.pkl" else b"Tensor"
-            begin = b"X" + len(old).to_bytes(4, "little") + old
-            replaced = data.count(begin)
-            data = data.replace(begin, long_text, 1)
-        if name not in ("version", ".data/serialization_id"):
-            writer.write_record(name, data, len(data))
-    writer.write_end_of_file()
-    assert replaced
+    records = read_archive("pairs.pt")
+    old = _LIST_OF_PAIRS if record == "data.pkl" else b"Tensor"
+    begin = b"X" + len(old).to_bytes(4, "little") + old
+    assert begin in records[record]
+    write_archive({**records, record: records[record].replace(begin, long_text, 1)}, "deep.pt")
     load = "torch.jit.load" if record == "data.pkl" else "torch.jit.mobile._load_for_lite_interpreter"
     assert forked_python(f"import torch, torch.jit.mobile; {load}('deep.pt')", cwd=tmp_path).returncode < 0
     assert "nested brackets" not in statecli("audit", "pairs.pt", "--select", "pickles").out

@@ -16,6 +16,8 @@ from statecli.pickle_scan.script_enumerations import POSITIONS, find_odd_numbers
 from statecli.pickle_scan.script_types import read_types
 from statecli.pickle_scan.step_budget import Steps
 
+from .torch_archives import read_archive, write_archive
+
 EXPECTED = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
 )
@@ -111,10 +113,7 @@ def archive(tmp_path):
     def write(old=b"", new=b"", record="code/"):
         replaced = {name: data.replace(old, new) if record in name else data for name, data in records.items()}
         assert not old or replaced != records
-        writer = torch._C.PyTorchFileWriter(str(tmp_path / "written.pt"))
-        for name, data in replaced.items():
-            writer.write_record(name, data, len(data))
-        writer.write_end_of_file()
+        write_archive(replaced, str(tmp_path / "written.pt"))
         return str(tmp_path / "written.pt")
 
     return write
@@ -254,15 +253,12 @@ def test_a_cast_without_a_declaration_is_found(function):
 def test_a_cast_in_what_loading_runs_is_an_error(in_tmp_path, tmp_path, statecli):
     """torch.jit.load runs `__setstate__`, with a state of any type."""
     torch.jit.script(Large()).save(tmp_path / "a.pt")
-    reader, writer = torch._C.PyTorchFileReader(str(tmp_path / "a.pt")), torch._C.PyTorchFileWriter("b.pt")
-    for name in reader.get_all_records():
-        data = reader.get_record(name)
+    records = read_archive(tmp_path / "a.pt")
+    for name in records:
         if name.startswith("code/") and name.endswith(".py"):
-            data += b"class Z:\n  def __setstate__(self: __torch__.Z,\n    state: Any) -> NoneType:\n"
-            data += b"    a = unchecked_cast(__torch__.Z, state)\n"
-        if name not in ("version", "byteorder", ".data/serialization_id"):
-            writer.write_record(name, data, len(data))
-    writer.write_end_of_file()
+            records[name] += b"class Z:\n  def __setstate__(self: __torch__.Z,\n    state: Any) -> NoneType:\n"
+            records[name] += b"    a = unchecked_cast(__torch__.Z, state)\n"
+    write_archive({name: data for name, data in records.items() if name != "byteorder"}, "b.pt")
     audit = statecli("audit", "b.pt", "--select", "unsafe-data", "--fail-on", "error")
     assert (audit.code, "of another type, and torch does not check this" in audit.out) == (1, True)
 

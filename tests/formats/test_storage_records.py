@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from statecli.file_scan.scan import scan_pickles
+
+from .torch_archives import read_archive, write_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -39,20 +40,6 @@ class Constant(torch.nn.Module):
 
     def forward(self, x):
         return self.c + x
-
-
-def write_archive(records: dict[str, bytes], target) -> None:
-    writer = torch._C.PyTorchFileWriter(target)
-    for name, content in records.items():
-        writer.write_record(name, content, len(content))
-    writer.write_end_of_file()
-
-
-def read_archive(path: Path) -> dict[str, bytes]:
-    """The records by name, without the folder, and without those that a writer adds."""
-    with zipfile.ZipFile(path) as archive:
-        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    return {name: content for name, content in records.items() if name not in ("version", ".data/serialization_id")}
 
 
 def shorten(records: dict[str, bytes]) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from statecli.targets.target_result import Status
 
 from ..formats import zero
 from ..formats.attacks import Call, Lies, Member, build, changed, pickled, records, state_dict, tensor, text
+from ..formats.torch_archives import read_archive, write_archive
 
 
 @pytest.fixture
@@ -175,14 +176,10 @@ def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(found, saved
 
 def write_again(path, order):
     """Write the archive again as torch does, with its storages in another order."""
-    with zipfile.ZipFile(path) as archive:
-        contents = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    writer = torch._C.PyTorchFileWriter(str(path))
+    contents = read_archive(path)
     storages = sorted(name for name in contents if name.startswith("data/"))
-    for name in [name for name in contents if name not in storages] + [storages[at] for at in order]:
-        if name not in ("version", ".data/serialization_id"):
-            writer.write_record(name, contents[name], len(contents[name]))
-    writer.write_end_of_file()
+    names = [name for name in contents if name not in storages] + [storages[at] for at in order]
+    write_archive({name: contents[name] for name in names}, str(path))
 
 
 def load_with_offsets(path):

@@ -1,0 +1,22 @@
+"""Archives of torch by their records: read, and written by torch's own writer."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import torch
+
+
+def write_archive(records: dict[str, bytes], target) -> None:
+    writer = torch._C.PyTorchFileWriter(target)
+    for name, content in records.items():
+        writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+
+
+def read_archive(path: str | Path) -> dict[str, bytes]:
+    """The records by name, without the folder, and without those that a writer adds."""
+    with zipfile.ZipFile(path) as archive:
+        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    return {name: content for name, content in records.items() if name not in ("version", ".data/serialization_id")}
