@@ -54,8 +54,8 @@ def rules(check: Check) -> dict[str | None, str]:
     return found
 
 
-def expect_pass(name: Name, *classes: str) -> None:
-    """The proof passes without a finding for these classes of `real.py`, on which the proof was measured."""
+def prove_real(name: Name, *classes: str) -> dict[str, Check]:
+    """One proof of each of these classes of `real.py`."""
     pytest.importorskip("transformers")
     from . import real
 
@@ -63,6 +63,12 @@ def expect_pass(name: Name, *classes: str) -> None:
     for of in classes:
         inputs = real.TORCH[of][1] if of in real.TORCH else real.INPUTS.get(of, ())
         checks[of] = proved(name, f"{Path(__file__).parent / 'real.py'}:make({of!r})", *inputs)
+    return checks
+
+
+def expect_pass(name: Name, *classes: str) -> None:
+    """The proof passes without a finding for these classes of `real.py`, on which the proof was measured."""
+    checks = prove_real(name, *classes)
     passed = dict.fromkeys(checks, ("passed", ()))
     assert {of: (check.verdict.value, check.findings) for of, check in checks.items()} == passed
 

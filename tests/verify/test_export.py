@@ -15,7 +15,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
 
-from .proving import cell, expect_findings, of_source, proved, rules, verdicts
+from .proving import cell, expect_findings, of_source, prove_real, proved, rules, verdicts
 
 TENSOR, PARAMETER, MODULE, STALE, NUMBER = (
     "unregistered-tensor",
@@ -263,13 +263,7 @@ REAL = {
 
 def test_real_classes_have_no_constants():
     """A slice of the 150 classes on which the proof was measured."""
-    pytest.importorskip("transformers")
-    from . import real
-
-    found = {}
-    for name in REAL:
-        inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
-        found[name] = proved(Name.EXPORT, f"{Path(__file__).parent / 'real.py'}:make({name!r})", *inputs)
+    found = prove_real(Name.EXPORT, *REAL)
     assert {name: check.verdict.value for name, check in found.items()} == REAL
     assert [check.findings for check in found.values()] == [()] * len(REAL)
     assert set(verdicts(found["LSTM"], "exported").values()) == {"passed"}
