@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from statecli.commands.bisect.condition import FORMS, parse_condition
-from statecli.commands.bisect.result import Answer
 from statecli.commands.bisect.run import Request, bisect_run
 from statecli.core.errors import UsageError, option
 from statecli.report import View
@@ -29,5 +28,4 @@ def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraIn
     bisection = bisect_run(request)
     caller.check_files([probe.path for probe in bisection.probes])
     view = View(unfold=options.all, verbose=options.verbose)
-    failures = describe_inconclusive(bisection) if bisection.answer is Answer.INCONCLUSIVE else ()
-    return Outcome(bisection, build_bisect_report(bisection, view), failures=failures)
+    return Outcome(bisection, build_bisect_report(bisection, view), failures=describe_inconclusive(bisection))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statecli.commands.resume_check.result import Answer
 from statecli.commands.resume_check.run import Request, check_target, resume_check
 from statecli.core.errors import UsageError, option
 from statecli.report import View
@@ -26,5 +25,5 @@ def prepare(options: ResumeCheckOptions, caller: Caller) -> Request:  # noqa: AR
 def run(options: ResumeCheckOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
     """Run the script and compare. An inconclusive comparison is a failure."""
     result = resume_check(request)
-    failures = describe_inconclusive(result) if result.answer is Answer.INCONCLUSIVE else ()
-    return Outcome(result, build_resume_check_report(result, View(options.all, options.verbose)), failures=failures)
+    report = build_resume_check_report(result, View(options.all, options.verbose))
+    return Outcome(result, report, failures=describe_inconclusive(result))
