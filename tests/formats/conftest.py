@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from statecli import __main__, formats
+from statecli import formats
 from statecli.core.errors import UnreadableError
 
 #: Runs `statecli inspect`; gives the exit code, stdout and stderr.
@@ -17,29 +16,23 @@ Inspect = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def inspect(monkeypatch, capfd) -> Inspect:
+def inspect(statecli) -> Inspect:
     """The command line in this process, as a user meets it."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["statecli", "inspect", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            __main__.main()
-        out, err = capfd.readouterr()
-        return left.value.code, out, err
+        result = statecli("inspect", *map(str, arguments))
+        return result.code, result.out, result.err
 
     return run
 
 
 @pytest.fixture
-def run(monkeypatch, capfd) -> Callable[..., tuple[int, str]]:
+def run(statecli) -> Callable[..., tuple[int, str]]:
     """The command line in this process: its exit code and its output."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["statecli", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            __main__.main()
-        out, err = capfd.readouterr()
-        return left.value.code, out + err
+        result = statecli(*map(str, arguments))
+        return result.code, result.out + result.err
 
     return run
 
