@@ -39,6 +39,7 @@ from statecli.values.read import read_all_values
 from ..forked_python import run_code, run_python
 from . import attacks
 from .test_any_bytes import tried
+from .torch_archives import built
 
 packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
 
@@ -330,14 +331,6 @@ def parts():
     torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),)), out)
     with zipfile.ZipFile(out) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-
-
-def built(path: Path, records: dict[str, bytes]) -> Path:
-    """An archive of these records."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in records.items():
-            archive.writestr(f"x/{name}", data)
-    return path
 
 
 CONFIG = "data/weights/model_weights_config.json"

@@ -23,7 +23,7 @@ from statecli.values.read import read_all_values
 
 from ..forked_python import run_code, run_python
 from .test_any_bytes import tried
-from .torch_archives import read_archive, write_archive
+from .torch_archives import built, read_archive, write_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -405,14 +405,6 @@ def parts(tmp_path):
         found = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     plain = {re.sub(r"/___torch_mangle_\d+", "", name): data for name, data in found.items()}
     return {name: re.sub(rb"\.___torch_mangle_\d+", b"", data) for name, data in plain.items()}
-
-
-def built(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
-    """An archive of these records."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in records.items():
-            archive.writestr(folder + name, data)
-    return path
 
 
 CODE = "code/__torch__/torch/nn/modules/linear.py"

@@ -15,6 +15,14 @@ def write_archive(records: dict[str, bytes], target) -> None:
     writer.write_end_of_file()
 
 
+def built(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
+    """An archive of these records, not aligned as torch aligns them."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(folder + name, data)
+    return path
+
+
 def read_archive(path: str | Path) -> dict[str, bytes]:
     """The records by name, without the folder, and without those that a writer adds."""
     with zipfile.ZipFile(path) as archive:
