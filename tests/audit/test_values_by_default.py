@@ -13,8 +13,6 @@ from statecli.commands.audit.run import Request, audit
 
 from ..published import github
 
-WHY = "values not read: the target is larger than the default limit of 256 MB; add --values"
-
 
 @pytest.fixture
 def broken(in_tmp_path):

@@ -137,8 +137,6 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
         assert (tmp_path / "HARM").exists()
 
 
-#: The record that defines torch's quantized convolutions.
-CONVOLUTIONS = "code/__torch__/torch/ao/nn/quantized/modules/conv.py"
 #: Calls whose first word stands behind another one, for torch's lexer; the archive defines a method of the same name.
 GLUED = (
     "x\n    dtype = 1. is not{}",
