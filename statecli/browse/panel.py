@@ -97,7 +97,7 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
     marked = model.count_marked(row.positions)
     if marked:
         yield Line(f"{marked:,} marked")
-    for sentence in model.list_unusual_values(row.positions):
+    for sentence in model.unusual.list_sentences(row.positions):
         yield Line(escape_sentence(sentence.text), "bad")
     if model.difference is not None and model.difference.summary and row.depth == 0:
         yield Line(f"difference with {escape_name(model.difference.other)}", "bold")

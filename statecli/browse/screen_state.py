@@ -23,7 +23,7 @@ from statecli.core.parameter_or_buffer import match_optimizer_entries
 from statecli.core.selection import glob_names
 from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
 from statecli.core.units import format_fqn
-from statecli.report import NamedTensors, fold
+from statecli.report import fold
 from statecli.report.layer_roles import Role, list_roles
 
 if TYPE_CHECKING:
@@ -474,10 +474,6 @@ class Model:
             for n, tensor in enumerate(self.tensors)
             for change in (self.difference.measure_change((n,)) if self.difference else None,)
         )
-
-    def list_unusual_values(self, positions: Sequence[int]) -> tuple[NamedTensors, ...]:
-        """Return a sentence for each kind of unusual values of the tensors whose statistics were read."""
-        return self.unusual.list_sentences(positions)
 
     def get_number(self, position: int, column: Column) -> float | None:
         """Return the number of a statistic or of the change; None if it is not known."""

@@ -62,7 +62,7 @@ class Session:
             try:
                 path = self._locate(defect)
                 before = self._read(path, contents)
-                after = next(self._propose(defect, before, path))
+                after = next(propose_edits(defect, before, path))
             except (NoEdit, StopIteration):
                 continue
             contents[path] = after
@@ -83,7 +83,7 @@ class Session:
         try:
             path = self._locate(defect)
             before = self._read(path, self.contents)
-            for after in self._propose(defect, before, path):
+            for after in propose_edits(defect, before, path):
                 refusal = self._try([(defect, before, after)], {**self.contents, path: after})
                 if not refusal:
                     return
@@ -91,9 +91,6 @@ class Session:
         except NoEdit as refusal:
             reason = str(refusal)
         self.edits[defect.key] = self._build_edit(defect, reason=reason or "statecli has no fix")
-
-    def _propose(self, defect: Defect, data: bytes, path: str) -> Iterator[bytes]:
-        return propose_edits(defect, data, path)
 
     def _try(self, edited: Sequence[tuple[Defect, bytes, bytes]], contents: dict[str, bytes]) -> str:
         """Keep the edits if they are proved; return the reason if they are not."""
