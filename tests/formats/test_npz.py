@@ -696,21 +696,11 @@ def test_any_literal(tmp_path, text):
     tried(tmp_path / "any.npy")
 
 
-class _Touch:
-    """A value that makes a file when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.mark,)
-
-
 def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     """Python's zipfile takes the end record in front of the locator; the locator points to the first one."""
     mark = tmp_path / "ran"
     written = io.BytesIO()
-    numpy.save(written, numpy.array([_Touch(mark)], dtype=object), allow_pickle=True)
+    numpy.save(written, numpy.array([Call(Path.touch, mark)], dtype=object), allow_pickle=True)
     honest = build([Member("weight.npy", npy(described(), bytes(8)))])
     ends = 20 + 22  # the locator and the old end record
     hidden = build([Member("weight.npy", written.getvalue())])[:-ends]

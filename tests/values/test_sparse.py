@@ -20,6 +20,8 @@ from statecli.values.delta import (  # noqa: E402
     Delta,
 )
 
+from ..formats.attacks import Call  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 #: A dense tensor of shape (4, 6) -> the same in each layout.
@@ -38,14 +40,12 @@ LAYOUTS = {
 }
 
 
-class Rebuilt:
+class Rebuilt(Call):
     """Pickled, what torch would rebuild a sparse tensor from, whether it makes sense or not."""
 
     def __init__(self, layout, *parts):
-        self.arguments = (getattr(torch, layout), (*parts[:-1], torch.Size(parts[-1])) + ((False,) * (len(parts) == 3)))
-
-    def __reduce__(self):
-        return torch._utils._rebuild_sparse_tensor, self.arguments
+        arguments = (*parts[:-1], torch.Size(parts[-1])) + ((False,) * (len(parts) == 3))
+        super().__init__(torch._utils._rebuild_sparse_tensor, getattr(torch, layout), arguments)
 
 
 @pytest.fixture(scope="module")
@@ -302,12 +302,8 @@ def test_values_that_lie_in_another_order(compared):
         other._nested_tensor_strides(),
         other._nested_tensor_storage_offsets().flip(0),
     )
-
-    class Flipped:
-        def __reduce__(self):
-            return torch._utils._rebuild_nested_tensor, (other.values(), *parts)
-
-    assert compared(one, Flipped()) == NotCompared("its inner tensors have another order than before")
+    flipped = Call(torch._utils._rebuild_nested_tensor, other.values(), *parts)
+    assert compared(one, flipped) == NotCompared("its inner tensors have another order than before")
 
 
 def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
